@@ -1,0 +1,103 @@
+"""How far behind the slowest group of a partition is, in O(log groups).
+
+Buffered is what the group furthest behind has not finished; without groups, all that is retained.
+Each group's finished counters only grow, so the least of them is kept in a heap that is repaired
+when it is read. The heap is a cache: it can be rebuilt from the groups at any time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from penstock.core.groups import Progress
+
+_Entry = tuple[int, int, Progress]
+
+
+def _msgs(progress: Progress) -> int:
+    return progress.finished_msgs
+
+
+def _bytes(progress: Progress) -> int:
+    return progress.finished_bytes
+
+
+class _Least:
+    """The smallest value of a growing measure over the partition's groups."""
+
+    __slots__ = ("_heap", "_measure")
+
+    def __init__(self, measure: Callable[[Progress], int]) -> None:
+        self._measure = measure
+        self._heap: list[_Entry] = []
+
+    def add(self, progress: Progress) -> None:
+        heapq.heappush(self._heap, (self._measure(progress), progress.group.id, progress))
+
+    def remove(self, progress: Progress) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] is not progress]
+        heapq.heapify(self._heap)
+
+    def value(self) -> int | None:
+        heap = self._heap
+        while heap:
+            known, group_id, progress = heap[0]
+            actual = self._measure(progress)
+            if actual == known:
+                return known
+            heapq.heapreplace(heap, (actual, group_id, progress))
+        return None
+
+
+class Backlog:
+    """One partition's counters: all that was ever stored, trimmed, and finished by the slowest."""
+
+    __slots__ = (
+        "_least_bytes",
+        "_least_msgs",
+        "stored_bytes",
+        "stored_msgs",
+        "trimmed_bytes",
+        "trimmed_msgs",
+    )
+
+    def __init__(self) -> None:
+        self.stored_msgs = 0
+        self.stored_bytes = 0
+        self.trimmed_msgs = 0
+        self.trimmed_bytes = 0
+        self._least_msgs = _Least(_msgs)
+        self._least_bytes = _Least(_bytes)
+
+    def admit(self, progress: Progress) -> None:
+        """A new group owes what is buffered now; older history is free for it."""
+        owed_msgs, owed_bytes = self.buffered_msgs(), self.buffered_bytes()
+        progress.finished_msgs = self.stored_msgs - owed_msgs
+        progress.finished_bytes = self.stored_bytes - owed_bytes
+        progress.free_msgs = self.retained_msgs() - owed_msgs
+        progress.free_bytes = self.retained_bytes() - owed_bytes
+        self.restore(progress)
+
+    def restore(self, progress: Progress) -> None:
+        """Adds a group whose counters are known, from a snapshot."""
+        self._least_msgs.add(progress)
+        self._least_bytes.add(progress)
+
+    def remove(self, progress: Progress) -> None:
+        self._least_msgs.remove(progress)
+        self._least_bytes.remove(progress)
+
+    def retained_msgs(self) -> int:
+        return self.stored_msgs - self.trimmed_msgs
+
+    def retained_bytes(self) -> int:
+        return self.stored_bytes - self.trimmed_bytes
+
+    def buffered_msgs(self) -> int:
+        least = self._least_msgs.value()
+        return self.retained_msgs() if least is None else self.stored_msgs - least
+
+    def buffered_bytes(self) -> int:
+        least = self._least_bytes.value()
+        return self.retained_bytes() if least is None else self.stored_bytes - least

@@ -1,0 +1,71 @@
+"""Deliveries: what a group must remember of a message, and when a delivery is not needed."""
+
+from __future__ import annotations
+
+from penstock.core.effects import effect_key
+from penstock.core.groups import Group, Progress, Unfinished
+from penstock.core.partitioning import utf8_bytes
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.model.records import (
+    COMMITTED,
+    SKIPPED,
+    Delivered,
+    DeliveredItem,
+    Finished,
+    Message,
+    Returned,
+    Skipped,
+)
+
+
+def first_delivery(message: Message) -> DeliveredItem:
+    """What the group keeps of a message that it has not seen before."""
+    size = utf8_bytes(message.key) + utf8_bytes(message.value)
+    envelope = message.envelope
+    if envelope is None:
+        return DeliveredItem(message.offset, size)
+    key = effect_key(envelope.tenant_id, envelope.idempotency_key)
+    return DeliveredItem(message.offset, size, envelope.retry_policy, key)
+
+
+def redelivery(entry: Unfinished) -> DeliveredItem:
+    return DeliveredItem(entry.offset, entry.size, entry.policy, entry.effect_key)
+
+
+def delivered(
+    progress: Progress, owner: str, items: list[DeliveredItem], now_ms: int
+) -> Delivered:
+    group = progress.group
+    return Delivered(group.topic.id, group.id, progress.partition, now_ms, owner, items)
+
+
+def returned(progress: Progress, offsets: list[int], now_ms: int) -> Returned:
+    group = progress.group
+    return Returned(group.topic.id, group.id, progress.partition, now_ms, offsets)
+
+
+def is_effect_committed(topic: Topic, group: Group, key: str) -> bool:
+    """A message whose effect is committed for the group needs no delivery."""
+    if not key:
+        return False
+    effect = topic.effects.get(group.name, key)
+    return effect is not None and effect.status == COMMITTED
+
+
+def skip(progress: Progress, item: DeliveredItem, now_ms: int) -> Skipped | Finished:
+    """Finishes a message without delivery: at the cursor, or one that came back."""
+    group = progress.group
+    if item.offset in progress.unfinished:
+        return Finished(
+            group.topic.id, group.id, progress.partition, now_ms, item.offset, SKIPPED
+        )
+    return Skipped(group.topic.id, group.id, progress.partition, now_ms, item.offset, item.size)
+
+
+def has_deliverable(state: BrokerState, progress: Progress) -> bool:
+    """Is there anything this group could be given from this partition?"""
+    if progress.ready:
+        return True
+    partition = progress.group.topic.partitions[progress.partition]
+    return progress.cursor < partition.end_offset

@@ -1,0 +1,119 @@
+"""Begin, renew, commit and fail of a consumer-side effect: who may, and what is recorded."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.effects import Effect, effect_key
+from penstock.core.partitioning import utf8_bytes
+from penstock.core.produce import find_topic
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TooLarge
+from penstock.model.limits import MAX_REASON_BYTES, MAX_RESULT_BYTES
+from penstock.model.records import COMMITTED, FAILED, PENDING, EffectSet
+
+
+class EffectCommand(msgspec.Struct, gc=False):
+    """Which effect is meant, and by whom."""
+
+    tenant_id: str
+    topic: str
+    group: str
+    key: str
+    owner: str
+
+
+def decide_begin(
+    state: BrokerState, command: EffectCommand, lease_ms: int, now_ms: int
+) -> EffectSet | Effect:
+    """A record: run the effect. An effect: it is committed, with this result."""
+    topic, known = _find(state, command, now_ms)
+    if known is not None and known.status == COMMITTED:
+        return known
+    if known is not None and _held_by_another(known, command.owner, now_ms):
+        raise FailedPrecondition(f"the effect is being run by owner {known.owner!r}")
+    if known is None:
+        _check_registry(state, 0)
+    return _set(topic, command, PENDING, now_ms + lease_ms, "", now_ms)
+
+
+def decide_renew(
+    state: BrokerState, command: EffectCommand, lease_ms: int, now_ms: int
+) -> EffectSet:
+    topic, _ = _find_own(state, command, now_ms)
+    return _set(topic, command, PENDING, now_ms + lease_ms, "", now_ms)
+
+
+def decide_commit(
+    state: BrokerState, command: EffectCommand, result: str, now_ms: int
+) -> EffectSet | None:
+    """None when this owner has committed it before: the first result stands."""
+    if utf8_bytes(result) > MAX_RESULT_BYTES:
+        raise TooLarge(f"result is longer than {MAX_RESULT_BYTES} bytes")
+    topic, known = _find(state, command, now_ms)
+    if known is not None and known.status == COMMITTED and known.owner == command.owner:
+        return None
+    _check_own(known, command)
+    _check_registry(state, len(result))
+    return _set(topic, command, COMMITTED, 0, result, now_ms)
+
+
+def decide_fail(
+    state: BrokerState, command: EffectCommand, reason: str, now_ms: int
+) -> EffectSet:
+    topic, _ = _find_own(state, command, now_ms)
+    return _set(topic, command, FAILED, 0, reason[:MAX_REASON_BYTES], now_ms)
+
+
+def _find(
+    state: BrokerState, command: EffectCommand, now_ms: int
+) -> tuple[Topic, Effect | None]:
+    if not command.key:
+        raise InvalidArgument("key is required")
+    topic = find_topic(state, command.topic)
+    key = effect_key(command.tenant_id, command.key)
+    known = topic.effects.get(command.group, key)
+    if known is not None and known.expires <= now_ms:
+        group = topic.groups.get(command.group)
+        if group is None or key not in group.open_effects:
+            known = None
+    return topic, known
+
+
+def _find_own(state: BrokerState, command: EffectCommand, now_ms: int) -> tuple[Topic, Effect]:
+    topic, known = _find(state, command, now_ms)
+    return topic, _check_own(known, command)
+
+
+def _check_own(known: Effect | None, command: EffectCommand) -> Effect:
+    if known is None or known.status != PENDING:
+        raise FailedPrecondition("the effect is not begun; begin it first")
+    if known.owner != command.owner:
+        raise FailedPrecondition(f"the effect is held by owner {known.owner!r}")
+    return known
+
+
+def _held_by_another(known: Effect, owner: str, now_ms: int) -> bool:
+    return known.status == PENDING and known.owner != owner and known.lease_until > now_ms
+
+
+def _check_registry(state: BrokerState, more_bytes: int) -> None:
+    """Bounded in entries and in bytes of results; none is forgotten before its time."""
+    limits = state.limits
+    if state.effect_count() >= limits.max_idempotency_keys:
+        raise ResourceExhausted(
+            f"{limits.max_idempotency_keys} effects are remembered", limit="idempotency_keys"
+        )
+    used = sum(topic.effects.text_bytes for topic in state.topics.values())
+    if used + more_bytes > limits.memory_bytes // 4:
+        raise ResourceExhausted("the results of effects fill their memory", limit="memory_bytes")
+
+
+def _set(
+    topic: Topic, command: EffectCommand, status: int, lease_until: int, text: str, now_ms: int
+) -> EffectSet:
+    key = effect_key(command.tenant_id, command.key)
+    return EffectSet(
+        topic.id, now_ms, command.group, key, status, command.owner, lease_until, text
+    )

@@ -1,0 +1,116 @@
+"""A group's progress through a topic: which messages are unfinished, and in what state.
+
+Invariant, per (group, partition): every offset of the partition below `cursor` is either in
+`unfinished` or done; nothing at or above it has been delivered. `in_flight` counts exactly the
+entries in state IN_FLIGHT, and `ready` holds exactly those in state READY.
+
+A message's body is never here: an entry carries what settling it needs, no more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.model.envelope import RetryPolicy
+
+if TYPE_CHECKING:
+    from penstock.core.topics import Topic
+
+IN_FLIGHT = 0
+"""Delivered to `owner`; its lease ends at `until`."""
+WAITING = 1
+"""Backing off until `until`."""
+READY = 2
+"""To be delivered again as soon as there is room."""
+DYING = 3
+"""Out of attempts; waits to be copied to the dead-letter topic."""
+
+NO_TICK = -1
+NO_CONSUMER = 0
+
+
+class Unfinished(msgspec.Struct, gc=False, eq=False):
+    """One message that was delivered to a group and is not done there.
+
+    `until`, `tick` and `consumer` are of this process only: leases end at a restart.
+    """
+
+    progress: Progress
+    offset: int
+    size: int
+    policy: RetryPolicy | None
+    effect_key: str
+    state: int = READY
+    attempts: int = 0
+    owner: str = ""
+    previous_owner: str = ""
+    last_error: str = ""
+    until: int = 0
+    tick: int = NO_TICK
+    consumer: int = NO_CONSUMER
+
+
+class Progress:
+    """One group in one partition."""
+
+    __slots__ = (
+        "cursor",
+        "finished_bytes",
+        "finished_msgs",
+        "first_offset",
+        "free_bytes",
+        "free_msgs",
+        "group",
+        "in_flight",
+        "last_acked",
+        "partition",
+        "ready",
+        "unfinished",
+    )
+
+    def __init__(self, group: Group, partition: int, first_offset: int) -> None:
+        self.group = group
+        self.partition = partition
+        self.first_offset = first_offset
+        self.cursor = first_offset
+        self.unfinished: dict[int, Unfinished] = {}
+        self.ready: OrderedDict[int, Unfinished] = OrderedDict()
+        self.in_flight = 0
+        self.last_acked = -1
+        # Counted towards the partition's buffer (see core/backlog.py).
+        self.finished_msgs = 0
+        self.finished_bytes = 0
+        # History that all earlier groups had finished is not charged to this one.
+        self.free_msgs = 0
+        self.free_bytes = 0
+
+    def floor(self) -> int:
+        """The lowest offset not done; everything below may go."""
+        return min(self.unfinished, default=self.cursor)
+
+    def count_finished(self, size: int) -> None:
+        if self.free_msgs:
+            self.free_msgs -= 1
+        else:
+            self.finished_msgs += 1
+        free = min(self.free_bytes, size)
+        self.free_bytes -= free
+        self.finished_bytes += size - free
+
+
+class Group:
+    """A consumer group of a topic; exists from its first consume until it is deleted."""
+
+    __slots__ = ("created_ms", "id", "name", "open_effects", "progress", "topic")
+
+    def __init__(self, group_id: int, name: str, topic: Topic, created_ms: int) -> None:
+        self.id = group_id
+        self.name = name
+        self.topic = topic
+        self.created_ms = created_ms
+        self.progress: list[Progress] = []
+        # How many unfinished messages carry an effect key: while any does, its entry stays.
+        self.open_effects: dict[str, int] = {}

@@ -1,0 +1,138 @@
+"""What a produce becomes: a message in one partition, a duplicate, or a refusal.
+
+Routing precedence is router, then producer's envelope, then the hash of the key. A refusal stores
+nothing and leaves its idempotency key free.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.idempotency import produce_identity
+from penstock.core.partitioning import partition_of_key, utf8_bytes
+from penstock.core.state import BrokerState
+from penstock.core.topics import Partition, Topic
+from penstock.model.envelope import Envelope, Routing, RoutingDecision
+from penstock.model.errors import InvalidArgument, NotFound, ResourceExhausted, TooLarge
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.records import Message
+
+
+class Produce(msgspec.Struct, gc=False):
+    """A produce as asked for: names cleaned, envelope validated and in normal form."""
+
+    topic: str
+    key: str
+    value: str
+    envelope: Envelope | None = None
+    routing: Routing | None = None
+    deadline_ms: int = 0
+
+
+def find_topic(state: BrokerState, name: str) -> Topic:
+    topic = state.topics.get(name)
+    if topic is None:
+        raise NotFound(f"unknown topic {name!r}; create it with POST /v1/topics")
+    return topic
+
+
+def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[Message, int] | None:
+    """The message to store and its size, or None when its identity is already committed."""
+    envelope = command.envelope
+    if envelope is None:
+        topic = find_topic(state, command.topic)
+        index = partition_of_key(command.key, len(topic.partitions))
+    else:
+        if command.deadline_ms and command.deadline_ms <= now_ms:
+            raise InvalidArgument("the deadline has already passed")
+        topic = find_topic(state, envelope.target_topic or command.topic)
+        index = choose_partition(topic, command.key, envelope)
+    size = utf8_bytes(command.key) + utf8_bytes(command.value)
+    if size > state.limits.max_message_bytes:
+        raise TooLarge(
+            f"key and value are {size} bytes; max_message_bytes is {state.limits.max_message_bytes}"
+        )
+    if envelope is not None and envelope.idempotency_key:
+        identity = produce_identity(envelope.tenant_id, topic.id, envelope.idempotency_key)
+        if state.produced.is_committed(identity, now_ms):
+            return None
+        _check_keys(state, now_ms)
+    _check_room(state, topic.partitions[index], size)
+    message = Message(
+        topic.id,
+        index,
+        topic.next_offset,
+        now_ms,
+        command.key,
+        command.value,
+        envelope,
+        command.routing,
+    )
+    return message, size
+
+
+def choose_partition(topic: Topic, key: str, envelope: Envelope) -> int:
+    override = envelope.partition_override
+    if override is None:
+        return partition_of_key(key, len(topic.partitions))
+    if not 0 <= override < len(topic.partitions):
+        raise InvalidArgument(
+            f"partition_override {override} is out of range: "
+            f"{topic.name!r} has {len(topic.partitions)} partitions"
+        )
+    return override
+
+
+def routed(state: BrokerState, command: Produce, decision: RoutingDecision) -> Produce:
+    """The command with the router's answer written into it; raises if the answer is nonsense."""
+    envelope = command.envelope or Envelope()
+    changes: dict[str, str | int] = {}
+    if decision.target_topic:
+        changes["target_topic"] = decision.target_topic
+    if decision.partition_override is not None:
+        changes["partition_override"] = decision.partition_override
+    if changes:
+        envelope = msgspec.structs.replace(envelope, **changes)
+        target = find_topic(state, envelope.target_topic or command.topic)
+        choose_partition(target, command.key, envelope)
+    routing = Routing(decision.label, decision.meta or {})
+    return msgspec.structs.replace(
+        command,
+        envelope=envelope if changes else command.envelope,
+        routing=routing if routing != Routing() else None,
+    )
+
+
+def _check_room(state: BrokerState, partition: Partition, size: int) -> None:
+    backlog, limits = partition.backlog, state.limits
+    # What is retained bounds what is buffered, and is cheaper to know.
+    msgs = backlog.stored_msgs - backlog.trimmed_msgs
+    if msgs >= limits.max_partition_msgs and backlog.buffered_msgs() >= limits.max_partition_msgs:
+        raise ResourceExhausted(
+            f"partition {partition.index} holds {backlog.buffered_msgs()} unfinished messages; "
+            f"max_partition_msgs is {limits.max_partition_msgs}",
+            limit="partition_msgs",
+        )
+    full = limits.max_partition_bytes - size
+    if (
+        backlog.stored_bytes - backlog.trimmed_bytes > full
+        and (buffered := backlog.buffered_bytes()) > full
+    ):
+        raise ResourceExhausted(
+            f"partition {partition.index} holds {buffered} unfinished bytes and {size} more do "
+            f"not fit; max_partition_bytes is {limits.max_partition_bytes}",
+            limit="partition_bytes",
+        )
+    if partition.end_offset > MAX_OFFSET:
+        raise ResourceExhausted("the topic has used up its offsets", limit="offsets")
+
+
+def _check_keys(state: BrokerState, now_ms: int) -> None:
+    limit = state.limits.max_idempotency_keys
+    if len(state.produced) >= limit:
+        state.produced.forget_expired(now_ms)
+        if len(state.produced) >= limit:
+            raise ResourceExhausted(
+                f"{limit} idempotency keys are remembered; none is forgotten before its time",
+                limit="idempotency_keys",
+            )

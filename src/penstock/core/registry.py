@@ -1,0 +1,72 @@
+"""Topics and groups come and go: creation, configuration, deletion."""
+
+from __future__ import annotations
+
+from penstock.core.produce import find_topic
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from penstock.model.limits import MAX_PARTITIONS
+from penstock.model.records import (
+    GroupCreated,
+    GroupDeleted,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+)
+
+
+def decide_create_topic(
+    state: BrokerState, name: str, partitions: int, now_ms: int
+) -> TopicCreated | None:
+    """None when a topic of that name and count exists already."""
+    if partitions < 1:
+        raise InvalidArgument("partitions must be 1 or more")
+    if partitions > MAX_PARTITIONS:
+        raise InvalidArgument(f"partitions must be at most {MAX_PARTITIONS}")
+    topic = state.topics.get(name)
+    if topic is None:
+        return TopicCreated(state.next_id, now_ms, name, partitions)
+    if len(topic.partitions) != partitions:
+        raise FailedPrecondition(
+            f"topic {name!r} exists with {len(topic.partitions)} partitions; they cannot change"
+        )
+    return None
+
+
+def decide_delete_topic(state: BrokerState, name: str, now_ms: int) -> TopicDeleted:
+    return TopicDeleted(find_topic(state, name).id, now_ms)
+
+
+def decide_configure_topic(
+    state: BrokerState,
+    name: str,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    now_ms: int,
+) -> TopicConfigured:
+    """None leaves a value as it is; 0 takes the limit away."""
+    topic = find_topic(state, name)
+    age = topic.retention_ms if retention_ms is None else retention_ms
+    size = topic.retention_bytes if retention_bytes is None else retention_bytes
+    if age < 0 or size < 0:
+        raise InvalidArgument("retention_ms and retention_bytes must be 0 or more")
+    return TopicConfigured(topic.id, now_ms, age, size)
+
+
+def decide_create_group(
+    state: BrokerState, topic: Topic, name: str, now_ms: int
+) -> GroupCreated | None:
+    if name in topic.groups:
+        return None
+    return GroupCreated(state.next_id, topic.id, now_ms, name)
+
+
+def decide_delete_group(
+    state: BrokerState, topic_name: str, name: str, now_ms: int
+) -> GroupDeleted:
+    topic = find_topic(state, topic_name)
+    group = topic.groups.get(name)
+    if group is None:
+        raise NotFound(f"unknown group {name!r} of topic {topic_name!r}")
+    return GroupDeleted(group.id, topic.id, now_ms)

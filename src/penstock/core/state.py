@@ -1,0 +1,268 @@
+"""All the broker's durable state in memory, and `apply`: the only way a record changes it.
+
+Invariant: the state is a function of the records applied and of `limits`; `apply` reads no clock
+and never fails on a record that was decided from this state. What only this process knows (lease
+ends, consumers) rides on the entries and is not part of the image a snapshot takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.effects import Effect
+from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
+from penstock.core.idempotency import ProducedKeys, produce_identity
+from penstock.core.partitioning import utf8_bytes
+from penstock.core.timers import Timers
+from penstock.core.topics import Topic
+from penstock.model.limits import Limits
+from penstock.model.records import (
+    ACKED,
+    DEAD,
+    Delivered,
+    EffectSet,
+    Finished,
+    GroupCreated,
+    GroupDeleted,
+    Message,
+    Record,
+    Released,
+    Returned,
+    Skipped,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    Trimmed,
+)
+
+
+class BrokerState:
+    __slots__ = ("groups", "last_ts", "limits", "next_id", "produced", "timers", "topics", "topics_by_id")
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.topics: dict[str, Topic] = {}
+        self.topics_by_id: dict[int, Topic] = {}
+        self.groups: dict[int, Group] = {}
+        self.produced = ProducedKeys()
+        self.timers = Timers()
+        self.next_id = 1
+        self.last_ts = 0
+
+    def effect_count(self) -> int:
+        return sum(len(topic.effects) for topic in self.topics.values())
+
+
+def apply(state: BrokerState, record: Record) -> None:
+    """Changes `state` by one record."""
+    state.last_ts = record.ts
+    _APPLY[type(record)](state, record)
+
+
+def apply_message(state: BrokerState, message: Message, size: int) -> None:
+    """`apply` for a message whose size is known: the hot path of produce."""
+    state.last_ts = message.ts
+    topic = state.topics_by_id[message.topic_id]
+    partition = topic.partitions[message.partition]
+    backlog = partition.backlog
+    backlog.stored_msgs += 1
+    backlog.stored_bytes += size
+    topic.next_offset = partition.end_offset = message.offset + 1
+    envelope = message.envelope
+    # A dead letter keeps its idempotency key for the reader, but is no produce of that key.
+    if envelope is not None and envelope.idempotency_key and envelope.dlq is None:
+        identity = produce_identity(envelope.tenant_id, topic.id, envelope.idempotency_key)
+        expires = message.ts + state.limits.idempotency_ttl_ms
+        state.produced.remember(identity, expires, message.ts)
+
+
+def progress_of(state: BrokerState, group_id: int, partition: int) -> Progress:
+    return state.groups[group_id].progress[partition]
+
+
+def forget_expired_effects(topic: Topic, now_ms: int) -> None:
+    """Drops entries past their TTL, except where a message with the key is still unfinished."""
+    for name, key in topic.effects.expired(now_ms):
+        group = topic.groups.get(name)
+        if group is None or key not in group.open_effects:
+            topic.effects.forget(name, key)
+
+
+def _message(state: BrokerState, record: Message) -> None:
+    apply_message(state, record, utf8_bytes(record.key) + utf8_bytes(record.value))
+
+
+def _topic_created(state: BrokerState, record: TopicCreated) -> None:
+    topic = Topic(record.topic_id, record.name, record.partitions, record.ts)
+    state.topics[record.name] = topic
+    state.topics_by_id[record.topic_id] = topic
+    state.next_id = max(state.next_id, record.topic_id + 1)
+
+
+def _topic_deleted(state: BrokerState, record: TopicDeleted) -> None:
+    topic = state.topics_by_id.pop(record.topic_id)
+    del state.topics[topic.name]
+    for group in list(topic.groups.values()):
+        _forget_group(state, topic, group)
+
+
+def _topic_configured(state: BrokerState, record: TopicConfigured) -> None:
+    topic = state.topics_by_id[record.topic_id]
+    topic.retention_ms = record.retention_ms
+    topic.retention_bytes = record.retention_bytes
+
+
+def _group_created(state: BrokerState, record: GroupCreated) -> None:
+    topic = state.topics_by_id[record.topic_id]
+    group = Group(record.group_id, record.name, topic, record.ts)
+    for partition in topic.partitions:
+        progress = Progress(group, partition.index, partition.first_offset)
+        partition.backlog.admit(progress)
+        group.progress.append(progress)
+    topic.groups[record.name] = group
+    state.groups[record.group_id] = group
+    state.next_id = max(state.next_id, record.group_id + 1)
+
+
+def _group_deleted(state: BrokerState, record: GroupDeleted) -> None:
+    topic = state.topics_by_id[record.topic_id]
+    _forget_group(state, topic, state.groups[record.group_id])
+
+
+def _forget_group(state: BrokerState, topic: Topic, group: Group) -> None:
+    del state.groups[group.id]
+    del topic.groups[group.name]
+    topic.effects.forget_group(group.name)
+    for progress in group.progress:
+        topic.partitions[progress.partition].backlog.remove(progress)
+        for entry in progress.unfinished.values():
+            state.timers.clear(entry)
+        # Entries point back at their progress and are not seen by the collector.
+        progress.unfinished.clear()
+        progress.ready.clear()
+
+
+def _delivered(state: BrokerState, record: Delivered) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    unfinished, ready = progress.unfinished, progress.ready
+    owner = record.owner
+    for item in record.items:
+        entry = unfinished.get(item.offset)
+        if entry is None:
+            entry = Unfinished(progress, item.offset, item.size, item.policy, item.effect_key)
+            unfinished[item.offset] = entry
+            progress.cursor = item.offset + 1
+            if item.effect_key:
+                open_effects = progress.group.open_effects
+                open_effects[item.effect_key] = open_effects.get(item.effect_key, 0) + 1
+        else:
+            ready.pop(item.offset, None)
+            state.timers.clear(entry)
+        entry.state = IN_FLIGHT
+        entry.attempts += 1
+        entry.previous_owner = entry.owner
+        entry.owner = owner
+    progress.in_flight += len(record.items)
+
+
+def _returned(state: BrokerState, record: Returned) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    for offset in reversed(record.offsets):
+        entry = progress.unfinished[offset]
+        progress.in_flight -= 1
+        state.timers.clear(entry)
+        entry.attempts -= 1
+        entry.owner = entry.previous_owner
+        entry.state = READY
+        progress.ready[offset] = entry
+        progress.ready.move_to_end(offset, last=False)
+
+
+def _finished(state: BrokerState, record: Finished) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    entry = progress.unfinished.pop(record.offset)
+    _leave(state, progress, entry)
+    progress.count_finished(entry.size)
+    if record.how == ACKED and record.offset > progress.last_acked:
+        progress.last_acked = record.offset
+    if entry.effect_key:
+        _close_effect(state, progress.group, entry.effect_key, record.ts)
+
+
+def _close_effect(state: BrokerState, group: Group, key: str, ts: int) -> None:
+    left = group.open_effects[key] - 1
+    if left:
+        group.open_effects[key] = left
+        return
+    del group.open_effects[key]
+    group.topic.effects.keep_until(group.name, key, ts + state.limits.idempotency_ttl_ms)
+
+
+def _leave(state: BrokerState, progress: Progress, entry: Unfinished) -> None:
+    """Takes the entry out of the index of the state it is in."""
+    if entry.state == IN_FLIGHT:
+        progress.in_flight -= 1
+    elif entry.state == READY:
+        progress.ready.pop(entry.offset, None)
+    state.timers.clear(entry)
+
+
+def _skipped(state: BrokerState, record: Skipped) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    progress.cursor = record.offset + 1
+    progress.count_finished(record.size)
+
+
+def _released(state: BrokerState, record: Released) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    entry = progress.unfinished[record.offset]
+    _leave(state, progress, entry)
+    entry.last_error = record.reason
+    entry.until = record.retry_at
+    if record.retry_at == DEAD:
+        entry.state = DYING
+    elif record.retry_at <= record.ts:
+        make_ready(progress, entry)
+    else:
+        entry.state = WAITING
+        state.timers.set(entry, record.retry_at)
+
+
+def make_ready(progress: Progress, entry: Unfinished) -> None:
+    """A waiting entry's time has come. No record: the time itself was one."""
+    entry.state = READY
+    progress.ready[entry.offset] = entry
+
+
+def _trimmed(state: BrokerState, record: Trimmed) -> None:
+    partition = state.topics_by_id[record.topic_id].partitions[record.partition]
+    partition.first_offset = record.before
+    partition.backlog.trimmed_msgs += record.msgs
+    partition.backlog.trimmed_bytes += record.bytes
+
+
+def _effect_set(state: BrokerState, record: EffectSet) -> None:
+    topic = state.topics_by_id[record.topic_id]
+    forget_expired_effects(topic, record.ts)
+    expires = record.ts + state.limits.idempotency_ttl_ms
+    effect = Effect(record.status, record.owner, record.lease_until, record.text, expires)
+    topic.effects.put(record.group, record.effect_key, effect)
+
+
+
+_APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
+    Message: _message,
+    TopicCreated: _topic_created,
+    TopicDeleted: _topic_deleted,
+    TopicConfigured: _topic_configured,
+    GroupCreated: _group_created,
+    GroupDeleted: _group_deleted,
+    Delivered: _delivered,
+    Returned: _returned,
+    Finished: _finished,
+    Skipped: _skipped,
+    Released: _released,
+    Trimmed: _trimmed,
+    EffectSet: _effect_set,
+}

@@ -1,0 +1,60 @@
+"""Lease ends and retry times, in O(1) per change however many there are.
+
+Invariant: an entry is in at most one bucket, the one its `tick` names. A bucket is a tick of
+`TICK_MS`; nothing fires before its time, and at most one tick after it.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from penstock.core.groups import NO_TICK, Unfinished
+
+TICK_MS = 10
+
+
+class Timers:
+    __slots__ = ("_buckets", "_ticks")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, set[Unfinished]] = {}
+        self._ticks: list[int] = []
+
+    def set(self, entry: Unfinished, when_ms: int) -> None:
+        """Fires `entry` at `when_ms`; replaces the time it had."""
+        tick = -(-when_ms // TICK_MS)
+        if entry.tick == tick:
+            return
+        if entry.tick != NO_TICK:
+            self._buckets[entry.tick].discard(entry)
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._buckets[tick] = set()
+            heapq.heappush(self._ticks, tick)
+        bucket.add(entry)
+        entry.tick = tick
+
+    def clear(self, entry: Unfinished) -> None:
+        if entry.tick != NO_TICK:
+            self._buckets[entry.tick].discard(entry)
+            entry.tick = NO_TICK
+
+    def next_ms(self) -> int | None:
+        """When the earliest bucket is due; None with nothing set."""
+        while self._ticks and not self._buckets[self._ticks[0]]:
+            del self._buckets[heapq.heappop(self._ticks)]
+        return self._ticks[0] * TICK_MS if self._ticks else None
+
+    def due(self, now_ms: int) -> list[Unfinished]:
+        """Takes out and returns all entries whose time has come, oldest first."""
+        fired: list[Unfinished] = []
+        while self._ticks and self._ticks[0] * TICK_MS <= now_ms:
+            bucket = self._buckets.pop(heapq.heappop(self._ticks))
+            for entry in bucket:
+                entry.tick = NO_TICK
+            fired.extend(sorted(bucket, key=_by_offset))
+        return fired
+
+
+def _by_offset(entry: Unfinished) -> int:
+    return entry.offset

@@ -1,0 +1,49 @@
+"""Topics and their partitions: names, offsets and counters. Bodies live in the log."""
+
+from __future__ import annotations
+
+from penstock.core.backlog import Backlog
+from penstock.core.effects import Effects
+from penstock.core.groups import Group
+from penstock.model.names import is_dead_letter_topic
+
+
+class Partition:
+    """`first_offset` is the oldest retained one; `end_offset` is one past the newest."""
+
+    __slots__ = ("backlog", "end_offset", "first_offset", "index")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.first_offset = 0
+        self.end_offset = 0
+        self.backlog = Backlog()
+
+
+class Topic:
+    """Offsets count up across the partitions, so (topic, offset) names one message."""
+
+    __slots__ = (
+        "created_ms",
+        "effects",
+        "groups",
+        "id",
+        "is_dead_letter",
+        "name",
+        "next_offset",
+        "partitions",
+        "retention_bytes",
+        "retention_ms",
+    )
+
+    def __init__(self, topic_id: int, name: str, partitions: int, created_ms: int) -> None:
+        self.id = topic_id
+        self.name = name
+        self.created_ms = created_ms
+        self.partitions = [Partition(index) for index in range(partitions)]
+        self.next_offset = 0
+        self.groups: dict[str, Group] = {}
+        self.effects = Effects()
+        self.retention_ms = 0
+        self.retention_bytes = 0
+        self.is_dead_letter = is_dead_letter_topic(name)

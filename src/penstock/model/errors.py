@@ -1,0 +1,95 @@
+"""Every error a caller can see, in one tree.
+
+PenstockError
+├── InvalidArgument          400  the request is wrong; sending it again will not help
+│   └── TooLarge             413  ... because something in it is over a limit
+├── Unauthenticated          401  no token, or not the right one
+├── PermissionDenied         403  this origin or host may not speak to the broker
+├── NotFound                 404  no such topic, group or path
+├── MethodNotAllowed         405  the path exists, the method does not
+├── FailedPrecondition       409  the state does not allow it: not owner, never delivered, exists
+├── ResourceExhausted        429  a limit is reached; it may be free again soon
+├── Internal                 500  a defect of ours
+└── Unavailable              503  the log cannot be written, or the broker is stopping
+
+`code` and `http_status` are what the wire shows; `retryable` says whether the same request may
+succeed later. The message is for a person and tells them what to do where that is known.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """The root of the tree; never raised itself."""
+
+    code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidArgument(PenstockError):
+    code = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+class TooLarge(InvalidArgument):
+    http_status = 413
+
+
+class Unauthenticated(PenstockError):
+    code = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDenied(PenstockError):
+    code = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class NotFound(PenstockError):
+    code = "NOT_FOUND"
+    http_status = 404
+
+
+class MethodNotAllowed(PenstockError):
+    code = "METHOD_NOT_ALLOWED"
+    http_status = 405
+
+    def __init__(self, allow: str) -> None:
+        super().__init__(f"method not allowed; this path takes {allow}")
+        self.allow = allow
+
+
+class FailedPrecondition(PenstockError):
+    code = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class ResourceExhausted(PenstockError):
+    """`limit` names what is full; `retry_after_ms` is when it is worth trying again."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, limit: str, retry_after_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
+
+
+class Internal(PenstockError):
+    code = "INTERNAL"
+    http_status = 500
+
+
+class Unavailable(PenstockError):
+    code = "UNAVAILABLE"
+    http_status = 503
+    retryable = True

@@ -1,0 +1,61 @@
+"""Every bound in the broker, with its reason. Nothing grows past one of these."""
+
+from __future__ import annotations
+
+import msgspec
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+MAX_NAME_BYTES = 200
+"""Topics, groups and owners appear in paths, logs and metric labels."""
+
+MAX_PARTITIONS = 1024
+"""Each partition costs memory even when empty, and a snapshot row per group."""
+
+MAX_BATCH_ITEMS = 10_000
+"""A batch is decided in one turn of the loop; more would be felt by others."""
+
+MAX_REQUEST_ID_CHARS = 128
+
+MAX_HEADER_BYTES = 64 * KIB
+"""Request line and headers together; beyond it the connection is closed."""
+
+MAX_REASON_BYTES = 4 * KIB
+"""A nack's reason is kept in memory with the unfinished message; the rest is cut off."""
+
+MAX_RESULT_BYTES = 64 * KIB
+"""A committed effect's result stays in memory until its TTL ends."""
+
+MAX_LEASE_MS = 24 * 3600 * 1000
+
+MAX_BACKOFF_MS = 24 * 3600 * 1000
+"""The cap on a retry's wait when the policy names none."""
+
+MAX_OFFSET = 2**53 - 1
+"""The largest integer every JSON reader keeps exact."""
+
+MAX_UNWRITTEN_BYTES = MIB
+"""What may be decided for one consumer and not yet be handed to its connection."""
+
+DISPATCH_BURST = 256
+"""Deliveries decided for one partition before the others have their turn."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator may set; the defaults are the profile `work`."""
+
+    max_in_flight: int = 256
+    max_partition_msgs: int = 1_000_000
+    max_partition_bytes: int = GIB
+    max_message_bytes: int = 8 * MIB
+    max_body_bytes: int = 64 * MIB
+    lease_ms: int = 2000
+    idempotency_ttl_ms: int = 10 * 60 * 1000
+    max_idempotency_keys: int = 5_000_000
+    memory_bytes: int = GIB
+
+
+CONTRACT_LIMITS = Limits(max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20)
+"""The values the queue contract's documents give, for trying things out."""

@@ -1,0 +1,34 @@
+"""What a topic, group or owner may be called, and how a name is read from a request."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_NAME_BYTES
+
+DLQ_PREFIX = "dlq."
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def clean_name(raw: str | None, what: str) -> str:
+    """The trimmed name, or InvalidArgument that says what is wrong with it."""
+    name = raw.strip() if raw else ""
+    if not name:
+        raise InvalidArgument(f"{what} is required")
+    # A dead-letter topic's name is its source's plus the prefix, and must stay reachable.
+    limit = MAX_NAME_BYTES + (len(DLQ_PREFIX) if name.startswith(DLQ_PREFIX) else 0)
+    if len(name) > limit or (not name.isascii() and len(name.encode()) > limit):
+        raise InvalidArgument(f"{what} is longer than {MAX_NAME_BYTES} bytes")
+    if not name.isprintable() and _CONTROL.search(name):
+        raise InvalidArgument(f"{what} has control characters in it")
+    return name
+
+
+def dead_letter_topic(topic: str) -> str:
+    return DLQ_PREFIX + topic
+
+
+def is_dead_letter_topic(topic: str) -> bool:
+    return topic.startswith(DLQ_PREFIX)

@@ -1,0 +1,183 @@
+"""The records of the log: everything that ever changes durable state, and nothing else.
+
+A record is complete: applying it needs neither message bodies nor a clock, so that replay, the
+snapshot writer and the live broker share one `apply`. On disk a record is a msgpack array whose
+first element is its tag; tags and field order are the format (docs/storage-format.md) and only
+ever grow at the end. `ts` is the broker's wall clock in ms when the record was decided.
+
+A `Message` is both the record of a produce and the message held in memory.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.model.envelope import Envelope, RetryPolicy, Routing
+
+
+class Message(msgspec.Struct, array_like=True, tag=1, gc=False):
+    topic_id: int
+    partition: int
+    offset: int
+    ts: int
+    key: str
+    value: str
+    envelope: Envelope | None = None
+    routing: Routing | None = None
+
+
+class TopicCreated(msgspec.Struct, array_like=True, tag=2, gc=False):
+    topic_id: int
+    ts: int
+    name: str
+    partitions: int
+
+
+class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
+    topic_id: int
+    ts: int
+
+
+class TopicConfigured(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """0 means no limit."""
+
+    topic_id: int
+    ts: int
+    retention_ms: int
+    retention_bytes: int
+
+
+class GroupCreated(msgspec.Struct, array_like=True, tag=5, gc=False):
+    group_id: int
+    topic_id: int
+    ts: int
+    name: str
+
+
+class GroupDeleted(msgspec.Struct, array_like=True, tag=6, gc=False):
+    group_id: int
+    topic_id: int
+    ts: int
+
+
+class DeliveredItem(msgspec.Struct, array_like=True, gc=False):
+    """What a group must remember of a message until it is finished there."""
+
+    offset: int
+    size: int
+    policy: RetryPolicy | None = None
+    effect_key: str = ""
+
+
+class Delivered(msgspec.Struct, array_like=True, tag=7, gc=False):
+    """One consumer's deliveries from one partition, decided together."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    owner: str
+    items: list[DeliveredItem]
+
+
+class Returned(msgspec.Struct, array_like=True, tag=8, gc=False):
+    """Deliveries that never reached a connection: their attempt does not count."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    offsets: list[int]
+
+
+ACKED = 0
+DEAD_LETTERED = 1
+SKIPPED = 2
+
+
+class Finished(msgspec.Struct, array_like=True, tag=9, gc=False):
+    """One offset is done for the group. `how`: 0 acked, 1 dead-lettered, 2 effect committed."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    offset: int
+    how: int = ACKED
+
+
+class Skipped(msgspec.Struct, array_like=True, tag=10, gc=False):
+    """A message at the cursor was finished without delivery: its effect is committed."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    offset: int
+    size: int
+
+
+class Released(msgspec.Struct, array_like=True, tag=11, gc=False):
+    """A delivery ended without success. `retry_at` is a wall-clock ms, or -1: to be dead-lettered."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    offset: int
+    reason: str
+    retry_at: int
+
+
+class Trimmed(msgspec.Struct, array_like=True, tag=12, gc=False):
+    """Retention removed everything of the partition below `before`."""
+
+    topic_id: int
+    partition: int
+    ts: int
+    before: int
+    msgs: int
+    bytes: int
+
+
+class EffectSet(msgspec.Struct, array_like=True, tag=13, gc=False):
+    """The new state of one consumer-side idempotency entry."""
+
+    topic_id: int
+    ts: int
+    group: str
+    effect_key: str
+    status: int
+    owner: str
+    lease_until: int
+    text: str
+
+
+PENDING = 0
+COMMITTED = 1
+FAILED = 2
+
+DEAD = -1
+"""`Released.retry_at` of a message whose next step is the dead-letter topic."""
+
+Record = (
+    Message
+    | TopicCreated
+    | TopicDeleted
+    | TopicConfigured
+    | GroupCreated
+    | GroupDeleted
+    | Delivered
+    | Returned
+    | Finished
+    | Skipped
+    | Released
+    | Trimmed
+    | EffectSet
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+encode_record = _encoder.encode
+decode_record = _decoder.decode

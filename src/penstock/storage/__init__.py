@@ -1,0 +1,1 @@
+"""Durable bytes: the log, its segments, recovery and the offline tools. Knows no queue semantics."""

@@ -1,0 +1,145 @@
+"""Reading a whole log from its directory, and making it fit to be appended to.
+
+Invariant: the records replayed are a prefix of those ever written, in order; it holds all that
+were reported durable, or CorruptLog is raised and nothing has been changed. Recovering twice
+changes nothing the second time. Must not know what a record means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.storage.errors import CorruptLog
+from penstock.storage.frames import Frame
+from penstock.storage.segments import (
+    SEGMENT_HEADER_BYTES,
+    Segment,
+    SegmentHeader,
+    Tail,
+    decode_header,
+    judge_blank,
+    judge_tail,
+    list_segments,
+    records_of,
+    walk_frames,
+)
+from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
+
+Replay = Callable[[bytes, int], object]
+"""Takes a record and its position."""
+
+
+class Recovered(msgspec.Struct):
+    """What `walk_log` found. `blanks` are the files without a header: prepared, never begun."""
+
+    segments: list[Segment] = []
+    blanks: list[Segment] = []
+    tails: list[Tail] = []
+    next_seq: int = 1
+    synced: int = 0
+    """Every frame up to here is known to have been on disk before the log ended."""
+    records: int = 0
+
+
+def walk_log(
+    vfs: Vfs,
+    directory: str,
+    *,
+    first_segment: int = 1,
+    replay: Replay | None = None,
+) -> Recovered:
+    """Reads every segment from `first_segment` on; changes nothing on disk."""
+    found = Recovered()
+    number_wanted = first_segment
+    for number, path in list_segments(vfs, directory):
+        if number < first_segment:
+            continue
+        if number != number_wanted:
+            raise CorruptLog(path, 0, f"segment {number_wanted} before it is missing")
+        number_wanted += 1
+        data = vfs.read_file(path)
+        header = decode_header(data)
+        if header is None:
+            blank_tail = judge_blank(path, data)
+            if blank_tail is not None:
+                found.tails.append(blank_tail)
+            blank = Segment(number, path, 0)
+            blank.capacity = len(data)
+            found.blanks.append(blank)
+        else:
+            _check_begins(found, path, number, header)
+            _walk_segment(found, path, data, header, replay)
+    if first_segment > 1 and not found.segments:
+        raise CorruptLog(directory, 0, f"segment {first_segment}, where the log begins, is missing")
+    return found
+
+
+def _check_begins(found: Recovered, path: str, number: int, header: SegmentHeader) -> None:
+    """Everything before a segment that has begun was on disk: nothing there may be amiss."""
+    if header.number != number:
+        raise CorruptLog(path, 0, f"the header is that of segment {header.number}")
+    if found.blanks:
+        raise CorruptLog(found.blanks[0].path, 0, f"no header, but segment {number} has begun")
+    if found.tails:
+        tail = found.tails[0]
+        raise CorruptLog(tail.path, tail.position, f"invalid frame, but segment {number} has begun")
+    if found.segments or number == 1:
+        if header.first_seq != found.next_seq:
+            detail = f"frame {found.next_seq} is missing: the file begins with {header.first_seq}"
+            raise CorruptLog(path, 0, detail)
+    found.next_seq = header.first_seq
+    found.synced = max(found.synced, header.first_seq - 1)
+
+
+def _walk_segment(
+    found: Recovered, path: str, data: bytes, header: SegmentHeader, replay: Replay | None
+) -> None:
+    segment = Segment(header.number, path, header.salt)
+    segment.first_seq = header.first_seq
+    segment.capacity = len(data)
+    frame: Frame | None = None
+    for frame in walk_frames(data, header):
+        segment.offsets.append(frame.offset)
+        found.records += frame.count
+        records = records_of(path, data, frame)
+        if replay is not None:
+            for position, record in records:
+                replay(record, position)
+    if frame is not None:
+        segment.used = frame.end
+        found.next_seq = frame.seq + 1
+        found.synced = max(found.synced, frame.synced)
+    tail = judge_tail(path, data, header, segment.used, found.next_seq)
+    if tail is not None:
+        found.tails.append(tail)
+    found.segments.append(segment)
+
+
+def cut_tail(vfs: Vfs, tail: Tail) -> None:
+    """Zeros where the torn tail was, on disk before anything is appended there."""
+    fd = vfs.open(tail.path)
+    try:
+        end = tail.position + tail.bytes
+        for offset in range(tail.position, end, ZERO_STEP_BYTES):
+            vfs.zero_fill(fd, offset, min(ZERO_STEP_BYTES, end - offset))
+        vfs.sync(fd)
+    finally:
+        vfs.close(fd)
+
+
+def settle_last(vfs: Vfs, segment: Segment, synced: int) -> None:
+    """Puts every frame of the open segment on disk.
+
+    A frame behind `synced` may have been read from memory only: its sync never ended, or failed,
+    after which the kernel may call the page clean. Written again, it is on disk or an error.
+    """
+    index = max(0, synced + 1 - segment.first_seq)
+    if index < len(segment.offsets):
+        for offset in range(segment.offsets[index], segment.used, ZERO_STEP_BYTES):
+            length = min(ZERO_STEP_BYTES, segment.used - offset)
+            vfs.write_at(segment.fd, [vfs.read_at(segment.fd, length, offset)], offset)
+    vfs.sync(segment.fd)
+    if segment.used < SEGMENT_HEADER_BYTES:
+        raise CorruptLog(segment.path, segment.used, "the segment is shorter than its header")

@@ -1,0 +1,200 @@
+"""The segment file: a header, then frames in sequence, then zeros.
+
+Invariant: a segment's header is on disk before its first frame is written, and a segment is
+synced before the next one's header is. So a damaged header with anything behind it, or a damaged
+frame with a later segment behind it, is never the mark of a crash. Must not know the log as a
+whole (recovery.py) nor who writes (wal.py). The layout is in docs/storage-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Iterator
+from struct import Struct
+
+import msgspec
+
+from penstock.storage.errors import CorruptLog
+from penstock.storage.frames import FRAME_MAGIC, Frame, frame_at, frame_records, frames_after
+from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
+
+SEGMENT_MAGIC = b"PENSTOCK"
+FORMAT_VERSION = 1
+SEGMENT_HEADER_BYTES = 4096
+"""A block of its own, so that no later write touches the block the header is in."""
+
+_HEADER = Struct("<8sIIQQI")  # magic, version, salt, number, first sequence, CRC
+_CRC = Struct("<I")
+_NAME = re.compile(r"wal-(\d{20})\.seg")
+_NOT_ZERO = re.compile(rb"[^\0]")
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    number: int
+    first_seq: int
+    salt: int
+
+
+class Segment:
+    """An open log's view of one segment. `offsets[i]` is where frame `first_seq + i` begins."""
+
+    __slots__ = ("capacity", "closed", "fd", "first_seq", "number", "offsets", "path", "salt", "used")
+
+    def __init__(self, number: int, path: str, salt: int, *, fd: int = -1) -> None:
+        self.number = number
+        self.path = path
+        self.salt = salt
+        self.fd = fd
+        self.first_seq = 0
+        self.used = SEGMENT_HEADER_BYTES
+        self.capacity = 0
+        self.closed = False
+        self.offsets = array("Q")
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.used
+
+    def header(self) -> SegmentHeader:
+        return SegmentHeader(self.number, self.first_seq, self.salt)
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Bytes behind the last whole frame that are not zero: a write that a crash interrupted.
+
+    `frames` of its frames are whole; they were never synced, and the one before them is not.
+    """
+
+    path: str
+    position: int
+    bytes: int
+    frames: int = 0
+
+
+def segment_name(number: int) -> str:
+    return f"wal-{number:020d}.seg"
+
+
+def list_segments(vfs: Vfs, directory: str) -> list[tuple[int, str]]:
+    """Number and path of every segment file, in order."""
+    found = []
+    for name in vfs.listdir(directory):
+        match = _NAME.fullmatch(name)
+        if match:
+            found.append((int(match[1]), os.path.join(directory, name)))
+    return sorted(found)
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    fields = (SEGMENT_MAGIC, FORMAT_VERSION, header.salt, header.number, header.first_seq)
+    crc = zlib.crc32(_HEADER.pack(*fields, 0)[: -_CRC.size])
+    return _HEADER.pack(*fields, crc).ljust(SEGMENT_HEADER_BYTES, b"\0")
+
+
+def decode_header(data: bytes) -> SegmentHeader | None:
+    """None for anything but a whole, undamaged header of this version."""
+    block = data[:SEGMENT_HEADER_BYTES]
+    if len(block) < SEGMENT_HEADER_BYTES:
+        return None
+    _, _, salt, number, first_seq, _ = _HEADER.unpack_from(block)
+    header = SegmentHeader(number, first_seq, salt)
+    return header if encode_header(header) == block else None
+
+
+def first_not_zero(data: bytes, start: int) -> int | None:
+    match = _NOT_ZERO.search(data, start)
+    return match.start() if match else None
+
+
+def last_not_zero(data: bytes, start: int) -> int:
+    """One past the last byte from `start` on that is not zero."""
+    return start + len(data[start:].rstrip(b"\0"))
+
+
+def walk_frames(data: bytes, header: SegmentHeader) -> Iterator[Frame]:
+    """The unbroken run of valid frames from the segment's beginning."""
+    offset = SEGMENT_HEADER_BYTES
+    seq = header.first_seq
+    while (frame := frame_at(data, offset, header.salt)) is not None and frame.seq == seq:
+        yield frame
+        offset = frame.end
+        seq += 1
+
+
+def judge_tail(path: str, data: bytes, header: SegmentHeader, end: int, seq: int) -> Tail | None:
+    """What is behind the last whole frame, where frame `seq` would begin: nothing (None), the
+    torn tail, or CorruptLog if frame `seq` had been on disk before something behind it was."""
+    if first_not_zero(data, end) is None:
+        return None
+    if frame_at(data, end, header.salt) is not None:
+        raise CorruptLog(path, end, f"a frame out of sequence where frame {seq} should begin")
+    whole = 0
+    for later in frames_after(data, end, header.salt):
+        if later.seq <= seq or later.synced >= seq:
+            detail = f"frame {seq} is invalid and frame {later.seq} behind it is whole"
+            raise CorruptLog(path, end, detail)
+        whole += 1
+    return Tail(path, end, last_not_zero(data, end) - end, whole)
+
+
+def judge_blank(path: str, data: bytes) -> Tail | None:
+    """The same for a file without a valid header: empty, an interrupted header, or damage."""
+    if data.find(FRAME_MAGIC, SEGMENT_HEADER_BYTES) >= 0:
+        raise CorruptLog(path, 0, "the segment's header is invalid and frames follow it")
+    start = first_not_zero(data, 0)
+    if start is None:
+        return None
+    return Tail(path, start, last_not_zero(data, start) - start)
+
+
+def records_of(path: str, data: bytes, frame: Frame) -> list[tuple[int, bytes]]:
+    try:
+        return frame_records(data, frame)
+    except ValueError as error:
+        raise CorruptLog(path, frame.offset, str(error)) from None
+
+
+def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:
+    """Position and bytes of each record of a closed segment. Anything amiss is CorruptLog."""
+    data = vfs.read_file(path)
+    header = decode_header(data)
+    if header is None:
+        raise CorruptLog(path, 0, "the segment's header is invalid")
+    end = SEGMENT_HEADER_BYTES
+    seq = header.first_seq
+    for frame in walk_frames(data, header):
+        yield from records_of(path, data, frame)
+        end = frame.end
+        seq += 1
+    if first_not_zero(data, end) is not None:
+        raise CorruptLog(path, end, f"frame {seq} is invalid")
+
+
+def prepare_segment(vfs: Vfs, directory: str, number: int, size: int) -> Iterator[Segment | None]:
+    """Creates a segment full of zeros, on disk with its name; the last thing yielded is it.
+
+    Yields between steps, so that a stopping log need not wait for all of it.
+    """
+    path = os.path.join(directory, segment_name(number))
+    fd = vfs.open(path, create=True)
+    try:
+        for offset in range(0, size, ZERO_STEP_BYTES):
+            vfs.zero_fill(fd, offset, min(ZERO_STEP_BYTES, size - offset))
+            yield None
+        vfs.sync(fd)
+        vfs.fsync_dir(directory)
+    except BaseException:
+        vfs.close(fd)
+        raise
+    yield adopt_blank(vfs, number, path, fd, size)
+
+
+def adopt_blank(vfs: Vfs, number: int, path: str, fd: int, size: int) -> Segment:
+    """A zeroed file as the segment that will be written next."""
+    salt = int.from_bytes(vfs.random_bytes(4), "little")
+    segment = Segment(number, path, salt, fd=fd)
+    segment.capacity = size
+    return segment
