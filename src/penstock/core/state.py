@@ -152,7 +152,9 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
         if entry is None:
             entry = Unfinished(progress, item.offset, item.size, item.policy, item.effect_key)
             unfinished[item.offset] = entry
-            progress.cursor = item.offset + 1
+            # The consumers of one turn have a record each, and their offsets interleave.
+            if item.offset >= progress.cursor:
+                progress.cursor = item.offset + 1
             if item.effect_key:
                 open_effects = progress.group.open_effects
                 open_effects[item.effect_key] = open_effects.get(item.effect_key, 0) + 1

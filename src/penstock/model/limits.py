@@ -22,6 +22,9 @@ MAX_REQUEST_ID_CHARS = 128
 MAX_HEADER_BYTES = 64 * KIB
 """Request line and headers together; beyond it the connection is closed."""
 
+MAX_ENVELOPE_FIELD_BYTES = 1024
+"""An id in an envelope: it is kept in registries and joined into the journal."""
+
 MAX_REASON_BYTES = 4 * KIB
 """A nack's reason is kept in memory with the unfinished message; the rest is cut off."""
 
@@ -38,6 +41,10 @@ MAX_OFFSET = 2**53 - 1
 
 MAX_UNWRITTEN_BYTES = MIB
 """What may be decided for one consumer and not yet be handed to its connection."""
+
+MAX_UNFINISHED = 100_000
+"""Unfinished messages of one (group, partition); beyond it nothing new is delivered there.
+Only messages that wait for a retry can be so many, and each costs memory."""
 
 DISPATCH_BURST = 256
 """Deliveries decided for one partition before the others have their turn."""

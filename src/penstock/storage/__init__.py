@@ -1,1 +1,1 @@
-"""Durable bytes: the log, its segments, recovery and the offline tools. Knows no queue semantics."""
+"""Durable bytes: the log, its segments, recovery, the offline tools. Knows no queue semantics."""

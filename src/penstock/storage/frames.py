@@ -38,7 +38,7 @@ class Frame(NamedTuple):
     seq: int
     synced: int
     length: int
-    count: int
+    records: int
 
     @property
     def payload(self) -> int:
@@ -49,12 +49,12 @@ class Frame(NamedTuple):
         return self.offset + FRAME_HEADER_BYTES + self.length
 
 
-def encode_frame(
-    seq: int, synced: int, salt: int, records: Sequence[bytes]
-) -> tuple[bytes, bytes]:
+def encode_frame(seq: int, synced: int, salt: int, records: Sequence[bytes]) -> tuple[bytes, bytes]:
     """The header and the payload. `salt` is the segment's: it starts the CRC, so that bytes from
     elsewhere (an older file, a message that imitates a frame) never pass for a frame here."""
-    payload = b"".join(chain.from_iterable(zip(map(_pack_length, map(len, records)), records)))
+    payload = b"".join(
+        chain.from_iterable(zip(map(_pack_length, map(len, records)), records, strict=True))
+    )
     covered = _COVERED.pack(seq, synced, len(payload), len(records))
     crc = zlib.crc32(payload, zlib.crc32(covered, salt))
     return _FIXED.pack(FRAME_MAGIC, crc) + covered, payload
@@ -87,7 +87,7 @@ def frames_after(data: bytes, offset: int, salt: int) -> Iterator[Frame]:
 
 
 def frame_records(data: bytes, frame: Frame) -> list[tuple[int, bytes]]:
-    """Position and bytes of each record. ValueError if the payload is not what `count` says:
+    """Position and bytes of each record. ValueError if the payload is not what the header says:
     with the CRC right, that is a defect of the writer."""
     found = []
     base = (frame.seq << POSITION_BITS) - frame.payload
@@ -99,8 +99,8 @@ def frame_records(data: bytes, frame: Frame) -> list[tuple[int, bytes]]:
         stop = start + length_at(data, at)[0]
         found.append((base + at, data[start:stop]))
         at = stop
-    if at != end or len(found) != frame.count:
-        raise ValueError(f"frame {frame.seq} does not hold the {frame.count} records it names")
+    if at != end or len(found) != frame.records:
+        raise ValueError(f"frame {frame.seq} does not hold the {frame.records} records it names")
     return found
 
 

@@ -14,7 +14,6 @@ import msgspec
 from penstock.storage.errors import CorruptLog
 from penstock.storage.frames import Frame
 from penstock.storage.segments import (
-    SEGMENT_HEADER_BYTES,
     Segment,
     SegmentHeader,
     Tail,
@@ -85,10 +84,9 @@ def _check_begins(found: Recovered, path: str, number: int, header: SegmentHeade
     if found.tails:
         tail = found.tails[0]
         raise CorruptLog(tail.path, tail.position, f"invalid frame, but segment {number} has begun")
-    if found.segments or number == 1:
-        if header.first_seq != found.next_seq:
-            detail = f"frame {found.next_seq} is missing: the file begins with {header.first_seq}"
-            raise CorruptLog(path, 0, detail)
+    if (found.segments or number == 1) and header.first_seq != found.next_seq:
+        detail = f"frame {found.next_seq} is missing: the file begins with {header.first_seq}"
+        raise CorruptLog(path, 0, detail)
     found.next_seq = header.first_seq
     found.synced = max(found.synced, header.first_seq - 1)
 
@@ -102,7 +100,7 @@ def _walk_segment(
     frame: Frame | None = None
     for frame in walk_frames(data, header):
         segment.offsets.append(frame.offset)
-        found.records += frame.count
+        found.records += frame.records
         records = records_of(path, data, frame)
         if replay is not None:
             for position, record in records:
@@ -141,5 +139,3 @@ def settle_last(vfs: Vfs, segment: Segment, synced: int) -> None:
             length = min(ZERO_STEP_BYTES, segment.used - offset)
             vfs.write_at(segment.fd, [vfs.read_at(segment.fd, length, offset)], offset)
     vfs.sync(segment.fd)
-    if segment.used < SEGMENT_HEADER_BYTES:
-        raise CorruptLog(segment.path, segment.used, "the segment is shorter than its header")

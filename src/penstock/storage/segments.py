@@ -41,7 +41,17 @@ class SegmentHeader(msgspec.Struct, frozen=True):
 class Segment:
     """An open log's view of one segment. `offsets[i]` is where frame `first_seq + i` begins."""
 
-    __slots__ = ("capacity", "closed", "fd", "first_seq", "number", "offsets", "path", "salt", "used")
+    __slots__ = (
+        "capacity",
+        "closed",
+        "fd",
+        "first_seq",
+        "number",
+        "offsets",
+        "path",
+        "salt",
+        "used",
+    )
 
     def __init__(self, number: int, path: str, salt: int, *, fd: int = -1) -> None:
         self.number = number

@@ -1,0 +1,321 @@
+"""The image: all durable state as plain data, taken from a BrokerState and turned back into one.
+
+Invariant: restoring an image and applying records gives the same image as applying those records
+to the state it was taken from. What only the process knows (leases, timers, consumers) is left
+out, and so is what restoring derives: in-flight counts, open effects, the backlog's heaps. Must
+not know files; fields only ever grow at the end, since an older snapshot must still be read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.effects import Effect
+from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
+from penstock.core.state import BrokerState
+from penstock.core.topics import Partition, Topic
+from penstock.model.envelope import RetryPolicy
+from penstock.model.limits import Limits
+from penstock.model.records import DEAD
+
+
+class EntryImage(msgspec.Struct, array_like=True, gc=False):
+    """One unfinished message of a group. `until` is the retry time of a waiting one, else 0."""
+
+    offset: int
+    size: int
+    state: int
+    attempts: int
+    owner: str
+    previous_owner: str
+    last_error: str
+    until: int
+    effect_key: str
+    policy: RetryPolicy | None
+
+
+class ProgressImage(msgspec.Struct, array_like=True):
+    """`ready` has the offsets of the ready entries in the order they will be delivered in."""
+
+    cursor: int
+    first_offset: int
+    last_acked: int
+    finished_msgs: int
+    finished_bytes: int
+    free_msgs: int
+    free_bytes: int
+    unfinished: list[EntryImage]
+    ready: list[int]
+
+
+class GroupImage(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    created_ms: int
+    progress: list[ProgressImage]
+
+
+class PartitionImage(msgspec.Struct, array_like=True, gc=False):
+    first_offset: int
+    end_offset: int
+    stored_msgs: int
+    stored_bytes: int
+    trimmed_msgs: int
+    trimmed_bytes: int
+
+
+class EffectImage(msgspec.Struct, array_like=True, gc=False):
+    group: str
+    effect_key: str
+    status: int
+    owner: str
+    lease_until: int
+    text: str
+    expires: int
+
+
+class TopicImage(msgspec.Struct, array_like=True):
+    id: int
+    name: str
+    created_ms: int
+    next_offset: int
+    retention_ms: int
+    retention_bytes: int
+    partitions: list[PartitionImage]
+    groups: list[GroupImage]
+    effects: list[EffectImage]
+
+
+class StateImage(msgspec.Struct, array_like=True):
+    """`produced_keys[i]` is remembered until `produced_until[i]`: two lists decode fastest."""
+
+    next_id: int
+    last_ts: int
+    topics: list[TopicImage]
+    produced_keys: list[str]
+    produced_until: list[int]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StateImage)
+
+encode_image = _encoder.encode
+decode_image = _decoder.decode
+
+
+def take_image(state: BrokerState) -> StateImage:
+    """Shares nothing that changes with `state`. Keys past their time by the last record are out:
+    the next record to remember one would drop them."""
+    topics = sorted(state.topics.values(), key=lambda topic: topic.id)
+    kept = [item for item in state.produced.items() if item[1] > state.last_ts]
+    return StateImage(
+        state.next_id,
+        state.last_ts,
+        [_topic_image(topic) for topic in topics],
+        [identity for identity, _ in kept],
+        [expires for _, expires in kept],
+    )
+
+
+def restore_image(image: StateImage, limits: Limits) -> BrokerState:
+    state = BrokerState(limits)
+    state.next_id = image.next_id
+    state.last_ts = image.last_ts
+    for topic in image.topics:
+        _restore_topic(state, topic)
+    state.produced.restore(list(zip(image.produced_keys, image.produced_until, strict=True)))
+    return state
+
+
+def comparable(image: StateImage, now_ms: int) -> StateImage:
+    """The image as of `now_ms`, for comparing a live state with a replayed one.
+
+    That time passes is no record: a live state may have made a waiting entry ready, or forgotten
+    an expired key, where a replayed one has not yet.
+    """
+    return StateImage(
+        image.next_id,
+        image.last_ts,
+        [_comparable_topic(topic, now_ms) for topic in image.topics],
+        [key for key, until in _produced(image) if until > now_ms],
+        [until for _, until in _produced(image) if until > now_ms],
+    )
+
+
+def _produced(image: StateImage) -> list[tuple[str, int]]:
+    return list(zip(image.produced_keys, image.produced_until, strict=True))
+
+
+# Taking
+
+
+def _topic_image(topic: Topic) -> TopicImage:
+    groups = sorted(topic.groups.values(), key=lambda group: group.id)
+    effects = [
+        EffectImage(
+            group, key, effect.status, effect.owner, effect.lease_until, effect.text, effect.expires
+        )
+        for group, key, effect in topic.effects.items()
+    ]
+    effects.sort(key=lambda effect: (effect.expires, effect.group, effect.effect_key))
+    return TopicImage(
+        topic.id,
+        topic.name,
+        topic.created_ms,
+        topic.next_offset,
+        topic.retention_ms,
+        topic.retention_bytes,
+        [_partition_image(partition) for partition in topic.partitions],
+        [_group_image(group) for group in groups],
+        effects,
+    )
+
+
+def _partition_image(partition: Partition) -> PartitionImage:
+    backlog = partition.backlog
+    return PartitionImage(
+        partition.first_offset,
+        partition.end_offset,
+        backlog.stored_msgs,
+        backlog.stored_bytes,
+        backlog.trimmed_msgs,
+        backlog.trimmed_bytes,
+    )
+
+
+def _group_image(group: Group) -> GroupImage:
+    progress = [_progress_image(progress) for progress in group.progress]
+    return GroupImage(group.id, group.name, group.created_ms, progress)
+
+
+def _progress_image(progress: Progress) -> ProgressImage:
+    entries = sorted(progress.unfinished.values(), key=lambda entry: entry.offset)
+    return ProgressImage(
+        progress.cursor,
+        progress.first_offset,
+        progress.last_acked,
+        progress.finished_msgs,
+        progress.finished_bytes,
+        progress.free_msgs,
+        progress.free_bytes,
+        [_entry_image(entry) for entry in entries],
+        list(progress.ready),
+    )
+
+
+def _entry_image(entry: Unfinished) -> EntryImage:
+    return EntryImage(
+        entry.offset,
+        entry.size,
+        entry.state,
+        entry.attempts,
+        entry.owner,
+        entry.previous_owner,
+        entry.last_error,
+        entry.until if entry.state == WAITING else 0,
+        entry.effect_key,
+        entry.policy,
+    )
+
+
+# Restoring
+
+
+def _restore_topic(state: BrokerState, image: TopicImage) -> None:
+    topic = Topic(image.id, image.name, len(image.partitions), image.created_ms)
+    topic.next_offset = image.next_offset
+    topic.retention_ms = image.retention_ms
+    topic.retention_bytes = image.retention_bytes
+    for partition, kept in zip(topic.partitions, image.partitions, strict=True):
+        partition.first_offset = kept.first_offset
+        partition.end_offset = kept.end_offset
+        backlog = partition.backlog
+        backlog.stored_msgs = kept.stored_msgs
+        backlog.stored_bytes = kept.stored_bytes
+        backlog.trimmed_msgs = kept.trimmed_msgs
+        backlog.trimmed_bytes = kept.trimmed_bytes
+    for group in image.groups:
+        _restore_group(state, topic, group)
+    topic.effects.restore([_effect(effect) for effect in image.effects])
+    state.topics[topic.name] = topic
+    state.topics_by_id[topic.id] = topic
+
+
+def _effect(image: EffectImage) -> tuple[str, str, Effect]:
+    effect = Effect(image.status, image.owner, image.lease_until, image.text, image.expires)
+    return image.group, image.effect_key, effect
+
+
+def _restore_group(state: BrokerState, topic: Topic, image: GroupImage) -> None:
+    group = Group(image.id, image.name, topic, image.created_ms)
+    for index, kept in enumerate(image.progress):
+        progress = Progress(group, index, kept.first_offset)
+        progress.cursor = kept.cursor
+        progress.last_acked = kept.last_acked
+        progress.finished_msgs = kept.finished_msgs
+        progress.finished_bytes = kept.finished_bytes
+        progress.free_msgs = kept.free_msgs
+        progress.free_bytes = kept.free_bytes
+        for entry in kept.unfinished:
+            _restore_entry(state, progress, entry)
+        for offset in kept.ready:
+            progress.ready[offset] = progress.unfinished[offset]
+        topic.partitions[index].backlog.restore(progress)
+        group.progress.append(progress)
+    topic.groups[group.name] = group
+    state.groups[group.id] = group
+
+
+def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) -> None:
+    entry = Unfinished(progress, image.offset, image.size, image.policy, image.effect_key)
+    entry.state = image.state
+    entry.attempts = image.attempts
+    entry.owner = image.owner
+    entry.previous_owner = image.previous_owner
+    entry.last_error = image.last_error
+    progress.unfinished[image.offset] = entry
+    if image.state == WAITING:
+        entry.until = image.until
+        state.timers.set(entry, image.until)
+    elif image.state == DYING:
+        entry.until = DEAD
+    elif image.state == IN_FLIGHT:
+        progress.in_flight += 1
+    if image.effect_key:
+        open_effects = progress.group.open_effects
+        open_effects[image.effect_key] = open_effects.get(image.effect_key, 0) + 1
+
+
+# Comparing
+
+
+def _comparable_topic(image: TopicImage, now_ms: int) -> TopicImage:
+    open_keys = {
+        (group.name, entry.effect_key)
+        for group in image.groups
+        for progress in group.progress
+        for entry in progress.unfinished
+    }
+    effects = [
+        effect
+        for effect in image.effects
+        if effect.expires > now_ms or (effect.group, effect.effect_key) in open_keys
+    ]
+    groups = [
+        msgspec.structs.replace(
+            group, progress=[_comparable_progress(progress, now_ms) for progress in group.progress]
+        )
+        for group in image.groups
+    ]
+    return msgspec.structs.replace(image, groups=groups, effects=effects)
+
+
+def _comparable_progress(image: ProgressImage, now_ms: int) -> ProgressImage:
+    unfinished = [
+        msgspec.structs.replace(entry, state=READY, until=0)
+        if entry.state == WAITING and entry.until <= now_ms
+        else entry
+        for entry in image.unfinished
+    ]
+    ready = [entry.offset for entry in unfinished if entry.state == READY]
+    return msgspec.structs.replace(image, unfinished=unfinished, ready=ready)

@@ -1,0 +1,90 @@
+"""Messages out of attempts, on their way to the dead-letter topic.
+
+A burial needs the body, which may have to be read from disk, and room for a new message; until it
+has both, the message holds no place in flight and nothing is written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.core.deadletters import decide_burial
+from penstock.core.groups import DYING, Unfinished
+from penstock.core.partitioning import utf8_bytes
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.engine.journal import Journal
+from penstock.engine.pages import Pages
+from penstock.engine.window import Window
+from penstock.model.records import Message, TopicCreated
+
+BURST = 1000
+"""Burials in one turn, so that a mass death does not hold up the loop."""
+
+
+class Burials:
+    def __init__(
+        self, state: BrokerState, window: Window, pages: Pages, journal: Journal
+    ) -> None:
+        self._state = state
+        self._window = window
+        self._pages = pages
+        self._journal = journal
+        self._dying: dict[Unfinished, str] = {}
+        self.on_buried: Callable[[Topic, int], None] = lambda topic, partition: None
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._dying)
+
+    def add(self, entry: Unfinished, last_error: str) -> None:
+        """The entry has left flight and has no attempt left."""
+        entry.state = DYING
+        self._dying[entry] = last_error
+
+    def run(self) -> None:
+        """Buries what can be buried now; the rest waits for room or for its body."""
+        for entry, last_error in list(self._dying.items())[:BURST]:
+            progress = entry.progress
+            if progress.unfinished.get(entry.offset) is not entry or entry.state != DYING:
+                del self._dying[entry]
+                continue
+            log = self._window.log(progress.group.topic.id, progress.partition)
+            body = self._pages.message(log, entry.offset)
+            if body is None:
+                del self._dying[entry]
+                self._fetch(entry, last_error)
+            elif self._bury(entry, body, last_error):
+                del self._dying[entry]
+            else:
+                return
+        if self._dying:
+            self._journal.wake()
+
+    def _fetch(self, entry: Unfinished, last_error: str) -> None:
+        def fetched() -> None:
+            self._dying[entry] = last_error
+            self._journal.wake()
+
+        progress = entry.progress
+        log = self._window.log(progress.group.topic.id, progress.partition)
+        self._pages.load(log, entry.offset, fetched)
+
+    def _bury(self, entry: Unfinished, body: Message, last_error: str) -> bool:
+        source = entry.progress.group.topic
+        now_ms = self._journal.now_ms()
+        records, copy = decide_burial(self._state, entry, body, last_error, now_ms)
+        first, finished = records[0], records[-1]
+        if not self._journal.can_store(copy):
+            return False
+        if isinstance(first, TopicCreated):
+            if not self._journal.record(first):
+                return False
+            self._window.open_topic(first.topic_id, first.partitions)
+        size = utf8_bytes(copy.key) + utf8_bytes(copy.value)
+        if not self._journal.store_with(copy, size, finished):
+            return False
+        key = (source.name, entry.progress.group.name)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.on_buried(self._state.topics_by_id[copy.topic_id], copy.partition)
+        return True

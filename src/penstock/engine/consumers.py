@@ -1,0 +1,151 @@
+"""Connected consumers: who may be given the next delivery, and what has not left yet.
+
+Invariant: `unwritten` holds exactly the deliveries decided for a consumer and not yet handed to
+its sink; on close or lapse those go back uncounted. A consumer is in its group's `available` ring
+if and only if it can take another delivery; the ring's order is the round robin.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.core.groups import Group, Progress, Unfinished
+from penstock.model.item import Item
+from penstock.model.limits import MAX_UNWRITTEN_BYTES
+from penstock.model.records import Message
+
+
+class Sink(Protocol):
+    """The far end of a consumer: a connection, or a test's list."""
+
+    def write(self, items: list[Item]) -> None:
+        """Hands durable deliveries to the transport. Afterwards they count as written."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """The broker ends the stream: its topic or group is gone, or the broker stops."""
+        ...
+
+
+class Feed:
+    """Where a group reads in a partition: a page and the place in it."""
+
+    __slots__ = ("index", "loading", "messages")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.index = 0
+        self.loading = False
+
+
+class GroupRun:
+    """A group that has, or had, consumers in this process."""
+
+    __slots__ = ("available", "consumers", "feeds", "group", "starved")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.consumers: dict[int, Consumer] = {}
+        self.available: OrderedDict[Consumer, None] = OrderedDict()
+        # Partitions that may have something to give, while nobody can take it.
+        self.starved: dict[Progress, None] = {}
+        self.feeds = [Feed() for _ in group.progress]
+
+
+class Consumer:
+    """One open stream. The server pauses it when the connection is full and closes it at its end."""
+
+    __slots__ = (
+        "_changed",
+        "closed",
+        "held",
+        "id",
+        "lease_ms",
+        "outstanding",
+        "owner",
+        "paused",
+        "prefetch",
+        "run",
+        "sink",
+        "unwritten",
+        "unwritten_bytes",
+    )
+
+    def __init__(
+        self,
+        consumer_id: int,
+        run: GroupRun,
+        owner: str,
+        lease_ms: int,
+        prefetch: int,
+        sink: Sink,
+        changed: Callable[[Consumer], None],
+    ) -> None:
+        self.id = consumer_id
+        self.run = run
+        self.owner = owner
+        self.lease_ms = lease_ms
+        self.prefetch = prefetch
+        self.sink = sink
+        self.paused = False
+        self.closed = False
+        self.outstanding = 0
+        self.unwritten: dict[Unfinished, Item] = {}
+        self.unwritten_bytes = 0
+        self.held: list[Unfinished] = []
+        self._changed = changed
+
+    def can_take(self) -> bool:
+        return (
+            not self.closed
+            and not self.paused
+            and self.unwritten_bytes < MAX_UNWRITTEN_BYTES
+            and (not self.prefetch or self.outstanding < self.prefetch)
+        )
+
+    def pause(self) -> None:
+        """The connection is above its high-water mark: nothing is handed to it."""
+        self.paused = True
+        self._changed(self)
+
+    def resume(self) -> None:
+        self.paused = False
+        self._changed(self)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if not self.closed:
+            self.closed = True
+            self._changed(self)
+
+    def expect(self, entry: Unfinished, item: Item) -> None:
+        """A delivery was decided for this consumer; it leaves when its record is durable."""
+        self.unwritten[entry] = item
+        self.unwritten_bytes += len(item.value)
+        self.outstanding += 1
+
+    def forget(self, entry: Unfinished) -> bool:
+        """The delivery will not be written after all. False if it has been."""
+        item = self.unwritten.pop(entry, None)
+        if item is None:
+            return False
+        self.unwritten_bytes -= len(item.value)
+        return True
+
+    def write(self, entries: list[Unfinished]) -> None:
+        """Hands what is still wanted of `entries` to the sink, or holds it while paused."""
+        if self.closed:
+            return
+        if self.paused:
+            self.held.extend(entries)
+            return
+        items = []
+        for entry in entries:
+            item = self.unwritten.pop(entry, None)
+            if item is not None:
+                self.unwritten_bytes -= len(item.value)
+                items.append(item)
+        if items:
+            self.sink.write(items)

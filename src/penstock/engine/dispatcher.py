@@ -1,0 +1,369 @@
+"""Decides who gets what next: every delivery of a first time or again goes through here.
+
+For a (group, partition) marked dirty it gives out what came back, then what is new, in turn to
+the consumers that can take more, until the in-flight limit is reached. Messages that are not in
+memory are asked for and given out when they have come; nobody else waits for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import islice
+
+from msgspec import UNSET
+
+from penstock.core.deliver import (
+    delivered,
+    first_delivery,
+    is_effect_committed,
+    redelivery,
+    returned,
+    skip,
+)
+from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
+from penstock.core.settle import delivery_id
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.engine.consumers import Consumer, Feed, GroupRun, Sink
+from penstock.engine.histogram import Histogram
+from penstock.engine.journal import Journal
+from penstock.engine.pages import Pages
+from penstock.engine.window import Window
+from penstock.model.errors import PenstockError
+from penstock.model.item import Item
+from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
+from penstock.model.records import DeliveredItem, Message
+
+Give = tuple[DeliveredItem, Message]
+
+
+class Dispatcher:
+    def __init__(
+        self, state: BrokerState, window: Window, pages: Pages, journal: Journal
+    ) -> None:
+        self._state = state
+        self._window = window
+        self._pages = pages
+        self._journal = journal
+        self._runs: dict[int, GroupRun] = {}
+        self._consumers: dict[int, Consumer] = {}
+        self._next_consumer = 1
+        # An ordered set: groups are served in the order they asked.
+        self._dirty: dict[Progress, None] = {}
+        self.deliveries = 0
+        self.redeliveries = 0
+        self.delivery_seconds = Histogram()
+
+    # -- consumers ---------------------------------------------------------------------------
+
+    def open(
+        self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink
+    ) -> Consumer:
+        run = self._runs.get(group_id)
+        if run is None:
+            run = self._runs[group_id] = GroupRun(self._state.groups[group_id])
+        consumer = Consumer(
+            self._next_consumer, run, owner, lease_ms, prefetch, sink, self._consumer_changed
+        )
+        self._next_consumer += 1
+        self._consumers[consumer.id] = consumer
+        run.consumers[consumer.id] = consumer
+        run.available[consumer] = None
+        self._dirty.update(dict.fromkeys(run.group.progress))
+        self._journal.wake()
+        return consumer
+
+    def consumer_count(self, group_id: int) -> int:
+        run = self._runs.get(group_id)
+        return len(run.consumers) if run is not None else 0
+
+    def end_group(self, group_id: int, reason: str) -> None:
+        """The group is gone: its streams end, and nothing of it goes back anywhere."""
+        run = self._runs.pop(group_id, None)
+        if run is None:
+            return
+        for progress in run.group.progress:
+            self._dirty.pop(progress, None)
+        for consumer in list(run.consumers.values()):
+            consumer.closed = True
+            consumer.unwritten.clear()
+            del self._consumers[consumer.id]
+            consumer.sink.end(reason)
+
+    def end_all(self, reason: str) -> None:
+        for consumer in list(self._consumers.values()):
+            consumer.sink.end(reason)
+            consumer.close()
+
+    def _consumer_changed(self, consumer: Consumer) -> None:
+        run = consumer.run
+        if consumer.closed:
+            if self._consumers.pop(consumer.id, None) is not None:
+                run.available.pop(consumer, None)
+                del run.consumers[consumer.id]
+                self.give_back(list(consumer.unwritten))
+        elif consumer.paused:
+            run.available.pop(consumer, None)
+        else:
+            held, consumer.held = consumer.held, []
+            self._renew(consumer, held)
+            consumer.write(held)
+            self._refresh(consumer)
+
+    def _renew(self, consumer: Consumer, held: list[Unfinished]) -> None:
+        """What waited for a full connection has its whole lease from now on."""
+        until = self._journal.now_ms() + consumer.lease_ms
+        for entry in held:
+            if entry in consumer.unwritten:
+                entry.until = until
+                self._state.timers.set(entry, until)
+
+    def _refresh(self, consumer: Consumer) -> None:
+        run = consumer.run
+        if not consumer.can_take():
+            run.available.pop(consumer, None)
+        elif consumer not in run.available:
+            run.available[consumer] = None
+            self._dirty.update(run.starved)
+            run.starved.clear()
+            self._journal.wake()
+
+    # -- what makes a partition worth looking at ----------------------------------------------
+
+    def mark(self, progress: Progress) -> None:
+        """Something of this (group, partition) may be deliverable now."""
+        run = self._runs.get(progress.group.id)
+        if run is not None:
+            (self._dirty if run.available else run.starved)[progress] = None
+
+    def mark_topic(self, topic: Topic, partition: int) -> None:
+        """The partition has a new message, for every group."""
+        for group in topic.groups.values():
+            self.mark(group.progress[partition])
+
+    def mark_all(self) -> None:
+        """After a time in which nothing could be recorded."""
+        for run in self._runs.values():
+            for progress in run.group.progress:
+                self.mark(progress)
+        self._journal.wake()
+
+    def left_flight(self, entry: Unfinished) -> None:
+        """The entry's place is free: its consumer may take more, its partition give more."""
+        consumer = self._consumers.get(entry.consumer)
+        entry.consumer = NO_CONSUMER
+        if consumer is not None:
+            consumer.outstanding -= 1
+            consumer.forget(entry)
+            if consumer.prefetch:
+                self._refresh(consumer)
+        self.mark(entry.progress)
+
+    def is_unwritten(self, entry: Unfinished) -> bool:
+        consumer = self._consumers.get(entry.consumer)
+        return consumer is not None and entry in consumer.unwritten
+
+    def give_back(self, entries: list[Unfinished]) -> None:
+        """Deliveries that never left go to another consumer at once, uncounted."""
+        by_progress: dict[Progress, list[int]] = {}
+        for entry in entries:
+            if entry.state == IN_FLIGHT:
+                by_progress.setdefault(entry.progress, []).append(entry.offset)
+        for progress, offsets in by_progress.items():
+            if self._journal.record(returned(progress, sorted(offsets), self._journal.now_ms())):
+                for offset in offsets:
+                    self.left_flight(progress.unfinished[offset])
+        self._journal.wake()
+
+    # -- dispatch -----------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Serves every dirty (group, partition) once; what has more to give asks again."""
+        dirty, self._dirty = self._dirty, {}
+        for progress in dirty:
+            run = self._runs.get(progress.group.id)
+            if run is not None and run.available and self._serve(run, progress):
+                self._dirty[progress] = None
+        if self._dirty:
+            self._journal.wake()
+
+    def _serve(self, run: GroupRun, progress: Progress) -> bool:
+        """Gives out up to a burst. True when there may be more to give at once."""
+        room = min(self._state.limits.max_in_flight - progress.in_flight, DISPATCH_BURST)
+        if room <= 0:
+            return False
+        given: dict[Consumer, list[Give]] = {}
+        again = list(islice(progress.ready.values(), room)) if progress.ready else []
+        self._give_again(run, progress, again, given)
+        room -= len(again)
+        more = room <= 0 or self._give_new(run, progress, room, given)
+        is_recorded = self._deliver(progress, given)
+        if not run.available:
+            run.starved[progress] = None
+        return more and is_recorded and bool(run.available)
+
+    def _give_again(
+        self,
+        run: GroupRun,
+        progress: Progress,
+        entries: list[Unfinished],
+        given: dict[Consumer, list[Give]],
+    ) -> None:
+        """Redeliveries, oldest wait first."""
+        group = run.group
+        log = self._window.log(group.topic.id, progress.partition)
+        for entry in entries:
+            if not run.available:
+                return
+            message = self._pages.message(log, entry.offset)
+            if message is None:
+                self._pages.load(log, entry.offset, lambda: self._mark_and_wake(progress))
+                continue
+            item = redelivery(entry)
+            if is_effect_committed(group.topic, group, entry.effect_key):
+                self._journal.record(skip(progress, item, self._journal.now_ms()))
+                continue
+            self._assign(run, item, message, given)
+
+    def _give_new(
+        self, run: GroupRun, progress: Progress, room: int, given: dict[Consumer, list[Give]]
+    ) -> bool:
+        """First deliveries, in offset order."""
+        group = run.group
+        partition = group.topic.partitions[progress.partition]
+        feed = run.feeds[progress.partition]
+        cursor = progress.cursor
+        room = min(room, MAX_UNFINISHED - len(progress.unfinished))
+        while room > 0 and run.available:
+            if cursor >= partition.end_offset:
+                return False
+            message = self._next(run, progress, feed, cursor)
+            if message is None:
+                return False
+            cursor = message.offset + 1
+            item = first_delivery(message)
+            if item.effect_key and is_effect_committed(group.topic, group, item.effect_key):
+                # Skipping moves the cursor, so what was given before it is recorded before it.
+                if not self._deliver(progress, given):
+                    return False
+                if not self._journal.record(skip(progress, item, self._journal.now_ms())):
+                    return False
+                continue
+            self._assign(run, item, message, given)
+            room -= 1
+        return True
+
+    def _assign(
+        self,
+        run: GroupRun,
+        item: DeliveredItem,
+        message: Message,
+        given: dict[Consumer, list[Give]],
+    ) -> None:
+        """The next consumer in turn gets it, and goes to the end of the ring."""
+        consumer, _ = run.available.popitem(last=False)
+        gives = given.setdefault(consumer, [])
+        gives.append((item, message))
+        consumer.unwritten_bytes += len(message.value)
+        consumer.outstanding += 1
+        if consumer.can_take():
+            run.available[consumer] = None
+
+    def _next(
+        self, run: GroupRun, progress: Progress, feed: Feed, cursor: int
+    ) -> Message | None:
+        """The first message at or after `cursor`; None while it is being read from disk."""
+        messages, index = feed.messages, feed.index
+        if index < len(messages) and messages[index].offset >= cursor:
+            if index == 0 or messages[index - 1].offset < cursor:
+                feed.index = index + 1
+                return messages[index]
+        log = self._window.log(run.group.topic.id, progress.partition)
+        page = self._pages.page(log, cursor)
+        if page is None:
+            if not feed.loading:
+                feed.loading = True
+                self._pages.load(log, cursor, lambda: self._fed(progress, feed))
+            return None
+        index = bisect_left(page, cursor, key=_offset_of)
+        if index == len(page):
+            return None
+        feed.messages, feed.index = page, index + 1
+        return page[index]
+
+    def _fed(self, progress: Progress, feed: Feed) -> None:
+        feed.loading = False
+        self._mark_and_wake(progress)
+
+    def _mark_and_wake(self, progress: Progress) -> None:
+        self.mark(progress)
+        self._journal.wake()
+
+    def _deliver(self, progress: Progress, given: dict[Consumer, list[Give]]) -> bool:
+        """Records what was given, all consumers' in one frame, so that a crash keeps all or none:
+        the cursor must never pass an offset that is in nobody's record. False without room."""
+        if not given:
+            return True
+        now_ms = self._journal.now_ms()
+        for consumer, gives in given.items():
+            consumer.outstanding -= len(gives)
+            consumer.unwritten_bytes -= sum(len(message.value) for _, message in gives)
+        records = [
+            delivered(progress, consumer.owner, [item for item, _ in gives], now_ms)
+            for consumer, gives in given.items()
+        ]
+        is_recorded = self._journal.record_together(records)
+        for consumer, gives in given.items():
+            if is_recorded:
+                self._lease(progress, consumer, gives, now_ms)
+            else:
+                self._refresh(consumer)
+        given.clear()
+        return is_recorded
+
+    def _lease(
+        self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int
+    ) -> None:
+        entries = []
+        until = now_ms + consumer.lease_ms
+        group_id = progress.group.id
+        unfinished, timers = progress.unfinished, self._state.timers
+        for item, message in gives:
+            entry = unfinished[item.offset]
+            entry.until = until
+            entry.consumer = consumer.id
+            timers.set(entry, until)
+            consumer.expect(entry, _item(entry, message, group_id))
+            entries.append(entry)
+            if entry.attempts > 1:
+                self.redeliveries += 1
+            else:
+                self.delivery_seconds.observe((now_ms - message.ts) / 1000)
+        self.deliveries += len(entries)
+        self._journal.when_durable(lambda error: self._leave(consumer, entries, error))
+
+    def _leave(
+        self, consumer: Consumer, entries: list[Unfinished], error: PenstockError | None
+    ) -> None:
+        if error is not None or consumer.closed:
+            return
+        consumer.write(entries)
+        self._refresh(consumer)
+
+
+def _item(entry: Unfinished, message: Message, group_id: int) -> Item:
+    return Item(
+        message.partition,
+        message.offset,
+        entry.attempts,
+        message.key,
+        message.value,
+        entry.last_error,
+        UNSET if message.routing is None else message.routing,
+        UNSET if message.envelope is None else message.envelope,
+        delivery_id(group_id, entry.attempts),
+    )
+
+
+def _offset_of(message: Message) -> int:
+    return message.offset

@@ -1,0 +1,361 @@
+"""The embedded engine: core and log in one process, driven from one thread.
+
+Each command is decided, recorded and applied in one step, then answered when durable (journal),
+while what it made deliverable is dispatched in the same turn and shares its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.effect_rules import (
+    EffectCommand,
+    decide_begin,
+    decide_commit,
+    decide_fail,
+    decide_renew,
+)
+from penstock.core.effects import Effect
+from penstock.core.produce import Produce, decide_produce, find_topic
+from penstock.core.registry import (
+    decide_configure_topic,
+    decide_create_group,
+    decide_create_topic,
+    decide_delete_group,
+    decide_delete_topic,
+)
+from penstock.core.settle import (
+    NOT_DELIVERED,
+    AlreadyDone,
+    Settle,
+    decide_ack,
+    decide_extend,
+    decide_nack,
+)
+from penstock.engine.consumers import Sink
+from penstock.engine.journal import Done
+from penstock.engine.parts import Parts
+from penstock.engine.protocol import Capabilities, Health
+from penstock.engine.report import report_topic
+from penstock.engine.routing import Router, RoutingGate
+from penstock.engine.upkeep import Upkeep
+from penstock.model.errors import FailedPrecondition, PenstockError, ResourceExhausted, Unavailable
+from penstock.model.records import DEAD, Message, Record
+
+
+class EmbeddedEngine:
+    def __init__(
+        self, parts: Parts, capabilities: Capabilities, router: Router | None = None
+    ) -> None:
+        self.parts = parts
+        self.capabilities = capabilities
+        self.limits = parts.state.limits
+        self.rejected: dict[tuple[str, str], int] = {}
+        self.routing = RoutingGate(parts.state, router) if router is not None else None
+        self.upkeep = Upkeep(parts, pages_to_disk=capabilities.wal_enabled)
+        self._state = parts.state
+        self._journal = parts.journal
+        self._dispatcher = parts.dispatcher
+        self._is_closed = False
+        self.upkeep.start()
+
+    # -- produce -------------------------------------------------------------------------------
+
+    def produce(self, command: Produce, done: Done) -> None:
+        if self.routing is None:
+            self._journal.answer(done, self._store(command))
+            return
+        try:
+            self.routing.pass_through(
+                command, lambda final: self._journal.answer(done, self._store(final))
+            )
+        except PenstockError as error:
+            self._journal.answer(done, error)
+
+    def produce_many(self, commands: list[Produce], done: Done) -> None:
+        if self.routing is None:
+            self._journal.answer(done, [self._store(command) for command in commands])
+            return
+        outcomes: list[Any] = list(commands)
+        left = len(commands)
+
+        def routed(index: int, outcome: Produce | PenstockError) -> None:
+            nonlocal left
+            outcomes[index] = outcome
+            left -= 1
+            if not left:
+                stored = [o if isinstance(o, PenstockError) else self._store(o) for o in outcomes]
+                self._journal.answer(done, stored)
+
+        for index, command in enumerate(commands):
+            try:
+                self.routing.pass_through(command, lambda final, i=index: routed(i, final))
+            except PenstockError as error:
+                routed(index, error)
+
+    def _store(self, command: Produce) -> Message | PenstockError | None:
+        """The message stored, None for a duplicate, or the refusal."""
+        state = self._state
+        try:
+            if self._journal.failure is not None:
+                raise self._journal.failure
+            decided = decide_produce(state, command, self._journal.now_ms())
+            if decided is None:
+                return None
+            message, size = decided
+            if not self.upkeep.pages_to_disk and self.parts.window.is_over():
+                self._check_memory()
+            self._journal.store(message, size)
+        except PenstockError as error:
+            self._count_rejected(command, error)
+            return error
+        topic = state.topics_by_id[message.topic_id]
+        if topic.groups:
+            self._dispatcher.mark_topic(topic, message.partition)
+        return message
+
+    def _check_memory(self) -> None:
+        """Without a disk to page to, what no group needs any more makes room; else nothing can."""
+        self.upkeep.reclaim_memory()
+        if self.parts.window.is_over():
+            raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
+
+    def _count_rejected(self, command: Produce, error: PenstockError) -> None:
+        reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
+        topic = command.topic if command.topic in self._state.topics else ""
+        key = (topic, reason)
+        self.rejected[key] = self.rejected.get(key, 0) + 1
+
+    # -- settle --------------------------------------------------------------------------------
+
+    def ack(self, command: Settle, done: Done) -> None:
+        self._ack(command, lambda outcome: self._journal.answer(done, outcome))
+
+    def ack_many(self, commands: list[Settle], done: Done) -> None:
+        outcomes: list[Any] = [None] * len(commands)
+        left = len(commands)
+        if not left:
+            self._journal.answer(done, outcomes)
+
+        def settled(index: int, outcome: PenstockError | None) -> None:
+            nonlocal left
+            outcomes[index] = outcome
+            left -= 1
+            if not left:
+                self._journal.answer(done, outcomes)
+
+        for index, command in enumerate(commands):
+            self._ack(command, lambda outcome, i=index: settled(i, outcome))
+
+    def _ack(self, command: Settle, settled: Callable[[PenstockError | None], None]) -> None:
+        try:
+            self._check_writable()
+            decision = decide_ack(self._state, command, self._journal.now_ms())
+            if isinstance(decision, AlreadyDone):
+                self._confirm(decision, settled)
+                return
+            if decision is not None:
+                topic = self._state.topics_by_id[decision.topic_id]
+                progress = topic.groups[command.group].progress[command.partition]
+                entry = progress.unfinished[command.offset]
+                self._record(decision)
+                self._dispatcher.left_flight(entry)
+                self._journal.wake()
+        except PenstockError as error:
+            settled(error)
+        else:
+            settled(None)
+
+    def _confirm(
+        self, decision: AlreadyDone, settled: Callable[[PenstockError | None], None]
+    ) -> None:
+        """Offsets are shared among partitions: is this one in the partition that was named?"""
+        log = self.parts.window.log(decision.topic_id, decision.partition)
+        pages, offset = self.parts.pages, decision.offset
+        if offset < log.first_offset:
+            settled(None)
+            return
+
+        def answer() -> None:
+            is_there = pages.message(log, offset) is not None
+            settled(None if is_there else FailedPrecondition(NOT_DELIVERED))
+
+        if pages.page(log, offset) is None:
+            pages.load(log, offset, answer)
+        else:
+            answer()
+
+    def nack(self, command: Settle, reason: str, done: Done) -> None:
+        def decide() -> None:
+            decision = decide_nack(self._state, command, reason, self._journal.now_ms())
+            topic = self._state.topics_by_id[decision.topic_id]
+            progress = topic.groups[command.group].progress[command.partition]
+            entry = progress.unfinished[command.offset]
+            self._record(decision)
+            self._dispatcher.left_flight(entry)
+            if decision.retry_at == DEAD:
+                self.parts.burials.add(entry, decision.reason)
+            self._journal.wake()
+
+        self._decide(decide, done)
+
+    def extend(self, command: Settle, lease_ms: int, done: Done) -> None:
+        def decide() -> None:
+            entry = decide_extend(self._state, command)
+            entry.until = self._journal.now_ms() + lease_ms
+            self._state.timers.set(entry, entry.until)
+            self._journal.wake()
+
+        self._decide(decide, done)
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def begin_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
+        def decide() -> Effect | None:
+            decision = decide_begin(self._state, command, lease_ms, self._journal.now_ms())
+            if isinstance(decision, Effect):
+                return decision
+            self._record(decision)
+            return None
+
+        self._decide(decide, done)
+
+    def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
+        self._decide_record(
+            lambda now: decide_renew(self._state, command, lease_ms, now), done
+        )
+
+    def commit_effect(self, command: EffectCommand, result: str, done: Done) -> None:
+        self._decide_record(lambda now: decide_commit(self._state, command, result, now), done)
+
+    def fail_effect(self, command: EffectCommand, reason: str, done: Done) -> None:
+        self._decide_record(lambda now: decide_fail(self._state, command, reason, now), done)
+
+    # -- topics and groups ---------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int, done: Done) -> None:
+        def decide() -> bool:
+            record = decide_create_topic(self._state, name, partitions, self._journal.now_ms())
+            if record is None:
+                return False
+            self._record(record)
+            self.parts.window.open_topic(record.topic_id, record.partitions)
+            return True
+
+        self._decide(decide, done)
+
+    def delete_topic(self, name: str, done: Done) -> None:
+        def decide() -> None:
+            record = decide_delete_topic(self._state, name, self._journal.now_ms())
+            groups = list(self._state.topics[name].groups.values())
+            self._record(record)
+            for group in groups:
+                self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
+            self.parts.window.drop_topic(record.topic_id)
+            self.upkeep.seal_soon()
+
+        self._decide(decide, done)
+
+    def configure_topic(
+        self, name: str, retention_ms: int | None, retention_bytes: int | None, done: Done
+    ) -> None:
+        self._decide_record(
+            lambda now: decide_configure_topic(
+                self._state, name, retention_ms, retention_bytes, now
+            ),
+            done,
+        )
+
+    def delete_group(self, topic: str, group: str, done: Done) -> None:
+        def decide() -> None:
+            record = decide_delete_group(self._state, topic, group, self._journal.now_ms())
+            self._record(record)
+            self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
+
+        self._decide(decide, done)
+
+    def list_topics(self, done: Done) -> None:
+        self._decide(lambda: sorted(self._state.topics), done)
+
+    def describe_topic(self, name: str, done: Done) -> None:
+        self._decide(
+            lambda: report_topic(find_topic(self._state, name), self._dispatcher.consumer_count),
+            done,
+        )
+
+    # -- consumers -----------------------------------------------------------------------------
+
+    def open_consumer(
+        self,
+        topic: str,
+        group: str,
+        owner: str,
+        lease_ms: int,
+        prefetch: int,
+        sink: Sink,
+        done: Done,
+    ) -> None:
+        def opened(outcome: int | PenstockError) -> None:
+            if isinstance(outcome, PenstockError):
+                done(outcome)
+            elif outcome not in self._state.groups:
+                done(FailedPrecondition("the group was deleted"))
+            else:
+                lease = lease_ms or self.limits.lease_ms
+                done(self._dispatcher.open(outcome, owner, lease, prefetch, sink))
+
+        def decide() -> int:
+            found = find_topic(self._state, topic)
+            record = decide_create_group(self._state, found, group, self._journal.now_ms())
+            if record is not None:
+                self._record(record)
+            return found.groups[group].id
+
+        self._decide(decide, opened)
+
+    def end_streams(self, reason: str) -> None:
+        self._dispatcher.end_all(reason)
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        if self._journal.failure is not None:
+            return Health(False, self._journal.failure.message)
+        if self._is_closed:
+            return Health(False, "the broker is stopping")
+        return Health(True)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.end_streams("the broker is stopping")
+        self.upkeep.stop()
+        self._journal.log.close()
+
+    def _decide(self, decide: Callable[[], Any], done: Done) -> None:
+        try:
+            self._check_writable()
+            outcome = decide()
+        except PenstockError as error:
+            outcome = error
+        self._journal.answer(done, outcome)
+
+    def _decide_record(self, decide: Callable[[int], Record | None], done: Done) -> None:
+        """For a command that is one record, or none, and answers nothing."""
+
+        def run() -> None:
+            record = decide(self._journal.now_ms())
+            if record is not None:
+                self._record(record)
+
+        self._decide(run, done)
+
+    def _record(self, record: Record) -> None:
+        if not self._journal.record(record):
+            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+
+    def _check_writable(self) -> None:
+        if self._journal.failure is not None:
+            raise self._journal.failure

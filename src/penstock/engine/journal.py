@@ -1,0 +1,168 @@
+"""Decisions become durable here: append, apply at once, answer when it is on disk.
+
+Invariant: nothing leaves the broker before the log position it was decided at is durable; and
+after the log has failed nothing held back is ever released, only refused. A callback that raises
+is logged and never stops the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.core.state import BrokerState, apply, apply_message
+from penstock.engine.clock import Clock
+from penstock.engine.histogram import Histogram
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.window import Window
+from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.records import Message, Record, encode_record
+from penstock.storage.frames import POSITION_BITS
+from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
+
+Done = Callable[[Any], None]
+"""Takes what was decided, or the PenstockError that refused it."""
+
+Then = Callable[[PenstockError | None], None]
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Journal:
+    def __init__(
+        self, state: BrokerState, log: Log, window: Window, clock: Clock, scheduler: Scheduler
+    ) -> None:
+        self.log = log
+        self.now_ms = clock.now_ms
+        self.failure: Unavailable | None = None
+        self.on_turn: Callable[[], None] = _nothing
+        self.on_failure: Callable[[Unavailable], None] = _nothing_of
+        self.commit_seconds = Histogram()
+        self.answer_seconds = Histogram()
+        self._state = state
+        self._window = window
+        self._scheduler = scheduler
+        self._last_seq = 0
+        self._held: deque[tuple[int, Done, Any]] = deque()
+        self._is_awake = False
+        # When the oldest answer of each commit was asked for.
+        self._asked: deque[tuple[int, float]] = deque()
+        log.on_durable = self._durable
+        log.on_failed = self._failed
+
+    def record(self, record: Record) -> bool:
+        """Appends and applies one record, from the reserve if need be. False without room."""
+        data = encode_record(record)
+        if not self.log.has_room(len(data) + RECORD_OVERHEAD_BYTES, reserve=True):
+            return False
+        self._last_seq = self.log.append_one(data) >> POSITION_BITS
+        apply(self._state, record)
+        return True
+
+    def record_together(self, records: Sequence[Record]) -> bool:
+        """Like `record`, for records of which a crash must keep all or none."""
+        encoded = [encode_record(record) for record in records]
+        size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
+        if not self.log.has_room(size, reserve=True):
+            return False
+        self._last_seq = self.log.append(encoded) >> POSITION_BITS
+        for record in records:
+            apply(self._state, record)
+        return True
+
+    def store(self, message: Message, size: int) -> None:
+        """Appends and applies a new message: the hot path of produce."""
+        data = encode_record(message)
+        log = self.log
+        if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES):
+            raise Unavailable("the disk is nearly full; produce goes on when there is room")
+        position = log.append_one(data)
+        self._last_seq = position >> POSITION_BITS
+        apply_message(self._state, message, size)
+        self._window.add(message, size, position)
+
+    def can_store(self, message: Message) -> bool:
+        """Is there room to produce `message`? Generous, since an estimate will do."""
+        return self.log.has_room(4 * (len(message.key) + len(message.value)) + 4096)
+
+    def store_with(self, message: Message, size: int, also: Record) -> bool:
+        """Appends and applies a message and a record as one. False without room to produce."""
+        encoded = [encode_record(message), encode_record(also)]
+        log = self.log
+        if not log.has_room(sum(map(len, encoded)) + 2 * RECORD_OVERHEAD_BYTES):
+            return False
+        position = log.append(encoded)
+        self._last_seq = position >> POSITION_BITS
+        apply_message(self._state, message, size)
+        self._window.add(message, size, position)
+        apply(self._state, also)
+        return True
+
+    def answer(self, done: Done, outcome: Any) -> None:
+        """Gives `outcome` to `done` once everything decided so far is durable."""
+        if self.failure is not None:
+            done(self.failure)
+        elif self._last_seq <= self.log.durable_seq:
+            done(outcome)
+        else:
+            seq = self._last_seq
+            if not self._asked or self._asked[-1][0] != seq:
+                self._asked.append((seq, time.perf_counter()))
+            self._held.append((seq, done, outcome))
+            if not self._is_awake:
+                self._is_awake = True
+                self._scheduler.soon(self._turn)
+
+    def when_durable(self, then: Then) -> None:
+        self.answer(then, None)
+
+    def wake(self) -> None:
+        """Asks for a turn, in which what is deliverable is dispatched and the log committed."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._scheduler.soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_awake = False
+        if self.failure is None:
+            self.on_turn()
+            self.log.commit()
+
+    def _durable(self, seq: int) -> None:
+        self.commit_seconds.observe(self.log.last_commit_seconds)
+        held = self._held
+        released = len(held)
+        while held and held[0][0] <= seq:
+            _, done, outcome = held.popleft()
+            try:
+                done(outcome)
+            except Exception:
+                _log.exception("an answer could not be given; the others go on")
+        self._observe(seq, released - len(held))
+
+    def _observe(self, seq: int, answers: int) -> None:
+        now, asked = time.perf_counter(), self._asked
+        while asked and asked[0][0] <= seq:
+            self.answer_seconds.observe(now - asked.popleft()[1], max(1, answers))
+            answers = 1
+
+    def _failed(self, error: BaseException) -> None:
+        self.failure = Unavailable(f"the log cannot be written ({error}); restart the broker")
+        held, self._held = self._held, deque()
+        for _, done, _ in held:
+            try:
+                done(self.failure)
+            except Exception:
+                _log.exception("a refusal could not be given; the others go on")
+        self.on_failure(self.failure)
+
+
+def _nothing() -> None:
+    """No turn taken."""
+
+
+def _nothing_of(_: Unavailable) -> None:
+    """Nobody to tell."""

@@ -1,0 +1,50 @@
+"""The parts of an embedded engine, put together; who knows whom is decided here."""
+
+from __future__ import annotations
+
+from penstock.core.state import BrokerState
+from penstock.engine.burial import Burials
+from penstock.engine.clock import Clock
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.journal import Journal
+from penstock.engine.pages import Pages
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.window import Window
+from penstock.storage.history_reader import HistoryReader
+from penstock.storage.log import Log
+from penstock.storage.vfs import Vfs
+
+
+class DataDirectory:
+    """The disk behind a durable engine. `files` are the history files it was opened with."""
+
+    def __init__(self, vfs: Vfs, path: str, files: list[int]) -> None:
+        self.vfs = vfs
+        self.path = path
+        self.files = files
+        self.history = HistoryReader(vfs, path)
+
+
+class Parts:
+    """`disk` is None in memory."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        log: Log,
+        window: Window,
+        clock: Clock,
+        scheduler: Scheduler,
+        disk: DataDirectory | None = None,
+    ) -> None:
+        self.state = state
+        self.log = log
+        self.window = window
+        self.clock = clock
+        self.scheduler = scheduler
+        self.disk = disk
+        self.pages = Pages(window, log, disk.history if disk else None, scheduler)
+        self.journal = Journal(state, log, window, clock, scheduler)
+        self.dispatcher = Dispatcher(state, window, self.pages, self.journal)
+        self.burials = Burials(state, window, self.pages, self.journal)
+        self.burials.on_buried = self.dispatcher.mark_topic

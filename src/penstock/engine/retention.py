@@ -1,0 +1,120 @@
+"""Removes what every group has finished and a topic's limits no longer keep.
+
+Sealed batches go whole. Of what is not sealed yet, single messages go, from memory only. It rests
+while a sealing run is under way, which would not know what went meanwhile.
+"""
+
+from __future__ import annotations
+
+from penstock.core.partitioning import utf8_bytes
+from penstock.core.topics import Partition, Topic
+from penstock.engine.parts import Parts
+from penstock.engine.window import PartitionLog
+from penstock.model.records import Trimmed
+from penstock.storage.history import BatchRef
+
+
+class _Cut:
+    """How much goes from the front of a partition: grown unit by unit."""
+
+    def __init__(self, topic: Topic, partition: Partition, floor: int, now_ms: int) -> None:
+        self.before = partition.first_offset
+        self.msgs = 0
+        self.bytes = 0
+        self._floor = floor
+        self._oldest_ts = now_ms - topic.retention_ms if topic.retention_ms else -1
+        self._retained = partition.backlog.retained_bytes()
+        self._limit_bytes = topic.retention_bytes
+
+    def takes(self, last: int, last_ts: int, msgs: int, size: int) -> bool:
+        """Takes the unit in if it may go; a unit goes for its bytes only if enough is left."""
+        if last >= self._floor:
+            return False
+        is_old = last_ts < self._oldest_ts
+        is_excess = bool(self._limit_bytes) and self._retained - size >= self._limit_bytes
+        if not (is_old or is_excess):
+            return False
+        self.take(last, msgs, size)
+        return True
+
+    def take(self, last: int, msgs: int, size: int) -> None:
+        self.before = last + 1
+        self.msgs += msgs
+        self.bytes += size
+        self._retained -= size
+
+
+class Retention:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def run(self, now_ms: int) -> None:
+        for topic in self._parts.state.topics.values():
+            if topic.retention_ms or topic.retention_bytes:
+                for partition in topic.partitions:
+                    self._trim(topic, partition, now_ms)
+
+    def reclaim_memory(self) -> None:
+        """Without a disk: lets go of the oldest messages that every group has finished."""
+        window, state = self._parts.window, self._parts.state
+        while window.is_over():
+            log = window.oldest()
+            if log is None:
+                return
+            topic = state.topics_by_id[log.topic_id]
+            partition = topic.partitions[log.partition]
+            cut = _Cut(topic, partition, _floor(topic, partition), 0)
+            chunk = log.chunks[0]
+            if not topic.groups or chunk.last >= _floor(topic, partition):
+                return
+            cut.take(chunk.last, chunk.msgs, chunk.bytes)
+            if not self._record(topic, partition, log, cut):
+                return
+
+    def _trim(self, topic: Topic, partition: Partition, now_ms: int) -> None:
+        log = self._parts.window.log(topic.id, partition.index)
+        cut = _Cut(topic, partition, _floor(topic, partition), now_ms)
+        for ref in log.refs:
+            msgs, size = self._left_of(ref, partition.first_offset)
+            if not cut.takes(ref.last, ref.last_ts, msgs, size):
+                break
+        else:
+            self._trim_unsealed(log, cut)
+        if cut.msgs:
+            self._record(topic, partition, log, cut)
+
+    def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int]:
+        """Messages and bytes of the batch that have not been trimmed before it was sealed."""
+        if ref.first >= first_offset or self._parts.disk is None:
+            return ref.msgs, ref.bytes
+        return self._parts.disk.history.count_from(ref, first_offset)
+
+    def _trim_unsealed(self, log: PartitionLog, cut: _Cut) -> None:
+        for chunk in log.chunks:
+            if chunk.last < cut.before:
+                continue
+            if chunk.messages is None:
+                return
+            for message in chunk.messages:
+                if message.offset < cut.before:
+                    continue
+                size = utf8_bytes(message.key) + utf8_bytes(message.value)
+                if not cut.takes(message.offset, message.ts, 1, size):
+                    return
+
+    def _record(
+        self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut
+    ) -> bool:
+        now_ms = self._parts.journal.now_ms()
+        record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
+        if not self._parts.journal.record(record):
+            return False
+        self._parts.window.trim(log, cut.before)
+        self._parts.journal.wake()
+        return True
+
+
+def _floor(topic: Topic, partition: Partition) -> int:
+    """The lowest offset that some group has not finished."""
+    floors = (group.progress[partition.index].floor() for group in topic.groups.values())
+    return min(floors, default=partition.end_offset)

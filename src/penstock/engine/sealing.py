@@ -1,0 +1,69 @@
+"""When closed segments are turned into history: as soon as there is one, one run at a time."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.engine.parts import DataDirectory, Parts
+from penstock.storage.history import remove_history
+from penstock.storage.seal import Sealed
+from penstock.storage.sealer import Sealer
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Sealing:
+    def __init__(self, parts: Parts, disk: DataDirectory) -> None:
+        self.is_wanted = False
+        self.runs = 0
+        self._parts = parts
+        self._disk = disk
+        self._files = set(disk.files)
+        self._sealer = Sealer(
+            disk.path, parts.state.limits, parts.scheduler.post, self._sealed, self._failed
+        )
+        parts.log.on_rolled = self.run
+
+    @property
+    def is_running(self) -> bool:
+        return self._sealer.is_running
+
+    def run(self) -> None:
+        """Starts a run if there is something to seal and none is under way."""
+        if self.is_running:
+            return
+        closed = self._parts.log.closed_segments()
+        if closed:
+            self.is_wanted = False
+            self._sealer.start(closed[-1][0], self._files)
+        elif self.is_wanted:
+            self._parts.log.roll()
+
+    def stop(self) -> None:
+        self._sealer.close()
+
+    def _sealed(self, result: Sealed) -> None:
+        self.runs += 1
+        self._parts.window.seal(result.added, set(result.dropped))
+        self._parts.log.drop_segments(result.first_segment - 1)
+        self._files.update(result.added_files)
+        self._files.difference_update(result.dropped)
+        if result.dropped:
+            self._remove(result.dropped)
+        for text in result.damaged:
+            _log.error("a history file is damaged: %s", text)
+        _log.info(
+            "sealed %d records in %.1f s; the log begins at segment %d",
+            result.records,
+            result.seconds,
+            result.first_segment,
+        )
+
+    def _remove(self, files: list[int]) -> None:
+        for file in files:
+            self._disk.history.forget(file)
+        disk = self._disk
+        self._parts.scheduler.in_thread(lambda: remove_history(disk.vfs, disk.path, files))
+
+    def _failed(self, text: str) -> None:
+        _log.warning("sealing the log failed and will be tried again: %s", text)

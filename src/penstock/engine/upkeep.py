@@ -1,0 +1,158 @@
+"""What happens by itself: lease ends, retries coming due, burials, retention, paging, sealing.
+
+It works whether or not a consumer is connected. Each kind of work is done in bursts, so that a
+mass of it never holds up the loop.
+"""
+
+from __future__ import annotations
+
+from penstock.core.groups import IN_FLIGHT, WAITING, Unfinished
+from penstock.core.settle import LAPSED, decide_lapse
+from penstock.core.state import forget_expired_effects, make_ready
+from penstock.engine.parts import Parts
+from penstock.engine.retention import Retention
+from penstock.engine.scheduler import Cancellable
+from penstock.engine.sealing import Sealing
+from penstock.model.errors import Unavailable
+from penstock.model.records import DEAD
+
+HOUSEKEEPING_MS = 1000
+NO_ROOM_RETRY_MS = 250
+BURST = 1000
+
+
+class Upkeep:
+    def __init__(self, parts: Parts, *, pages_to_disk: bool) -> None:
+        self.pages_to_disk = pages_to_disk
+        self.retention = Retention(parts)
+        self.sealing = Sealing(parts, parts.disk) if parts.disk is not None else None
+        self.lapses = 0
+        self._parts = parts
+        self._state = parts.state
+        self._journal = parts.journal
+        self._scheduler = parts.scheduler
+        self._alarm: Cancellable | None = None
+        self._alarm_ms = 0
+        self._housekeeping: Cancellable | None = None
+        self._was_full = False
+        # Lapsed entries still to be recorded: a burst a turn.
+        self._due: list[Unfinished] = []
+
+    def start(self) -> None:
+        """Leases end at a restart: whatever was in flight lapses now."""
+        self._journal.on_turn = self._turn
+        self._journal.on_failure = self._failed
+        now_ms = self._journal.now_ms()
+        for group in self._state.groups.values():
+            for progress in group.progress:
+                for entry in progress.unfinished.values():
+                    if entry.state == IN_FLIGHT:
+                        entry.until = now_ms
+                        self._due.append(entry)
+                    elif entry.until == DEAD and entry.state != WAITING:
+                        self._parts.burials.add(entry, entry.last_error)
+        self._housekeep()
+        self._journal.wake()
+
+    def stop(self) -> None:
+        for timer in (self._alarm, self._housekeeping):
+            if timer is not None:
+                timer.cancel()
+        if self.sealing is not None:
+            self.sealing.stop()
+        self._parts.scheduler.close()
+
+    def reclaim_memory(self) -> None:
+        self.retention.reclaim_memory()
+
+    def seal_soon(self) -> None:
+        """Something was removed whose bytes should go from disk too."""
+        if self.sealing is not None:
+            self.sealing.is_wanted = True
+
+    # -- each turn ----------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._due:
+            self._lapse()
+        if self._parts.burials:
+            self._parts.burials.run()
+        self._parts.dispatcher.dispatch()
+        if self.pages_to_disk and self._parts.window.is_over():
+            self._parts.window.evict()
+        self._arm()
+
+    def _arm(self) -> None:
+        when_ms = self._state.timers.next_ms()
+        if when_ms is None or (self._alarm is not None and self._alarm_ms <= when_ms):
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = when_ms
+        delay_ms = max(0, when_ms - self._journal.now_ms())
+        self._alarm = self._scheduler.later(delay_ms, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        for entry in self._state.timers.due(self._journal.now_ms()):
+            if entry.state == IN_FLIGHT:
+                self._due.append(entry)
+            elif entry.state == WAITING:
+                make_ready(entry.progress, entry)
+                self._parts.dispatcher.mark(entry.progress)
+        self._journal.wake()
+
+    def _lapse(self) -> None:
+        due, self._due = self._due[:BURST], self._due[BURST:]
+        now_ms = self._journal.now_ms()
+        for entry in due:
+            # Settled, extended or delivered anew since it was put here?
+            if entry.state == IN_FLIGHT and entry.until <= now_ms and self._is_held(entry):
+                self._end_lease(entry, now_ms)
+        if self._due:
+            self._journal.wake()
+
+    def _is_held(self, entry: Unfinished) -> bool:
+        return entry.progress.unfinished.get(entry.offset) is entry
+
+    def _end_lease(self, entry: Unfinished, now_ms: int) -> None:
+        dispatcher = self._parts.dispatcher
+        if dispatcher.is_unwritten(entry):
+            # It never left: the connection is full. Somebody else may have it, uncounted.
+            dispatcher.give_back([entry])
+            return
+        record = decide_lapse(entry, entry.until, now_ms)
+        if record.retry_at == DEAD:
+            entry.progress.in_flight -= 1
+            self._parts.burials.add(entry, LAPSED)
+        elif not self._journal.record(record):
+            entry.until = now_ms + NO_ROOM_RETRY_MS
+            self._state.timers.set(entry, entry.until)
+            return
+        self.lapses += 1
+        dispatcher.left_flight(entry)
+
+    # -- once a second -------------------------------------------------------------------------
+
+    def _housekeep(self) -> None:
+        self._housekeeping = self._scheduler.later(HOUSEKEEPING_MS, self._housekeep)
+        if self._journal.failure is not None:
+            return
+        self._parts.log.check_space()
+        has_room = self._parts.log.has_room(4096)
+        if self._was_full and has_room:
+            self._parts.dispatcher.mark_all()
+        self._was_full = not has_room
+        now_ms = self._journal.now_ms()
+        self._state.produced.forget_expired(now_ms)
+        for topic in self._state.topics.values():
+            forget_expired_effects(topic, now_ms)
+        if self.sealing is None or not self.sealing.is_running:
+            self.retention.run(now_ms)
+        if self.sealing is not None:
+            self.sealing.run()
+        if self._parts.burials:
+            self._journal.wake()
+
+    def _failed(self, failure: Unavailable) -> None:
+        self._parts.dispatcher.end_all(failure.message)

@@ -1,0 +1,187 @@
+"""The newest messages in memory, and where the others are.
+
+Invariant, per partition: every retained message is in exactly one place to read from. Those at or
+above `dropped_end` are in a chunk, which is resident (its messages in memory) or evicted (their
+positions in the log remain); those below it are in a sealed batch of history. What is resident
+stays within the memory given: the oldest chunks are evicted first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.model.limits import MIB
+from penstock.model.records import Message
+
+if TYPE_CHECKING:
+    from penstock.storage.history import BatchRef
+
+CHUNK_MSGS = 256
+CHUNK_BYTES = MIB
+MESSAGE_OVERHEAD = 320
+"""What a small message costs in memory beside its key and value (bench/ measures it)."""
+
+
+class Chunk:
+    """Up to CHUNK_MSGS neighbouring messages of a partition."""
+
+    __slots__ = ("bytes", "first", "last", "last_ts", "messages", "msgs", "positions")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = first
+        self.last_ts = 0
+        self.msgs = 0
+        self.bytes = 0
+        self.messages: list[Message] | None = []
+        self.positions = array("Q")
+
+
+class PartitionLog:
+    """Where one partition's messages are, oldest first: sealed batches, then chunks."""
+
+    __slots__ = ("chunks", "dropped_end", "first_offset", "partition", "refs", "topic_id")
+
+    def __init__(self, topic_id: int, partition: int) -> None:
+        self.topic_id = topic_id
+        self.partition = partition
+        self.first_offset = 0
+        self.dropped_end = 0
+        self.refs: list[BatchRef] = []
+        self.chunks: list[Chunk] = []
+
+    def sealed_end(self) -> int:
+        return self.refs[-1].last + 1 if self.refs else 0
+
+    def chunk_at(self, offset: int) -> Chunk | None:
+        """The chunk with the first message at or after `offset`, which is not below dropped_end."""
+        chunks = self.chunks
+        if chunks and chunks[-1].first <= offset <= chunks[-1].last:
+            return chunks[-1]
+        index = bisect_left(chunks, offset, key=_last_of)
+        return chunks[index] if index < len(chunks) else None
+
+    def ref_at(self, offset: int) -> BatchRef | None:
+        index = bisect_left(self.refs, offset, key=_last_of)
+        return self.refs[index] if index < len(self.refs) else None
+
+
+class Window:
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.used_bytes = 0
+        self._topics: dict[int, list[PartitionLog]] = {}
+        self._resident: deque[tuple[PartitionLog, Chunk]] = deque()
+
+    def open_topic(self, topic_id: int, partitions: int) -> None:
+        self._topics[topic_id] = [PartitionLog(topic_id, index) for index in range(partitions)]
+
+    def drop_topic(self, topic_id: int) -> None:
+        for log in self._topics.pop(topic_id):
+            for chunk in log.chunks:
+                self._evict(chunk)
+            log.chunks.clear()
+
+    def log(self, topic_id: int, partition: int) -> PartitionLog:
+        return self._topics[topic_id][partition]
+
+    def add(self, message: Message, size: int, position: int) -> None:
+        log = self._topics[message.topic_id][message.partition]
+        chunks = log.chunks
+        messages = None
+        if chunks:
+            chunk = chunks[-1]
+            if chunk.msgs < CHUNK_MSGS and chunk.bytes < CHUNK_BYTES:
+                messages = chunk.messages
+        if messages is None:
+            chunk = Chunk(message.offset)
+            chunks.append(chunk)
+            self._resident.append((log, chunk))
+            messages = chunk.messages = []
+        messages.append(message)
+        chunk.positions.append(position)
+        chunk.last = message.offset
+        chunk.last_ts = message.ts
+        chunk.msgs += 1
+        chunk.bytes += size
+        self.used_bytes += size + MESSAGE_OVERHEAD
+
+    def is_over(self) -> bool:
+        return self.used_bytes > self.memory_bytes
+
+    def evict(self) -> None:
+        """Lets the oldest chunks go until what is resident fits; they can be read back."""
+        while self.used_bytes > self.memory_bytes and self._resident:
+            log, chunk = self._resident.popleft()
+            self._evict(chunk)
+            _drop_sealed(log)
+
+    def oldest(self) -> PartitionLog | None:
+        """The partition whose resident messages have been in memory longest."""
+        while self._resident and self._resident[0][1].messages is None:
+            self._resident.popleft()
+        return self._resident[0][0] if self._resident else None
+
+    def resident(self, log: PartitionLog, offset: int) -> list[Message] | None:
+        """The messages of the chunk around the first one at or after `offset`, if in memory."""
+        if offset < log.dropped_end:
+            return None
+        chunk = log.chunk_at(offset)
+        return chunk.messages if chunk is not None else None
+
+    def seal(self, refs: list[BatchRef], dropped_files: set[int]) -> None:
+        """History has taken over these batches; files in `dropped_files` were rewritten or removed."""
+        if dropped_files:
+            for logs in self._topics.values():
+                for log in logs:
+                    log.refs = [ref for ref in log.refs if ref.file not in dropped_files]
+        touched: dict[int, PartitionLog] = {}
+        for ref in refs:
+            logs_of_topic = self._topics.get(ref.topic_id)
+            if logs_of_topic is not None and ref.last >= logs_of_topic[ref.partition].first_offset:
+                log = logs_of_topic[ref.partition]
+                log.refs.append(ref)
+                touched[id(log)] = log
+        for log in touched.values():
+            log.refs.sort(key=_last_of)
+            _drop_sealed(log)
+
+    def restore(self, refs: list[BatchRef]) -> None:
+        """At a start: history is all there is below the log that is about to be replayed."""
+        self.seal(refs, set())
+        for logs in self._topics.values():
+            for log in logs:
+                log.dropped_end = log.sealed_end()
+
+    def trim(self, log: PartitionLog, before: int) -> None:
+        log.first_offset = before
+        log.refs = [ref for ref in log.refs if ref.last >= before]
+        gone = bisect_left(log.chunks, before, key=_last_of)
+        for chunk in log.chunks[:gone]:
+            self._evict(chunk)
+        del log.chunks[:gone]
+        log.dropped_end = max(log.dropped_end, before)
+
+    def _evict(self, chunk: Chunk) -> None:
+        if chunk.messages is not None:
+            chunk.messages = None
+            self.used_bytes -= chunk.bytes + chunk.msgs * MESSAGE_OVERHEAD
+
+
+def _drop_sealed(log: PartitionLog) -> None:
+    """Chunks that are evicted and sealed have nothing left to say."""
+    sealed_end = log.sealed_end()
+    gone = 0
+    for chunk in log.chunks:
+        if chunk.messages is not None or chunk.last >= sealed_end:
+            break
+        log.dropped_end = chunk.last + 1
+        gone += 1
+    del log.chunks[:gone]
+
+
+def _last_of(unit: Chunk | BatchRef) -> int:
+    return unit.last

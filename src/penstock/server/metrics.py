@@ -1,0 +1,129 @@
+"""What the broker tells Prometheus; read from counters that the work keeps anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from penstock.engine.embedded import EmbeddedEngine
+from penstock.engine.histogram import BOUNDS, Histogram
+from penstock.engine.report import lag
+from penstock.server.hub import Hub
+
+
+class Metrics:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Asked for at registration; the names depend on nothing that is known then."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        engine = self._hub.engine
+        yield _gauge("penstock_requests", "Requests answered on the fast lane", self._hub.requests)
+        if isinstance(engine, EmbeddedEngine):
+            yield from _topics(engine)
+            yield from _counters(engine)
+            yield from _log(engine)
+            yield from _timings(engine)
+
+
+def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
+    by_group = ["topic", "group", "partition"]
+    in_flight = GaugeMetricFamily("penstock_in_flight", "Deliveries under a lease", labels=by_group)
+    behind = GaugeMetricFamily("penstock_lag", "Messages a group has not finished", labels=by_group)
+    buffered = GaugeMetricFamily(
+        "penstock_buffered_messages",
+        "Messages the slowest group has not finished",
+        labels=["topic", "partition"],
+    )
+    for topic in engine.parts.state.topics.values():
+        for partition in topic.partitions:
+            labels = [topic.name, str(partition.index)]
+            buffered.add_metric(labels, partition.backlog.buffered_msgs())
+        for group in topic.groups.values():
+            for progress in group.progress:
+                labels = [topic.name, group.name, str(progress.partition)]
+                in_flight.add_metric(labels, progress.in_flight)
+                behind.add_metric(labels, lag(group, progress))
+    yield from (in_flight, behind, buffered)
+
+
+def _counters(engine: EmbeddedEngine) -> Iterator[Metric]:
+    dead = CounterMetricFamily(
+        "penstock_dead_letters", "Messages moved to a DLQ", labels=["topic", "group"]
+    )
+    for (topic, group), count in engine.parts.burials.counts.items():
+        dead.add_metric([topic, group], count)
+    rejected = CounterMetricFamily(
+        "penstock_rejected", "Produces refused", labels=["topic", "reason"]
+    )
+    for (topic, reason), count in engine.rejected.items():
+        rejected.add_metric([topic, reason], count)
+    yield from (dead, rejected)
+    dispatcher = engine.parts.dispatcher
+    yield _counter("penstock_deliveries", "Deliveries decided", dispatcher.deliveries)
+    yield _counter("penstock_redeliveries", "Of those, not the first", dispatcher.redeliveries)
+    yield _counter("penstock_lease_lapses", "Leases that ran out", engine.upkeep.lapses)
+    failures = engine.routing.failures if engine.routing is not None else 0
+    yield _counter("penstock_router_failures", "Messages stored unrouted", failures)
+
+
+def _log(engine: EmbeddedEngine) -> Iterator[Metric]:
+    log, state = engine.parts.log, engine.parts.state
+    yield _counter("penstock_log_commits", "Writes of the log", log.commits)
+    yield _gauge("penstock_log_bytes", "Bytes the log's segments take on disk", log.size_bytes)
+    yield _gauge("penstock_log_failed", "1 when the log cannot be written", log.failed is not None)
+    yield _gauge(
+        "penstock_memory_bytes", "Bytes of messages in memory", engine.parts.window.used_bytes
+    )
+    yield _counter("penstock_page_reads", "Pages read back from disk", engine.parts.pages.reads)
+    yield _gauge("penstock_idempotency_keys", "Produce keys remembered", len(state.produced))
+
+
+def _timings(engine: EmbeddedEngine) -> Iterator[Metric]:
+    journal = engine.parts.journal
+    yield _histogram(
+        "penstock_commit_seconds", "From a write of the log to its end", journal.commit_seconds
+    )
+    yield _histogram(
+        "penstock_produce_seconds",
+        "From the first decision of a commit to its answers",
+        journal.answer_seconds,
+    )
+    yield _histogram(
+        "penstock_delivery_seconds",
+        "From a message's produce to its first delivery",
+        engine.parts.dispatcher.delivery_seconds,
+    )
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    total, buckets = 0, []
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    family = HistogramMetricFamily(name, text)
+    family.add_metric([], buckets, histogram.total)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=float(value))

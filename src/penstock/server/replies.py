@@ -1,0 +1,61 @@
+"""Answers as bytes: status lines, headers and the common error body. Knows no connection."""
+
+from __future__ import annotations
+
+import http
+import math
+from typing import Any
+
+import msgspec
+
+from penstock.model.errors import MethodNotAllowed, PenstockError, ResourceExhausted
+
+JSON_TYPE = b"content-type: application/json\r\n"
+NDJSON_TYPE = b"content-type: application/x-ndjson; charset=utf-8\r\n"
+CLOSE = b"connection: close\r\n"
+
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class ErrorBody(msgspec.Struct):
+    error: str
+    message: str
+
+
+class OverloadBody(msgspec.Struct):
+    error: str
+    message: str
+    reason: str
+    retry_after_ms: int
+    limit: str
+
+
+def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
+    if isinstance(error, ResourceExhausted):
+        return OverloadBody(
+            error.code, error.message, "overloaded", error.retry_after_ms, error.limit
+        )
+    return ErrorBody(error.code, error.message)
+
+
+def error_head(error: PenstockError) -> bytes:
+    """The headers that belong to this error beside the usual ones."""
+    if isinstance(error, ResourceExhausted):
+        return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
+    if isinstance(error, MethodNotAllowed):
+        return b"allow: " + error.allow.encode() + b"\r\n"
+    if error.http_status == 401:
+        return b"www-authenticate: Bearer\r\n"
+    return b""
+
+
+def batch_error(error: PenstockError) -> dict[str, Any]:
+    """An error as one item of a batch's results."""
+    body: dict[str, Any] = msgspec.structs.asdict(error_body(error))
+    body["code"] = error.http_status
+    return body

@@ -1,0 +1,74 @@
+"""A request of the fast lane, and how its parameters are read: from the body, else the query."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_OFFSET
+
+T = TypeVar("T")
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+class Request:
+    __slots__ = ("body", "method", "path", "query")
+
+    def __init__(self, method: bytes, path: bytes, query: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.body = b""
+
+    def params(self) -> dict[str, str]:
+        """The query; of a repeated parameter the first counts. Unknown ones are ignored later."""
+        params: dict[str, str] = {}
+        try:
+            pairs = parse_qsl(
+                self.query.decode("ascii"), keep_blank_values=True, errors="strict"
+            )
+        except ValueError as error:
+            raise InvalidArgument("the query is not percent-encoded UTF-8") from error
+        for name, value in pairs:
+            params.setdefault(name, value)
+        return params
+
+
+def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body as JSON of one known shape; anything else is the caller's mistake."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"invalid JSON body: {error}") from error
+
+
+def whole_number(params: dict[str, str], name: str) -> int | None:
+    """A query parameter as an integer; None when absent or blank."""
+    text = params.get(name, "").strip()
+    if not text:
+        return None
+    if not _WHOLE.fullmatch(text):
+        raise InvalidArgument(f"{name} must be a whole number")
+    return int(text)
+
+
+def required_index(value: int | None, name: str) -> int:
+    """A partition or an offset."""
+    if value is None:
+        raise InvalidArgument(f"{name} is required")
+    if not 0 <= value <= MAX_OFFSET:
+        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
+    return value
+
+
+def path_name(part: bytes) -> str:
+    """A percent-encoded path segment as text."""
+    try:
+        return unquote(part.decode("ascii"), errors="strict")
+    except ValueError as error:
+        raise InvalidArgument("the path is not percent-encoded UTF-8") from error

@@ -1,0 +1,116 @@
+"""Routers from outside: a Python callable, or an HTTP service. A message never waits past the
+time limit, and whatever goes wrong with a router is a message that is stored unrouted."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import msgspec
+
+from penstock.core.produce import Produce
+from penstock.engine.routing import Decided, Router
+from penstock.model.envelope import RoutingDecision
+from penstock.model.errors import InvalidArgument
+
+MAX_ROUTING = 1024
+"""Messages at the router at once; beyond it they are stored unrouted."""
+THREADS = 8
+
+_log = logging.getLogger("penstock.router")
+
+
+def make_router(
+    spec: str, timeout_ms: int, loop: asyncio.AbstractEventLoop
+) -> Router | None:
+    """`package.module:callable` or `http://...`; None for an empty spec."""
+    if not spec:
+        return None
+    if spec.startswith(("http://", "https://")):
+        return AsyncRouter(HttpCall(spec), timeout_ms, loop)
+    return AsyncRouter(_load(spec), timeout_ms, loop)
+
+
+Call = Callable[[str, dict[str, Any]], Any]
+
+
+class AsyncRouter:
+    """Runs a call per message, off the loop where it is not async, within the time limit."""
+
+    def __init__(self, call: Call, timeout_ms: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_ms / 1000
+        self._tasks: set[asyncio.Task[None]] = set()
+        if inspect.iscoroutinefunction(call) or isinstance(call, HttpCall):
+            self._call = call
+        else:
+            # A call that hangs keeps its thread; the pool is bounded, and so is the waiting.
+            pool = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-router")
+            self._call = functools.partial(self._in_pool, pool, call)
+
+    def route(self, command: Produce, decided: Decided) -> None:
+        if len(self._tasks) >= MAX_ROUTING:
+            decided(None)
+            return
+        task = self._loop.create_task(self._route(command, decided))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _route(self, command: Produce, decided: Decided) -> None:
+        decision = None
+        message = {
+            "key": command.key,
+            "value": command.value,
+            "envelope": msgspec.to_builtins(command.envelope) if command.envelope else {},
+        }
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._call(command.topic, message)
+            decision = msgspec.convert(answer or {}, RoutingDecision)
+        except TimeoutError:
+            _log.warning("the router took longer than %d ms", self._timeout_s * 1000)
+        except Exception as error:  # noqa: BLE001 - the router is somebody else's code
+            _log.warning("the router failed: %s: %s", type(error).__name__, error)
+        decided(decision)
+
+    async def _in_pool(
+        self, pool: ThreadPoolExecutor, call: Call, topic: str, message: dict[str, Any]
+    ) -> Any:
+        return await self._loop.run_in_executor(pool, call, topic, message)
+
+
+class HttpCall:
+    """POSTs `{"topic", "message"}` and takes a 200's JSON as the decision."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client: httpx.AsyncClient | None = None
+
+    async def __call__(self, topic: str, message: dict[str, Any]) -> Any:
+        if self._client is None:
+            self._client = httpx.AsyncClient(trust_env=False)
+        body = {"topic": topic, "message": message}
+        response = await self._client.post(self._url, json=body, timeout=None)
+        if response.status_code != 200:
+            raise InvalidArgument(f"the router answered {response.status_code}")
+        return response.json()
+
+
+def _load(spec: str) -> Call:
+    module_name, _, name = spec.partition(":")
+    try:
+        found = functools.reduce(getattr, name.split("."), importlib.import_module(module_name))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(
+            f"--router {spec}: {error}; it takes package.module:callable or http://..."
+        ) from error
+    if not callable(found):
+        raise InvalidArgument(f"--router {spec}: this is not callable")
+    return found  # type: ignore[no-any-return]

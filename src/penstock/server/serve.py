@@ -1,0 +1,174 @@
+"""Runs a broker: opens the engine, listens, drains on a signal, closes.
+
+SIGTERM or SIGINT: no new connections, streams end, what is under way is answered, the log is
+synced, exit 0. Within three seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from penstock.engine.embedded import EmbeddedEngine
+from penstock.engine.opening import open_in_memory, open_on_disk
+from penstock.engine.scheduler import LoopScheduler
+from penstock.model.errors import InvalidArgument
+from penstock.server.app import make_app
+from penstock.server.gate import Gate, host_name, is_loopback
+from penstock.server.hub import Hub
+from penstock.server.lane import Lane
+from penstock.server.router_hook import make_router
+from penstock.server.routes import ROUTES
+from penstock.server.settings import Settings, read_token
+from penstock.server.topic_routes import topic_route
+from penstock.storage.log import WalOptions
+
+DRAIN_SECONDS = 2
+BACKLOG = 4096
+
+Announce = Callable[[str, EmbeddedEngine], None]
+"""Told the address once the broker answers there."""
+
+
+def serve(settings: Settings, announce: Announce) -> None:
+    """Blocks until a signal ends the broker."""
+    token = read_token(settings)
+    is_local = is_loopback(host_name(settings.host)) or settings.host == "::1"
+    if not is_local and not token and not settings.allow_insecure_bind:
+        raise InvalidArgument(
+            f"binding to {settings.host} without a token lets anyone on the network in; set "
+            "token_file, or allow it by name with --allow-insecure-bind"
+        )
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, token, is_local, announce))
+
+
+async def _run(settings: Settings, token: str, is_local: bool, announce: Announce) -> None:
+    loop = asyncio.get_running_loop()
+    listener = _listen(settings)
+    engine = open_engine(settings, loop)
+    try:
+        gate = Gate(loopback_only=is_local, token=token, allowed_origins=settings.allowed_origins)
+        hub = Hub(
+            engine,
+            gate,
+            ROUTES,
+            topic_route,
+            request_timeout_ms=settings.request_timeout_ms,
+            idle_timeout_ms=settings.idle_timeout_ms,
+        )
+        server = _Server(_uvicorn_config(hub, make_app(hub)), hub)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop)
+        _settle_memory()
+        # A newcomer's client gets an answer as soon as the address is printed.
+        loop.call_soon(announce, _address(settings, listener), engine)
+        await server.run_on(listener)
+    finally:
+        engine.close()
+
+
+def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> EmbeddedEngine:
+    scheduler = LoopScheduler(loop)
+    router = make_router(settings.router, settings.router_timeout_ms, loop)
+    if settings.memory:
+        return open_in_memory(settings.limits(), scheduler, router=router)
+    options = WalOptions(
+        segment_bytes=settings.segment_bytes,
+        fsync=settings.fsync,
+        fsync_interval_ms=settings.fsync_interval_ms,
+        reserve_bytes=settings.reserve_bytes,
+    )
+    return open_on_disk(settings.data_dir, options, settings.limits(), scheduler, router=router)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handling, which would not exit 0."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    async def run_on(self, listener: socket.socket) -> None:
+        sweep = asyncio.get_running_loop().create_task(self._sweep())
+        try:
+            await self._serve(sockets=[listener])
+        finally:
+            sweep.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweep
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.is_draining = True
+        self._hub.engine.end_streams("the broker is stopping")
+        await super().shutdown(sockets)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            lanes = [lane for lane in self.server_state.connections if isinstance(lane, Lane)]
+            self._hub.tick(lanes)
+
+
+def _uvicorn_config(hub: Hub, app: Any) -> uvicorn.Config:
+    lane = type("BoundLane", (Lane,), {"hub": hub})
+    return uvicorn.Config(
+        app,
+        http=lane,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        server_header=False,
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise InvalidArgument(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _address(settings: Settings, listener: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _settle_memory() -> None:
+    """What was recovered stays: the collector need not look at it again. Messages and entries
+    are outside its reach, so it has little to do, and rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file: as many as the system allows without asking."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

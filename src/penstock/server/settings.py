@@ -1,0 +1,172 @@
+"""What an operator can set, and where each value came from.
+
+In rising order: the profile's default, the configuration file (TOML), the environment
+(`PENSTOCK_<NAME>`), a flag. Every name is spelled the same in all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import CONTRACT_LIMITS, GIB, KIB, MIB, Limits
+from penstock.storage.log import FsyncMode
+
+Profile = Literal["work", "contract"]
+
+_work = Limits()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The defaults are the profile `work`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    data_dir: str = "penstock-data"
+    memory: bool = False
+    profile: Profile = "work"
+    fsync: FsyncMode = "commit"
+    fsync_interval_ms: int = 100
+    segment_bytes: int = 64 * MIB
+    reserve_bytes: int = 64 * MIB
+    max_in_flight: int = _work.max_in_flight
+    max_partition_msgs: int = _work.max_partition_msgs
+    max_partition_bytes: int = _work.max_partition_bytes
+    max_message_bytes: int = _work.max_message_bytes
+    max_body_bytes: int = _work.max_body_bytes
+    memory_bytes: int = _work.memory_bytes
+    lease_ms: int = _work.lease_ms
+    idempotency_ttl_ms: int = _work.idempotency_ttl_ms
+    max_idempotency_keys: int = _work.max_idempotency_keys
+    router: str = ""
+    router_timeout_ms: int = 500
+    token: str = ""
+    token_file: str = ""
+    allowed_origins: tuple[str, ...] = ()
+    allow_insecure_bind: bool = False
+    request_timeout_ms: int = 30_000
+    idle_timeout_ms: int = 600_000
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    def limits(self) -> Limits:
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+
+
+SECRET = frozenset({"token"})
+MINIMUM = {
+    "port": 0,
+    "idempotency_ttl_ms": 1,
+    "segment_bytes": 64 * KIB,
+    "reserve_bytes": 0,
+    "memory_bytes": MIB,
+    "fsync_interval_ms": 1,
+}
+_SIZE = re.compile(r"(\d+)\s*(B|KB|KiB|MB|MiB|GB|GiB)?", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": KIB, "kib": KIB, "mb": MIB, "mib": MIB, "gb": GIB, "gib": GIB}
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+Origins = dict[str, str]
+
+
+def load_settings(
+    flags: Mapping[str, Any], config: str = "", environ: Mapping[str, str] | None = None
+) -> tuple[Settings, Origins]:
+    """The settings in force and, for each name, where its value came from."""
+    environ = os.environ if environ is None else environ
+    config = config or environ.get("PENSTOCK_CONFIG", "")
+    sources: list[tuple[str, Mapping[str, Any]]] = []
+    if config:
+        sources.append((f"file {config}", _read_file(config)))
+    sources.append(("environment", _read_environment(environ)))
+    sources.append(("flag", {name: value for name, value in flags.items() if value is not None}))
+    values: dict[str, Any] = {}
+    origins: Origins = {}
+    for origin, found in sources:
+        for name, value in found.items():
+            values[name] = _parse(name, value, origin)
+            origins[name] = origin
+    _add_profile(values, origins)
+    settings = _build(values)
+    return settings, {name: origins.get(name, "default") for name in Settings.__struct_fields__}
+
+
+def read_token(settings: Settings) -> str:
+    """The static bearer token, from its file or the environment; empty means no token."""
+    if not settings.token_file:
+        return settings.token
+    try:
+        with open(settings.token_file, encoding="utf-8") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise InvalidArgument(f"token_file: {error}") from error
+    if not token:
+        raise InvalidArgument(f"token_file {settings.token_file} is empty")
+    return token
+
+
+def _add_profile(values: dict[str, Any], origins: Origins) -> None:
+    if values.get("profile") == "contract":
+        for name in ("max_in_flight", "max_partition_msgs", "max_partition_bytes"):
+            if name not in values:
+                values[name] = getattr(CONTRACT_LIMITS, name)
+                origins[name] = "profile contract"
+
+
+def _build(values: dict[str, Any]) -> Settings:
+    try:
+        settings = msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"settings: {error}") from error
+    for name in Settings.__struct_fields__:
+        value = getattr(settings, name)
+        least = MINIMUM.get(name, 1)
+        if type(value) is int and value < least:
+            raise InvalidArgument(f"{name} must be {least} or more, not {value}")
+    if settings.port > 65535:
+        raise InvalidArgument(f"port must be at most 65535, not {settings.port}")
+    return settings
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InvalidArgument(f"config {path}: {error}") from error
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: environ[f"PENSTOCK_{name.upper()}"]
+        for name in Settings.__struct_fields__
+        if f"PENSTOCK_{name.upper()}" in environ
+    }
+
+
+def _parse(name: str, value: Any, origin: str) -> Any:
+    """Texts become what the setting is; a value that is no text is checked as it is."""
+    if name not in Settings.__struct_fields__:
+        raise InvalidArgument(f"unknown setting {name!r} in {origin}")
+    kind = type(_DEFAULTS[name])
+    if kind is tuple and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, str) or kind is str:
+        return value
+    if kind is bool and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    size = _SIZE.fullmatch(value.strip())
+    if kind is int and size is not None:
+        return int(size[1]) * _UNITS[(size[2] or "").lower()]
+    raise InvalidArgument(f"{name} from {origin}: {value!r} is no {kind.__name__}")
+
+
+_DEFAULTS = msgspec.structs.asdict(Settings())

@@ -1,0 +1,93 @@
+"""The shapes of request bodies, decoded strictly: unknown members are refused at every level.
+
+`null` means absent, as it does for clients of the contract. Meaning is checked in forms.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Base of every request body."""
+
+
+class RetryPolicyBody(_Strict):
+    max_attempts: int | None = None
+    backoff_ms: int | None = None
+    max_backoff_ms: int | None = None
+
+
+class EnvelopeBody(_Strict):
+    run_id: str | None = None
+    step_id: str | None = None
+    parent_step_id: str | None = None
+    tenant_id: str | None = None
+    idempotency_key: str | None = None
+    target_topic: str | None = None
+    partition_override: int | None = None
+    deadline: str | None = None
+    retry_policy: RetryPolicyBody | None = None
+
+
+class ProduceBody(_Strict):
+    topic: str | None = None
+    key: str | None = None
+    value: str | None = None
+    envelope: EnvelopeBody | None = None
+
+
+class AckBody(_Strict):
+    topic: str | None = None
+    group: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    owner: str | None = None
+    delivery_id: str | None = None
+
+
+class NackBody(AckBody):
+    reason: str | None = None
+
+
+class ExtendBody(AckBody):
+    lease_ms: int | None = None
+
+
+class TopicBody(_Strict):
+    name: str | None = None
+    partitions: int | None = None
+
+
+class RetentionBody(_Strict):
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+
+
+class ConsumeBody(_Strict):
+    topic: str | None = None
+    group: str | None = None
+    owner: str | None = None
+    lease_ms: int | None = None
+    prefetch: int | None = None
+    heartbeat_ms: int | None = None
+
+
+class EffectBody(_Strict):
+    tenant_id: str | None = None
+    topic: str | None = None
+    group: str | None = None
+    key: str | None = None
+    owner: str | None = None
+
+
+class LeasedEffectBody(EffectBody):
+    lease_ms: int | None = None
+
+
+class CommitEffectBody(EffectBody):
+    result: str | None = None
+
+
+class FailEffectBody(EffectBody):
+    reason: str | None = None

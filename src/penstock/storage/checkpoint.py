@@ -1,0 +1,129 @@
+"""The checkpoint: what a start finds sealed, before it replays the rest of the log.
+
+Invariant: everything the manifest names is there, or CorruptLog says what is not and nothing has
+been changed; afterwards the directory holds no snapshot or history file besides those. The log's
+segments are not touched. Must not know how sealing works, only what it leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from penstock.core.image import restore_image
+from penstock.core.state import BrokerState
+from penstock.model.limits import Limits
+from penstock.storage.errors import CorruptLog, DirectoryInUse
+from penstock.storage.history import BatchRef, HistoryFile, history_name, history_number
+from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
+from penstock.storage.segments import list_segments
+from penstock.storage.snapshot import load_snapshot, snapshot_name, snapshot_number
+from penstock.storage.vfs import Vfs, remove_if_there
+
+SEAL_LOCK_NAME = "SEAL-LOCK"
+"""Held by the sealing process for as long as it lives, besides the broker's own lock."""
+
+_ORPHAN_WAIT_S = 30.0
+_ORPHAN_STEP_S = 0.02
+
+
+class Checkpoint(msgspec.Struct):
+    """`state` is that before the first record of `first_segment`; `refs` are by topic, partition
+    and offset, without those whose rows are all trimmed or whose topic is deleted."""
+
+    state: BrokerState
+    refs: list[BatchRef]
+    files: list[int]
+    first_segment: int
+
+
+def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
+    """The caller holds the directory's lock. Without a manifest the state is empty."""
+    lock = _wait_for_orphan(vfs, directory)
+    try:
+        manifest = load_manifest(vfs, directory)
+        if manifest is None:
+            _check_never_sealed(vfs, directory)
+            manifest = Manifest()
+        for file in manifest.history:
+            _check_whole(vfs, directory, file)
+        state = load_state(vfs, directory, manifest, limits)
+        _remove_leftovers(vfs, directory, manifest)
+    finally:
+        vfs.close(lock)
+    return Checkpoint(
+        state,
+        live_refs(manifest.history, state),
+        [file.number for file in manifest.history],
+        manifest.first_segment,
+    )
+
+
+def load_state(vfs: Vfs, directory: str, manifest: Manifest, limits: Limits) -> BrokerState:
+    if not manifest.snapshot:
+        return BrokerState(limits)
+    return restore_image(load_snapshot(vfs, directory, manifest.snapshot), limits)
+
+
+def live_refs(history: list[HistoryFile], state: BrokerState) -> list[BatchRef]:
+    """Every batch with a row that `state` retains."""
+    found = [ref for file in history for ref in file.batches if is_live(ref, state)]
+    return sorted(found, key=lambda ref: (ref.topic_id, ref.partition, ref.first))
+
+
+def is_live(ref: BatchRef, state: BrokerState) -> bool:
+    topic = state.topics_by_id.get(ref.topic_id)
+    return topic is not None and ref.last >= topic.partitions[ref.partition].first_offset
+
+
+def _wait_for_orphan(vfs: Vfs, directory: str) -> int:
+    """A sealing process whose broker was killed ends by itself within moments."""
+    path = os.path.join(directory, SEAL_LOCK_NAME)
+    deadline = time.monotonic() + _ORPHAN_WAIT_S
+    while True:
+        try:
+            return vfs.lock_file(path)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise DirectoryInUse(directory, None) from None
+        time.sleep(_ORPHAN_STEP_S)
+
+
+def _check_never_sealed(vfs: Vfs, directory: str) -> None:
+    """A first sealing that a crash interrupted left all of the log; a lost manifest did not."""
+    names = vfs.listdir(directory)
+    sealed = any(map(_is_sealed, names))
+    segments = list_segments(vfs, directory)
+    if sealed and (not segments or segments[0][0] != 1):
+        path = os.path.join(directory, MANIFEST_NAME)
+        raise CorruptLog(path, 0, "missing, but there are sealed files beside it")
+
+
+def _check_whole(vfs: Vfs, directory: str, file: HistoryFile) -> None:
+    path = os.path.join(directory, history_name(file.number))
+    try:
+        fd = vfs.open_read(path)
+    except FileNotFoundError:
+        raise CorruptLog(path, 0, "the manifest names it and it is missing") from None
+    try:
+        size = vfs.size(fd)
+    finally:
+        vfs.close(fd)
+    if size != file.size:
+        raise CorruptLog(path, min(size, file.size), f"{size} bytes long, it had {file.size}")
+
+
+def _remove_leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> None:
+    """What a crash left between writing files and naming them, or naming and removing."""
+    wanted = {MANIFEST_NAME, snapshot_name(manifest.snapshot)}
+    wanted.update(history_name(file.number) for file in manifest.history)
+    for name in vfs.listdir(directory):
+        whole = name.removesuffix(".tmp")
+        if name not in wanted and (whole == MANIFEST_NAME or _is_sealed(whole)):
+            remove_if_there(vfs, os.path.join(directory, name))
+
+
+def _is_sealed(name: str) -> bool:
+    return history_number(name) is not None or snapshot_number(name) is not None

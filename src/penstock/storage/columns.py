@@ -1,0 +1,205 @@
+"""Messages as columns: the Arrow schema of history, and the exact way there and back.
+
+Invariant: `to_messages(to_batch(messages))` gives equal messages (an envelope with nothing in it
+comes back as none). Empty text is null, as the model's default is; a retry policy, a dead letter
+or a routing that is there has no null among its numbers, respectively its meta. Topic and
+partition are no columns: a batch holds one partition's rows. Must not know files.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.model.envelope import DeadLetter, Envelope, RetryPolicy, Routing
+from penstock.model.records import Message
+
+_TEXT = pa.string()
+_INT = pa.int64()
+_MAX_INT = 2**63 - 1
+
+PLAIN_SCHEMA = pa.schema(
+    [
+        ("offset", _INT),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", _TEXT),
+        ("value", _TEXT),
+    ]
+)
+
+_ENVELOPE_COLUMNS = {
+    "run_id": _TEXT,
+    "step_id": _TEXT,
+    "parent_step_id": _TEXT,
+    "tenant_id": _TEXT,
+    "idempotency_key": _TEXT,
+    "target_topic": _TEXT,
+    "partition_override": pa.int32(),
+    "deadline": _TEXT,
+}
+_RETRY_COLUMNS = {
+    "retry_max_attempts": _INT,
+    "retry_backoff_ms": _INT,
+    "retry_max_backoff_ms": _INT,
+}
+_ROUTING_COLUMNS = {
+    "routing_label": _TEXT,
+    "routing_meta": pa.map_(_TEXT, _TEXT),
+}
+_DLQ_COLUMNS = {
+    "dlq_original_topic": _TEXT,
+    "dlq_original_partition": pa.int32(),
+    "dlq_original_offset": _INT,
+    "dlq_group": _TEXT,
+    "dlq_attempts": _INT,
+    "dlq_last_error": _TEXT,
+    "dlq_routed_at_ms": _INT,
+}
+
+_EXTRA_COLUMNS = _ENVELOPE_COLUMNS | _RETRY_COLUMNS | _ROUTING_COLUMNS | _DLQ_COLUMNS
+SCHEMA = pa.schema(
+    [*PLAIN_SCHEMA, *(pa.field(name, kind) for name, kind in _EXTRA_COLUMNS.items())]
+)
+"""Columns only ever grow at the end; a file says which it has."""
+
+_NO_ENVELOPE = Envelope()
+
+
+def to_batch(messages: list[Message]) -> pa.RecordBatch:
+    """One partition's messages, in offset order. Without any envelope or routing only the columns
+    of PLAIN_SCHEMA, which `complete` turns into all of them."""
+    times = pa.array([message.ts * 1000 for message in messages], _INT)
+    columns = [
+        pa.array([message.offset for message in messages], _INT),
+        times.view(PLAIN_SCHEMA.field("timestamp").type),
+        pa.array([message.key or None for message in messages], _TEXT),
+        pa.array([message.value for message in messages], _TEXT),
+    ]
+    envelopes = [message.envelope for message in messages]
+    routings = [message.routing for message in messages]
+    if not any(envelopes) and not any(routings):
+        return pa.record_batch(columns, schema=PLAIN_SCHEMA)
+    columns += _envelope_columns([envelope or _NO_ENVELOPE for envelope in envelopes])
+    columns += _routing_columns(routings)
+    columns += _dlq_columns([envelope.dlq if envelope else None for envelope in envelopes])
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with all columns of SCHEMA; those it lacks are null."""
+    if batch.num_columns == len(SCHEMA):
+        return batch
+    have = batch.num_columns
+    missing = [pa.nulls(batch.num_rows, field.type) for field in list(SCHEMA)[have:]]
+    return pa.record_batch([*batch.columns, *missing], schema=SCHEMA)
+
+
+def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Message]:
+    """Converts every row: slice the batch first."""
+    columns = _present(batch)
+    rows = zip(
+        batch.column("offset").to_pylist(),
+        batch.column("timestamp").view(_INT).to_pylist(),
+        batch.column("key").to_pylist(),
+        batch.column("value").to_pylist(),
+        _envelopes(columns, batch.num_rows),
+        _routings(columns, batch.num_rows),
+        strict=True,
+    )
+    return [
+        Message(topic_id, partition, offset, time // 1000, key or "", value, envelope, routing)
+        for offset, time, key, value, envelope, routing in rows
+    ]
+
+
+# Into columns
+
+
+def _envelope_columns(envelopes: list[Envelope]) -> list[pa.Array]:
+    columns = []
+    for name, kind in _ENVELOPE_COLUMNS.items():
+        values = map(attrgetter(name), envelopes)
+        if kind is _TEXT:
+            columns.append(pa.array([value or None for value in values], kind))
+        else:
+            columns.append(pa.array(list(values), kind))
+    policies = [envelope.retry_policy for envelope in envelopes]
+    return columns + [_retry_column(policies, name) for name in _RETRY_COLUMNS]
+
+
+def _retry_column(policies: list[RetryPolicy | None], name: str) -> pa.Array:
+    # msgpack carries integers that Arrow cannot; so large a one means "no limit" all the same.
+    number = attrgetter(name.removeprefix("retry_"))
+    values = [None if policy is None else min(number(policy), _MAX_INT) for policy in policies]
+    return pa.array(values, _INT)
+
+
+def _routing_columns(routings: list[Routing | None]) -> list[pa.Array]:
+    labels = [(routing.label or None) if routing else None for routing in routings]
+    metas = [None if routing is None else list(routing.meta.items()) for routing in routings]
+    return [pa.array(labels, _TEXT), pa.array(metas, _ROUTING_COLUMNS["routing_meta"])]
+
+
+def _dlq_columns(letters: list[DeadLetter | None]) -> list[pa.Array]:
+    columns = []
+    for name, kind in _DLQ_COLUMNS.items():
+        member = attrgetter(name.removeprefix("dlq_"))
+        values = [None if letter is None else member(letter) for letter in letters]
+        columns.append(pa.array(values, kind))
+    return columns
+
+
+# Out of columns
+
+
+def _present(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    """The values of every column of envelope and routing that has any."""
+    named = zip(batch.schema.names, batch.columns, strict=True)
+    return {
+        name: column.to_pylist()
+        for name, column in named
+        if name in _EXTRA_COLUMNS and column.null_count < len(column)
+    }
+
+
+def _envelopes(columns: dict[str, list[Any]], rows: int) -> list[Envelope | None]:
+    members = {name: columns[name] for name in _ENVELOPE_COLUMNS if name in columns}
+    if "retry_max_attempts" in columns:
+        members["retry_policy"] = _policies(columns)
+    if "dlq_original_topic" in columns:
+        members["dlq"] = _dead_letters(columns)
+    if not members:
+        return [None] * rows
+    names = list(members)
+    return [
+        _envelope(
+            {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        )
+        for row in zip(*members.values(), strict=True)
+    ]
+
+
+def _envelope(members: dict[str, Any]) -> Envelope | None:
+    return Envelope(**members) if members else None
+
+
+def _policies(columns: dict[str, list[Any]]) -> list[RetryPolicy | None]:
+    rows = zip(*(columns[name] for name in _RETRY_COLUMNS), strict=True)
+    return [None if row[0] is None else RetryPolicy(*row) for row in rows]
+
+
+def _dead_letters(columns: dict[str, list[Any]]) -> list[DeadLetter | None]:
+    rows = zip(*(columns[name] for name in _DLQ_COLUMNS), strict=True)
+    return [None if row[0] is None else DeadLetter(*row) for row in rows]
+
+
+def _routings(columns: dict[str, list[Any]], rows: int) -> list[Routing | None]:
+    if "routing_meta" not in columns:
+        return [None] * rows
+    labels = columns.get("routing_label") or [None] * rows
+    return [
+        None if meta is None else Routing(label or "", dict(meta))
+        for label, meta in zip(labels, columns["routing_meta"], strict=True)
+    ]

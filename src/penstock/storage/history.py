@@ -1,0 +1,220 @@
+"""History files: sealed messages as Arrow batches, and the references that find them.
+
+Invariant: a batch holds rows of one (topic, partition) in offset order; a BatchRef says where it
+is, what it holds and its checksum, and a file is on disk before any manifest names it. Files are
+never changed: they are written whole, and removed. Must not know the state machine or the log.
+The layout is in docs/storage-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.storage.columns import SCHEMA, complete
+from penstock.storage.errors import StorageError
+from penstock.storage.vfs import Vfs, remove_if_there
+
+MAX_BATCH_ROWS = 65_536
+"""Large enough to be read at full speed, small enough to be skipped over cheaply."""
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+
+_NAME = re.compile(r"history-(\d{20})\.arrow")
+_MAGIC_BYTES = 8
+_WRITE_BYTES = 1024 * 1024
+_HOLE_BYTES = 16 * 1024
+_ZEROS = pa.py_buffer(bytes(_WRITE_BYTES))
+
+
+class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Batch `index` of file number `file`: rows `first` to `last` of one partition.
+
+    `bytes` counts keys and values in UTF-8; `first_ts` and `last_ts` are the least and the
+    greatest time in ms; the batch's Arrow message is `length` bytes from `start`.
+    """
+
+    file: int
+    index: int
+    topic_id: int
+    partition: int
+    first: int
+    last: int
+    msgs: int
+    bytes: int
+    first_ts: int
+    last_ts: int
+    start: int
+    length: int
+    crc: int
+
+
+class HistoryFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file with all its batches, whether their rows are still wanted or not."""
+
+    number: int
+    size: int
+    batches: list[BatchRef]
+
+
+class HistoryGone(StorageError):
+    """The file was rewritten or expired since the reference was made; look it up again."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is no longer part of the history")
+        self.path = path
+
+
+def history_name(number: int) -> str:
+    return f"history-{number:020d}.arrow"
+
+
+def history_number(name: str) -> int | None:
+    """The number of the history file of this name; None if it is no such name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
+    """Deletes files that no manifest names any more."""
+    for number in numbers:
+        remove_if_there(vfs, os.path.join(directory, history_name(number)))
+
+
+def write_history(
+    vfs: Vfs, directory: str, number: int, batches: Iterable[tuple[int, int, pa.RecordBatch]]
+) -> HistoryFile:
+    """Writes (topic id, partition, rows) as one file and returns once it is on disk.
+
+    Without any batch no file is left. A batch must keep to MAX_BATCH_ROWS and MAX_BATCH_BYTES.
+    """
+    path = os.path.join(directory, history_name(number))
+    remove_if_there(vfs, path)
+    fd = vfs.open(path, create=True)
+    try:
+        try:
+            written = _write_batches(vfs, fd, number, batches)
+            vfs.sync(fd)
+        finally:
+            vfs.close(fd)
+        if written.batches:
+            vfs.fsync_dir(directory)
+        else:
+            remove_if_there(vfs, path)
+    except BaseException:
+        remove_if_there(vfs, path)
+        raise
+    return written
+
+
+def _write_batches(
+    vfs: Vfs, fd: int, number: int, batches: Iterable[tuple[int, int, pa.RecordBatch]]
+) -> HistoryFile:
+    sink = _Sink(vfs, fd)
+    refs: list[BatchRef] = []
+    # The writer puts the file's head before the first batch, not when it is opened.
+    start = _MAGIC_BYTES + SCHEMA.serialize().size
+    with pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA) as writer:
+        for topic_id, partition, rows in batches:
+            batch = complete(rows)
+            sink.begin_batch(start)
+            writer.write_batch(batch)
+            length = sink.tell() - start
+            refs.append(
+                _ref(number, len(refs), topic_id, partition, batch, start, length, sink.crc)
+            )
+            start = sink.tell()
+    sink.flush()
+    return HistoryFile(number, sink.tell(), refs)
+
+
+def _ref(
+    number: int,
+    index: int,
+    topic_id: int,
+    partition: int,
+    batch: pa.RecordBatch,
+    start: int,
+    length: int,
+    crc: int,
+) -> BatchRef:
+    offsets = batch.column("offset")
+    times = pc.min_max(batch.column("timestamp").view(pa.int64()))
+    return BatchRef(
+        number,
+        index,
+        topic_id,
+        partition,
+        offsets[0].as_py(),
+        offsets[-1].as_py(),
+        batch.num_rows,
+        _text_bytes(batch, "key") + _text_bytes(batch, "value"),
+        times["min"].as_py() // 1000,
+        times["max"].as_py() // 1000,
+        start,
+        length,
+        crc,
+    )
+
+
+def _text_bytes(batch: pa.RecordBatch, name: str) -> int:
+    total = pc.sum(pc.binary_length(batch.column(name))).as_py()
+    return int(total or 0)
+
+
+class _Sink:
+    """What Arrow's writer writes into. Keeps the checksum of the current batch, and leaves long
+    runs of zeros out as holes: a column without values then takes no room on disk."""
+
+    closed = False
+
+    def __init__(self, vfs: Vfs, fd: int) -> None:
+        self._vfs = vfs
+        self._fd = fd
+        self._position = 0
+        self._flushed = 0
+        self._pending: list[bytes | memoryview] = []
+        self._batch_start = 0
+        self.crc = 0
+
+    def begin_batch(self, start: int) -> None:
+        self._batch_start = start
+        self.crc = 0
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        size = memoryview(data).nbytes
+        if self._position >= self._batch_start:
+            self.crc = zlib.crc32(data, self.crc)
+        if _is_zeros(data, size):
+            self.flush()
+            self._flushed += size
+        else:
+            # Arrow may use its memory again once this returns.
+            self._pending.append(bytes(data))
+        self._position += size
+        if self._position - self._flushed >= _WRITE_BYTES:
+            self.flush()
+        return size
+
+    def flush(self) -> None:
+        if self._pending:
+            self._vfs.write_at(self._fd, self._pending, self._flushed)
+            self._pending = []
+            self._flushed = self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        """The descriptor is the caller's."""
+
+
+def _is_zeros(data: bytes | pa.Buffer, size: int) -> bool:
+    if size < _HOLE_BYTES or size > _WRITE_BYTES or isinstance(data, bytes):
+        return False
+    return bool(data.equals(_ZEROS.slice(0, size)))

@@ -1,0 +1,163 @@
+"""Reading history: rows of a batch as messages, through mapped files, from any thread.
+
+Invariant: nothing is returned from a batch whose checksum does not hold; a reader never changes
+a file, and one that is forgotten stays readable for the reads that are under way. Blocking: must
+not be called on the broker's loop. Must not know which batches are live.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from typing import Literal
+
+import pyarrow as pa
+
+from penstock.model.records import Message
+from penstock.storage.columns import to_messages
+from penstock.storage.errors import CorruptLog
+from penstock.storage.history import BatchRef, HistoryGone, history_name
+from penstock.storage.vfs import Vfs
+
+OPEN_FILES = 32
+"""Mapped at once: address space, not memory; each costs a descriptor's worth of kernel state."""
+PAGE_BYTES = 8 * 1024 * 1024
+
+_CHECK_BYTES = 1024 * 1024
+
+
+class HistoryReader:
+    """A small cache of mapped files over one data directory."""
+
+    def __init__(self, vfs: Vfs, directory: str, open_files: int = OPEN_FILES) -> None:
+        self._vfs = vfs
+        self._directory = directory
+        self._open_files = open_files
+        self._files: OrderedDict[int, _MappedFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(
+        self, ref: BatchRef, from_offset: int, max_rows: int, max_bytes: int = PAGE_BYTES
+    ) -> list[Message]:
+        """The batch's messages from `from_offset` on: at most `max_rows`, and no more than
+        `max_bytes` of keys and values unless the first alone is larger."""
+        batch = self.batch(ref)
+        start = row_at(batch, from_offset)
+        rows = min(max_rows, batch.num_rows - start)
+        if rows <= 0:
+            return []
+        rows = min(rows, max(1, _rows_within(batch, start, rows, max_bytes)))
+        return to_messages(batch.slice(start, rows), ref.topic_id, ref.partition)
+
+    def contains(self, ref: BatchRef, offset: int) -> bool:
+        batch = self.batch(ref)
+        row = row_at(batch, offset)
+        return row < batch.num_rows and _offsets(batch)[row] == offset
+
+    def batch(self, ref: BatchRef) -> pa.RecordBatch:
+        """The whole batch, mapped: no row is converted or copied."""
+        return self._file(ref.file).batch(ref)
+
+    def forget(self, file: int) -> None:
+        """The file is about to be removed."""
+        with self._lock:
+            self._files.pop(file, None)
+
+    def _file(self, number: int) -> _MappedFile:
+        with self._lock:
+            mapped = self._files.get(number)
+            if mapped is not None:
+                self._files.move_to_end(number)
+                return mapped
+        mapped = _MappedFile(self._vfs, os.path.join(self._directory, history_name(number)))
+        with self._lock:
+            mapped = self._files.setdefault(number, mapped)
+            while len(self._files) > self._open_files:
+                self._files.popitem(last=False)
+        return mapped
+
+
+class _MappedFile:
+    """Unmapped when its last batch is let go."""
+
+    def __init__(self, vfs: Vfs, path: str) -> None:
+        self._vfs = vfs
+        self._path = path
+        self._bytes = map_file(vfs, path)
+        try:
+            self._schema = pa.ipc.open_file(pa.BufferReader(self._bytes)).schema
+        except (pa.ArrowInvalid, OSError) as error:
+            raise CorruptLog(path, 0, f"no Arrow file: {error}") from None
+        self._batches: dict[int, pa.RecordBatch] = {}
+
+    def batch(self, ref: BatchRef) -> pa.RecordBatch:
+        batch = self._batches.get(ref.index)
+        if batch is None:
+            check_batch(self._vfs, self._path, ref)
+            message = self._bytes.slice(ref.start, ref.length)
+            batch = self._batches[ref.index] = pa.ipc.read_record_batch(message, self._schema)
+        return batch
+
+
+def map_file(vfs: Vfs, path: str) -> pa.Buffer:
+    fd = _open(vfs, path)
+    try:
+        return pa.py_buffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise CorruptLog(path, 0, "the file is empty") from None
+    finally:
+        vfs.close(fd)
+
+
+def _open(vfs: Vfs, path: str) -> int:
+    try:
+        return vfs.open_read(path)
+    except FileNotFoundError:
+        raise HistoryGone(path) from None
+
+
+def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
+    """CorruptLog unless the batch's bytes are those that were written.
+
+    They are read, not mapped: a disk that fails then raises an error, where a mapping would end
+    the process.
+    """
+    fd = _open(vfs, path)
+    crc, at, end = 0, ref.start, ref.start + ref.length
+    try:
+        while at < end and (data := vfs.read_at(fd, min(_CHECK_BYTES, end - at), at)):
+            crc = zlib.crc32(data, crc)
+            at += len(data)
+    finally:
+        vfs.close(fd)
+    if at != end or crc != ref.crc:
+        raise CorruptLog(path, ref.start, f"batch {ref.index} does not match its checksum")
+
+
+def row_at(batch: pa.RecordBatch, offset: int) -> int:
+    """The first row whose offset is `offset` or more."""
+    return bisect_left(_offsets(batch), offset)
+
+
+def _offsets(batch: pa.RecordBatch) -> memoryview[int]:
+    return _integers(batch, "offset", "q")[: batch.num_rows]
+
+
+def _rows_within(batch: pa.RecordBatch, start: int, rows: int, max_bytes: int) -> int:
+    """How many rows from `start` on have keys and values of `max_bytes` together."""
+    keys = _integers(batch, "key", "i")
+    values = _integers(batch, "value", "i")
+    before = keys[start] + values[start]
+    ends = range(start + 1, start + rows + 1)
+    return bisect_right(ends, before + max_bytes, key=lambda end: keys[end] + values[end])
+
+
+def _integers(batch: pa.RecordBatch, name: str, code: Literal["i", "q"]) -> memoryview[int]:
+    """A number column's values, or where a text column's values begin; nothing is copied."""
+    column = batch.column(name)
+    buffer: memoryview[int] = memoryview(column.buffers()[1])
+    return buffer.cast("B").cast(code)[column.offset :]

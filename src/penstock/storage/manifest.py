@@ -1,0 +1,65 @@
+"""The MANIFEST: which snapshot, which history files and which part of the log are the store.
+
+Invariant: it is replaced whole and last, after every file it names is on disk; so a crash leaves
+the old set of files or the new one. A file that it does not name is a leftover. Must not know
+what is in the snapshot or the log. The layout is in docs/storage-format.md.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import msgspec
+
+from penstock.storage.errors import CorruptLog
+from penstock.storage.history import HistoryFile
+from penstock.storage.vfs import Vfs
+
+MANIFEST_NAME = "MANIFEST"
+FORMAT_VERSION = 1
+
+_HEAD = "PENSTOCK-MANIFEST"
+_MAX_HEAD_BYTES = 64
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`snapshot` is the state before the first record of segment `first_segment`; 0: none yet.
+    File numbers from `next_file` on are free."""
+
+    snapshot: int = 0
+    first_segment: int = 1
+    next_file: int = 1
+    history: list[HistoryFile] = []
+
+
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+def load_manifest(vfs: Vfs, directory: str) -> Manifest | None:
+    """None where nothing was ever sealed. CorruptLog if it is not what was written."""
+    path = os.path.join(directory, MANIFEST_NAME)
+    try:
+        data = vfs.read_file(path)
+    except FileNotFoundError:
+        return None
+    head, newline, body = data.partition(b"\n")
+    words = head[:_MAX_HEAD_BYTES].split(b" ")
+    if not newline or len(words) != 3 or words[0] != _HEAD.encode():
+        raise CorruptLog(path, 0, "the first line is not that of a manifest")
+    if words[1] != b"%d" % FORMAT_VERSION:
+        version = words[1].decode(errors="replace")
+        raise CorruptLog(path, 0, f"format version {version}; this release reads {FORMAT_VERSION}")
+    if words[2] != b"%08x" % zlib.crc32(body):
+        raise CorruptLog(path, len(head) + 1, "the checksum does not hold")
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(path, len(head) + 1, str(error)) from None
+
+
+def write_manifest(vfs: Vfs, directory: str, manifest: Manifest) -> None:
+    """Everything it names must be on disk already; it is in force once this returns."""
+    body = msgspec.json.encode(manifest)
+    head = f"{_HEAD} {FORMAT_VERSION} {zlib.crc32(body):08x}\n"
+    vfs.write_file_atomically(os.path.join(directory, MANIFEST_NAME), head.encode() + body)

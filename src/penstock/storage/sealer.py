@@ -1,0 +1,147 @@
+"""The broker's side of sealing: starts the process, waits for it, reports what it said.
+
+Invariant: one job at a time; every job that was started ends in exactly one call of `on_sealed`
+or `on_error`, made through `post` and so on the broker's loop, unless the sealer is closed first.
+Nothing here blocks the loop. Must not know what sealing does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+import penstock
+from penstock.model.limits import Limits
+from penstock.storage.seal import Failed, Job, Sealed
+
+Post = Callable[[Callable[[], None]], object]
+
+_ERROR_CHARS = 2000
+
+
+class Sealer:
+    def __init__(
+        self,
+        directory: str,
+        limits: Limits,
+        post: Post,
+        on_sealed: Callable[[Sealed], None],
+        on_error: Callable[[str], None],
+        nice: int = 10,
+    ) -> None:
+        self._directory = directory
+        self._limits = limits
+        self._post = post
+        self._on_sealed = on_sealed
+        self._on_error = on_error
+        self._nice = nice
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """True from `start` until the call that reports the job's end."""
+        return self._thread is not None
+
+    def start(self, up_to_segment: int, known_files: Iterable[int] = ()) -> bool:
+        """Seals every segment up to this one; False while another job is running.
+
+        `known_files` are the history files in the broker's index, live or not.
+        """
+        if self._closed or self._thread is not None:
+            return False
+        job = Job(
+            directory=self._directory,
+            up_to_segment=up_to_segment,
+            limits=self._limits,
+            known_files=list(known_files),
+            nice=self._nice,
+        )
+        self._thread = threading.Thread(
+            target=self._run, args=(job,), name="penstock-sealer", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """Ends a running job; it will be done again after the next start."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self, job: Job) -> None:
+        try:
+            result = self._result(job)
+        except OSError as error:
+            result = Failed(f"the sealing process could not be run: {error}")
+        if not self._closed:
+            self._post(lambda: self._report(result))
+
+    def _report(self, result: Sealed | Failed) -> None:
+        self._thread = None
+        if self._closed:
+            return
+        if isinstance(result, Failed):
+            self._on_error(result.error)
+        else:
+            self._on_sealed(result)
+
+    def _result(self, job: Job) -> Sealed | Failed:
+        with self._lock:
+            if self._closed:
+                return Failed("closed")
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.storage.seal"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+            )
+        with process:
+            said = _converse(process, msgspec.json.encode(job) + b"\n")
+        with self._lock:
+            self._process = None
+        return _understood(said, process.returncode)
+
+
+def _converse(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """Its stdin stays open until it has said everything: it ends when that is closed."""
+    if process.stdin is None or process.stdout is None:
+        return b""
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it ended already; what it said tells why
+    return process.stdout.read()
+
+
+def _understood(said: bytes, status: int) -> Sealed | Failed:
+    lines = said.splitlines()
+    last = lines[-1] if lines else b""
+    try:
+        if status:
+            return msgspec.json.decode(last, type=Failed)
+        return msgspec.json.decode(last, type=Sealed)
+    except msgspec.MsgspecError:
+        text = said.decode(errors="replace").strip()[-_ERROR_CHARS:]
+        return Failed(f"the sealing process ended with status {status}: {text}")
+
+
+def _environment() -> dict[str, str]:
+    """The child imports this very package, wherever it was imported from."""
+    package = os.path.dirname(os.path.abspath(penstock.__file__))
+    path = os.path.dirname(package)
+    others = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([path, others]) if others else path}

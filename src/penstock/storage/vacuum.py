@@ -1,0 +1,92 @@
+"""Vacuum: which history files give their room back, and the rows of them that are kept.
+
+A row is dead when its topic is deleted or retention has trimmed it. A file without a live row is
+dropped; one that is mostly dead, or that holds rows of a deleted topic, is rewritten, as much in
+one run as COPY_BYTES allows, the emptiest first. Must not know the log or write anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from penstock.core.state import BrokerState
+from penstock.storage.checkpoint import is_live
+from penstock.storage.errors import CorruptLog
+from penstock.storage.history import BatchRef, HistoryFile
+from penstock.storage.history_reader import HistoryReader, row_at
+
+COPY_BYTES = 512 * 1024 * 1024
+"""What one run copies at most (one file may be more): sealing must not wait long for it."""
+
+
+class Plan(msgspec.Struct):
+    """Files in neither list are dropped. `damaged` ones are kept as they are."""
+
+    keep: list[HistoryFile] = []
+    rewrite: list[HistoryFile] = []
+    damaged: list[str] = []
+
+
+def plan_vacuum(history: list[HistoryFile], state: BrokerState, reader: HistoryReader) -> Plan:
+    plan = Plan()
+    worn: list[tuple[float, int, HistoryFile]] = []
+    for file in history:
+        live = sum(_live_bytes(ref, state) for ref in file.batches)
+        total = sum(ref.bytes for ref in file.batches)
+        if not any(is_live(ref, state) for ref in file.batches):
+            continue
+        if live * 2 < total or any(_is_deleted(ref, state) for ref in file.batches):
+            worn.append((live / max(total, 1), live, file))
+        else:
+            plan.keep.append(file)
+    room = COPY_BYTES
+    for _, live, file in sorted(worn, key=lambda item: (item[0], item[2].number)):
+        fits = live <= room or not plan.rewrite
+        if fits and _is_readable(file, state, reader, plan):
+            plan.rewrite.append(file)
+            room -= live
+        else:
+            plan.keep.append(file)
+    plan.keep.sort(key=lambda file: file.number)
+    return plan
+
+
+def kept_rows(
+    files: list[HistoryFile], state: BrokerState, reader: HistoryReader
+) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """The live rows of `files`, mapped: none is converted."""
+    for file in files:
+        for ref in file.batches:
+            if is_live(ref, state):
+                first = state.topics_by_id[ref.topic_id].partitions[ref.partition].first_offset
+                batch = reader.batch(ref)
+                yield ref.topic_id, ref.partition, batch.slice(row_at(batch, first))
+
+
+def _is_readable(file: HistoryFile, state: BrokerState, reader: HistoryReader, plan: Plan) -> bool:
+    """Damage must not be copied under a new checksum, nor keep the log from being sealed."""
+    try:
+        for ref in file.batches:
+            if is_live(ref, state):
+                reader.batch(ref)
+    except CorruptLog as error:
+        plan.damaged.append(str(error))
+        return False
+    return True
+
+
+def _is_deleted(ref: BatchRef, state: BrokerState) -> bool:
+    return ref.topic_id not in state.topics_by_id
+
+
+def _live_bytes(ref: BatchRef, state: BrokerState) -> int:
+    """Of a batch that is trimmed in part, an estimate: its rows are taken as evenly spread."""
+    if not is_live(ref, state):
+        return 0
+    first = state.topics_by_id[ref.topic_id].partitions[ref.partition].first_offset
+    if first <= ref.first:
+        return ref.bytes
+    return ref.bytes * (ref.last + 1 - first) // (ref.last + 1 - ref.first)

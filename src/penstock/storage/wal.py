@@ -1,0 +1,393 @@
+"""The write-ahead log: records in, durable frames out, in order, many writers to one sync.
+
+Invariant: `on_durable(seq)` is called only when every frame up to `seq` is as durable as the
+mode promises; after a failed write or sync it is never called again. Used from one thread (the
+event loop's), but for `read`. Must not know what a record means, nor the engine above it.
+
+How a record travels: `append` adds it to the open frame; `commit` closes that frame and hands
+it to the writer thread (wal_writer.py), or, while one write is under way, leaves it to the next,
+which takes all that has come by then. Frames are given their place in a segment when they are
+closed. The next segment is prepared ahead (wal_supply.py), so that a write never needs the disk
+to have room: room is what has been prepared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.model.errors import TooLarge, Unavailable
+from penstock.storage.frames import (
+    FRAME_HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    POSITION_BITS,
+    encode_frame,
+)
+from penstock.storage.lock import DirectoryLock
+from penstock.storage.log import RECORD_OVERHEAD_BYTES, FsyncMode, Post, WalOptions, ignore
+from penstock.storage.recovery import Replay
+from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, Tail
+from penstock.storage.vfs import Vfs
+from penstock.storage.wal_open import Opened, open_log
+from penstock.storage.wal_reader import read_records
+from penstock.storage.wal_supply import SegmentSupply
+from penstock.storage.wal_writer import Batch, WalWriter, Write
+
+__all__ = ["FsyncMode", "Wal", "WalOptions"]
+
+_SLACK_BYTES = 1024
+"""Frame headers beyond the first, when what `has_room` was asked for is appended in parts."""
+_NO_ROOM = -1
+
+logger = logging.getLogger("penstock.storage")
+
+
+class Wal:
+    """See `Log` for the interface. Make one with `Wal.open`."""
+
+    def __init__(
+        self, vfs: Vfs, directory: str, options: WalOptions, opened: Opened, post: Post
+    ) -> None:
+        self.seq = opened.next_seq
+        self.durable_seq = opened.next_seq - 1
+        self.failed: BaseException | None = None
+        self.on_durable: Callable[[int], object] = ignore
+        self.on_failed: Callable[[BaseException], object] = ignore
+        self.on_rolled: Callable[[], object] = ignore
+        self.torn_tails: list[Tail] = opened.tails
+        self.commits = 0
+        self.commit_seconds = 0.0
+        self.last_commit_seconds = 0.0
+        self.last_commit_frames = 0
+        self.last_commit_bytes = 0
+
+        self._vfs = vfs
+        self._options = options
+        self._lock = opened.lock
+        self._segments = opened.segments  # replaced, never changed: `read` is on other threads
+        self._active = opened.segments[-1]
+        self._roll_wanted = False
+        self._supply = SegmentSupply(
+            vfs, directory, options, spare=opened.spare, free_bytes=opened.free_bytes, post=post
+        )
+        self._supply.on_change = self._supply_changed
+
+        self._records: list[bytes] = []
+        self._add = self._records.append
+        self._extend = self._records.extend
+        self._unwritten: dict[int, bytes] = {}
+        self._next_batch = Batch()
+        self._busy = False
+        self._wanted = False
+        self._closed = False
+        self._opened_seq = self.seq
+        self._synced = self.durable_seq
+        self._end = self._soft_end = self._room_end = self._produce_end = 0  # as positions
+        self._begin_frame()
+
+        self._writer = WalWriter(
+            vfs,
+            options,
+            self._active,
+            seq=self.durable_seq,
+            post=post,
+            on_written=self._written,
+            on_failed=self._fail,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        vfs: Vfs,
+        directory: str,
+        options: WalOptions,
+        *,
+        replay: Replay,
+        post: Post,
+        first_segment: int = 1,
+        lock: DirectoryLock | None = None,
+    ) -> Wal:
+        """Blocks while it calls `replay(record, position)` for each record, in order.
+
+        Segments below `first_segment` are what an interrupted clean-up left: removed. A `lock`
+        taken earlier is handed over; without one, it is taken here. `close` releases it.
+        """
+        opened = open_log(vfs, directory, options, first_segment, replay, lock)
+        wal = cls(vfs, directory, options, opened, post)
+        wal._writer.start()
+        wal._supply.start()
+        wal._prepare_spare()
+        return wal
+
+    # Appending
+
+    def append_one(self, record: bytes) -> int:
+        """The record's position. It is not on its way to disk before `commit`."""
+        position = self._end
+        end = position + len(record) + RECORD_OVERHEAD_BYTES
+        if end > self._soft_end:
+            return self._append_to_new_frame([record])
+        self._add(record)
+        self._end = end
+        return position
+
+    def append(self, records: Sequence[bytes]) -> int:
+        """The first record's position. All of them share a frame: after a crash all are there,
+        or none."""
+        position = self._end
+        end = position + sum(map(len, records)) + len(records) * RECORD_OVERHEAD_BYTES
+        if end > self._soft_end:
+            return self._append_to_new_frame(records)
+        self._extend(records)
+        self._end = end
+        return position
+
+    def commit(self) -> None:
+        """Everything appended so far goes to disk: now, or when the write under way has ended."""
+        if self._busy:
+            self._wanted = True
+        elif self._records or self._next_batch.writes:
+            self._hand_over()
+
+    @property
+    def has_pending(self) -> bool:
+        """Something is appended and not durable."""
+        return bool(self._records) or self.seq - 1 > self.durable_seq
+
+    def _append_to_new_frame(self, records: Sequence[bytes]) -> int:
+        if self._soft_end == _NO_ROOM:
+            if self.failed is not None:
+                raise Unavailable(f"the log cannot be written: {self.failed}; restart the broker")
+            raise Unavailable("the broker is stopping")
+        nbytes = sum(map(len, records)) + len(records) * RECORD_OVERHEAD_BYTES
+        if nbytes >= MAX_FRAME_BYTES:
+            raise TooLarge(f"{nbytes} bytes do not fit in one frame of the log")
+        if self._records:
+            self._close_frame()
+        position = self._end
+        self._extend(records)
+        self._end = position + nbytes
+        return position
+
+    def _begin_frame(self) -> None:
+        self._end = self.seq << POSITION_BITS
+        self._soft_end = self._end + self._options.frame_bytes
+        self._set_limits()
+
+    def _close_frame(self) -> None:
+        """Gives the open frame its place and its bytes, and opens the next."""
+        size = self._end - (self.seq << POSITION_BITS) + FRAME_HEADER_BYTES
+        if self._active.room < size:
+            self._roll_to_spare()
+        segment = self._active
+        header, payload = encode_frame(self.seq, self._synced, segment.salt, self._records)
+        self._records.clear()
+        self._unwritten[self.seq] = payload
+        batch = self._next_batch
+        write = batch.writes[-1] if batch.writes else None
+        if write is not None and write.segment is segment:
+            write.buffers += (header, payload)
+        else:
+            batch.writes.append(Write(segment, segment.used, [header, payload]))
+        batch.frames += 1
+        batch.nbytes += size
+        segment.offsets.append(segment.used)
+        segment.used += size
+        segment.capacity = max(segment.capacity, segment.used)
+        self.seq += 1
+        self._begin_frame()
+
+    def _hand_over(self) -> None:
+        if self._records:
+            self._close_frame()
+        batch, self._next_batch = self._next_batch, Batch()
+        batch.seq = self.seq - 1
+        self._busy = True
+        self._wanted = False
+        self._writer.hand_over(batch)
+
+    def _written(self, batch: Batch) -> None:
+        """On the loop, after each write. The next one is started before anyone is told."""
+        if self._closed or self.failed is not None:
+            return
+        self._settle(batch.seq, batch.synced)
+        self.commits += 1
+        self.commit_seconds += batch.seconds
+        self.last_commit_seconds = batch.seconds
+        self.last_commit_frames = batch.frames
+        self.last_commit_bytes = batch.nbytes
+        if batch.rolled:
+            self._mark_closed(batch.writes[-1].segment)
+        self._busy = False
+        if self._wanted:
+            self.commit()
+        if batch.frames:
+            self._notify(self.on_durable, batch.seq)
+        if batch.rolled:
+            self._notify(self.on_rolled)
+
+    def _settle(self, seq: int, synced: int) -> None:
+        for written in range(self.durable_seq + 1, seq + 1):
+            del self._unwritten[written]
+        self.durable_seq = seq
+        self._synced = synced
+
+    def _fail(self, error: BaseException) -> None:
+        """A write or a sync failed: nothing is written until restart, nothing more is told."""
+        if self.failed is not None:
+            return
+        logger.error("the log cannot be written any more: %s", error, exc_info=error)
+        self.failed = error
+        self._refuse_all()
+        self._notify(self.on_failed, error)
+
+    def _refuse_all(self) -> None:
+        self._soft_end = self._room_end = self._produce_end = _NO_ROOM
+
+    def _notify(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            callback(*args)
+        except Exception:
+            logger.exception("a callback of the log failed; the log goes on")
+
+    # Room
+
+    def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
+        """Whether `nbytes` (with RECORD_OVERHEAD_BYTES a record) will surely find room on disk.
+
+        Without `reserve`, for what may be refused (a produce), only while a whole spare segment
+        stays behind for what may not: acks, deliveries and the rest ask with `reserve`.
+        """
+        if self._end + nbytes <= (self._room_end if reserve else self._produce_end):
+            return True
+        return not reserve and self._has_room_for_large(nbytes)
+
+    def check_space(self) -> None:
+        """To be called about once a second: looks at the disk again, in the background."""
+        if not self._closed and self.failed is None:
+            self._supply.measure()
+            self._prepare_spare()
+
+    def _set_limits(self) -> None:
+        """How far the open frame may grow, as positions, so that `has_room` is one comparison."""
+        frame = self.seq << POSITION_BITS
+        overhead = FRAME_HEADER_BYTES + _SLACK_BYTES
+        room = self._active.room - overhead
+        produce_room = room - self._options.segment_bytes // 8
+        spare = self._supply.spare
+        if spare is not None:
+            room = produce_room = max(room, spare.room - overhead)
+        self._room_end = frame + min(room, MAX_FRAME_BYTES - 1)
+        self._produce_end = frame + min(produce_room, MAX_FRAME_BYTES - 1)
+        if not self._supply.may_produce():
+            self._produce_end = _NO_ROOM
+
+    def _has_room_for_large(self, nbytes: int) -> bool:
+        """What no segment holds makes a longer one: it needs free disk, twice over."""
+        if self._produce_end == _NO_ROOM or nbytes < self._options.segment_bytes // 2:
+            return False
+        return self._supply.free_bytes - self._options.reserve_bytes >= 2 * nbytes
+
+    def _prepare_spare(self) -> None:
+        self._supply.prepare(self._active.number + 1)
+        self._set_limits()
+
+    def _supply_changed(self) -> None:
+        if not self._closed and self.failed is None:
+            self._set_limits()
+            self._roll_if_wanted()
+
+    # Segments
+
+    def roll(self) -> None:
+        """Asks to close the active segment, so that it can be sealed; `on_rolled` says when."""
+        something = self._records or self._active.offsets
+        if something and not self._closed and self.failed is None:
+            self._roll_wanted = True
+            self._roll_if_wanted()
+
+    def closed_segments(self) -> list[tuple[int, str]]:
+        """Number and path of those that are on disk whole and not written any more."""
+        return [(segment.number, segment.path) for segment in self._segments if segment.closed]
+
+    def drop_segments(self, up_to_number: int) -> None:
+        """Removes the closed segments up to and with this one; the files go in the background."""
+        gone = [s.path for s in self._segments if s.closed and s.number <= up_to_number]
+        if gone:
+            self._segments = self._segments[len(gone) :]
+            self._supply.remove(gone)
+
+    @property
+    def segment_of_open_frame(self) -> int:
+        return self._active.number
+
+    @property
+    def size_bytes(self) -> int:
+        """What the log's files take on disk, but for the spare."""
+        return sum(segment.capacity for segment in self._segments)
+
+    def read(self, positions: Sequence[int]) -> list[bytes]:
+        """The records at these positions. Blocks; from any thread. SegmentGone once dropped."""
+        return read_records(self._vfs, self._segments, self._unwritten, positions)
+
+    def _roll_if_wanted(self) -> None:
+        """Without waiting for the next record; behind what is appended already."""
+        if self._roll_wanted and self._supply.spare is not None:
+            self._roll_wanted = False
+            if self._records:
+                self._close_frame()
+            self._roll_to_spare()
+            self.commit()
+
+    def _roll_to_spare(self) -> None:
+        """Without a spare, or with an empty segment to roll from, the active one grows instead."""
+        segment = self._supply.take_spare() if self._active.offsets else None
+        if segment is None:
+            return
+        segment.first_seq = self.seq
+        self._segments = [*self._segments, segment]
+        self._active = segment
+        self._next_batch.writes.append(Write(segment, SEGMENT_HEADER_BYTES, []))
+        self._next_batch.rolled = True
+        self._prepare_spare()
+
+    def _mark_closed(self, begun: Segment) -> None:
+        for segment in self._segments:
+            if segment.number < begun.number and not segment.closed:
+                segment.capacity = segment.used
+                segment.closed = True
+
+    # The end
+
+    def close(self) -> None:
+        """Writes and syncs what is appended, in every mode, and lets go of the directory."""
+        if self._closed:
+            return
+        if self.failed is None and (self._records or self._next_batch.writes):
+            self._hand_over()
+        self._closed = True
+        self._refuse_all()
+        self._writer.stop()
+        self._supply.stop()
+        if self._writer.failure is not None:
+            self._fail(self._writer.failure)
+        elif self._writer.written > self.durable_seq:
+            self._settle(self._writer.written, self._writer.synced)
+            self._notify(self.on_durable, self.durable_seq)
+        if self.failed is None and self.seq > self._opened_seq:
+            self._write_close_mark()
+        for segment in self._segments:
+            if segment.fd >= 0:
+                self._vfs.close(segment.fd)
+                segment.fd = -1
+        self._lock.release()
+
+    def _write_close_mark(self) -> None:
+        """An empty frame that says all before it was synced: from now on a damaged frame, the
+        last one too, is told from one that a crash interrupted."""
+        active = self._active
+        header, _ = encode_frame(self.seq, self.seq - 1, active.salt, ())
+        try:
+            self._vfs.write_at_durable(active.fd, [header], active.used)
+        except OSError as error:
+            logger.warning("the log is whole, but its closing mark is not written: %s", error)

@@ -1,0 +1,148 @@
+"""Room for the log: the spare segment, prepared ahead, and what is free on the disk.
+
+Invariant: a spare is offered only when it is full of zeros and on disk, name and all. A failure
+here loses nothing and ends nothing; it is tried again when asked. What takes time happens on a
+thread of its own, and its results are posted to the loop, where everything else here belongs.
+Must not know frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock.storage.log import Post, WalOptions
+from penstock.storage.segments import Segment, prepare_segment, segment_name
+from penstock.storage.vfs import Vfs, remove_if_there
+
+logger = logging.getLogger("penstock.storage")
+
+
+class SegmentSupply:
+    """`on_change` is called on the loop when there is news of the spare or the disk."""
+
+    def __init__(
+        self,
+        vfs: Vfs,
+        directory: str,
+        options: WalOptions,
+        *,
+        spare: Segment | None,
+        free_bytes: int,
+        post: Post,
+    ) -> None:
+        self.spare = spare
+        self.free_bytes = free_bytes
+        self.preparing = False
+        self.on_change: Callable[[], object] = lambda: None
+        self._vfs = vfs
+        self._directory = directory
+        self._segment_bytes = options.segment_bytes
+        self._reserve_bytes = options.reserve_bytes
+        self._post = post
+        self._measuring = False
+        self._offered: Segment | None = None
+        self._stopping = threading.Event()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="penstock-wal-supply", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Gives up a half-prepared spare rather than wait for it; closes what it holds."""
+        self._stopping.set()
+        self._tasks.put(None)
+        self._thread.join()
+        for segment in (self.spare, self._offered):
+            if segment is not None and segment.fd >= 0:
+                self._vfs.close(segment.fd)
+                segment.fd = -1
+
+    def may_produce(self) -> bool:
+        """False when the disk is short: then what is prepared is kept for what must go on."""
+        in_sight = self.spare is not None or self.preparing
+        return in_sight and self.free_bytes >= self._reserve_bytes
+
+    def take_spare(self) -> Segment | None:
+        segment, self.spare = self.spare, None
+        return segment
+
+    def prepare(self, number: int) -> None:
+        """Makes segment `number` the spare, unless there is one or it is on its way."""
+        if self.spare is None and not self.preparing:
+            self.preparing = True
+            self._tasks.put(partial(self._prepare, number))
+
+    def measure(self) -> None:
+        if not self._measuring:
+            self._measuring = True
+            self._tasks.put(self._measure)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        self._tasks.put(partial(self._remove, paths))
+
+    def _prepared(self, segment: Segment | None, error: OSError | None) -> None:
+        if self._stopping.is_set():
+            return
+        self.preparing = False
+        self.spare, self._offered = segment, None
+        if error is not None:
+            logger.warning("no room for the log's next segment: %s", error)
+        self.on_change()
+
+    def _measured(self, free_bytes: int | None) -> None:
+        self._measuring = False
+        if free_bytes is not None:
+            self.free_bytes = free_bytes
+            self.on_change()
+
+    # On the thread
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except OSError:
+                logger.exception("the log's background work failed; it goes on")
+            except RuntimeError:  # from posting: `stop` closes what nobody took
+                logger.warning("the log has news and the event loop is gone")
+
+    def _prepare(self, number: int) -> None:
+        path = os.path.join(self._directory, segment_name(number))
+        segment: Segment | None = None
+        failure: OSError | None = None
+        try:
+            remove_if_there(self._vfs, path)
+            for segment in prepare_segment(self._vfs, self._directory, number, self._segment_bytes):
+                if segment is None and self._stopping.is_set():
+                    break
+        except OSError as error:
+            failure = error
+        if segment is None:
+            self._discard(path)
+        self._offered = segment
+        self._post(partial(self._prepared, segment, failure))
+
+    def _discard(self, path: str) -> None:
+        """What is half prepared must not keep the little space that is left."""
+        try:
+            remove_if_there(self._vfs, path)
+        except OSError as error:
+            logger.warning("could not remove %s, which is half prepared: %s", path, error)
+
+    def _measure(self) -> None:
+        free_bytes: int | None = None
+        try:
+            free_bytes = self._vfs.free_bytes(self._directory)
+        finally:
+            self._post(partial(self._measured, free_bytes))
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            remove_if_there(self._vfs, path)
+        self._vfs.fsync_dir(self._directory)

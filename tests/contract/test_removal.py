@@ -1,0 +1,207 @@
+"""Section I: deleting and retention, driftq-70."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker_process import BrokerProcess, eventually, settle_body, wait_until
+from tests.contract.checks import (
+    assert_done,
+    assert_error,
+    assert_invalid,
+    assert_not_found,
+    new_name,
+)
+from tests.contract.conftest import StartBroker
+
+
+def test_deleting_a_topic_ends_its_streams_and_frees_the_name(start_broker: StartBroker) -> None:
+    """driftq-70: for good, a restart included."""
+    broker = start_broker()
+    topic = broker.create_topic("t", 3)
+    other = broker.create_topic("other")
+    broker.put(topic, "old", envelope={"idempotency_key": "k"})
+    stream = broker.open_consume(topic)
+    bystander = broker.open_consume(other)
+    item = stream.next()
+    assert_done(broker.client.delete("/v1/topics/t"))
+    stream.wait_for_end(5)
+    assert stream.clean_end
+    stream.close()
+    assert_not_found(broker.produce(topic, "v"))
+    assert_not_found(broker.ack(topic, item))
+    assert_not_found(broker.client.get("/v1/topics/t"))
+    assert_not_found(broker.client.delete("/v1/topics/t"))
+    broker.put(other, "goes on")
+    assert bystander.next().value == "goes on"
+    bystander.close()
+    broker.restart(kill=True)
+    assert broker.client.get("/v1/topics").json() == {"topics": ["other"]}
+    broker.create_topic(topic, 1)
+    broker.put(topic, "new", envelope={"idempotency_key": "k"})
+    with broker.consume(topic) as again:
+        item = again.next()
+        assert (item.value, item.attempts, item.offset) == ("new", 1, 0)
+        again.expect_nothing(100)
+    broker.restart(kill=True)
+    with broker.consume(topic, "audit") as again:
+        assert again.next().value == "new"
+        again.expect_nothing(100)
+
+
+def test_deleting_a_group_ends_its_streams_and_forgets_its_progress(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-70"""
+    broker.put(topic, "0")
+    broker.put(topic, "1")
+    stream = broker.open_consume(topic, "doomed")
+    kept = broker.open_consume(topic, "kept")
+    first, second = stream.take(2)
+    assert_done(broker.ack(topic, first, "doomed"))
+    assert_done(broker.ack(topic, kept.next(), "kept"))
+    assert_done(broker.client.delete(f"/v1/topics/{topic}/groups/doomed"))
+    stream.wait_for_end(5)
+    stream.close()
+    assert_error(broker.ack(topic, second, "doomed"), 409, "FAILED_PRECONDITION")
+    assert_not_found(broker.client.delete(f"/v1/topics/{topic}/groups/doomed"))
+    with broker.consume(topic, "doomed") as again:
+        assert [(i.value, i.attempts) for i in again.take(2)] == [("0", 1), ("1", 1)]
+    assert kept.next().value == "1"
+    kept.close()
+
+
+def test_deleting_a_group_frees_what_only_it_held(start_broker: StartBroker) -> None:
+    """driftq-70"""
+    broker = start_broker("--profile", "contract", memory=True)
+    topic = broker.create_topic("t")
+    with broker.consume(topic, "fast") as fast, broker.consume(topic, "stuck"):
+        broker.put(topic, "0")
+        broker.put(topic, "1")
+        for item in fast.take(2):
+            assert_done(broker.ack(topic, item, "fast"))
+        assert broker.produce(topic, "2").status_code == 429
+        assert_done(broker.client.delete("/v1/topics/t/groups/stuck"))
+        broker.put(topic, "2")
+        assert fast.next().value == "2"
+
+
+def test_deleting_what_is_not_there_is_404(broker: BrokerProcess, topic: str) -> None:
+    """driftq-70"""
+    assert_not_found(broker.client.delete("/v1/topics/nowhere"))
+    assert_not_found(broker.client.delete(f"/v1/topics/{topic}/groups/nobody"))
+    assert_not_found(broker.client.delete("/v1/topics/nowhere/groups/nobody"))
+
+
+def used_bytes(directory: Path) -> int:
+    """What the directory takes on disk; preallocated or sparse, blocks are blocks."""
+    out = subprocess.run(["du", "-sk", str(directory)], capture_output=True, check=True)
+    return int(out.stdout.split()[0]) * 1024
+
+
+def fill(broker: BrokerProcess, topic: str, count: int, size: int) -> None:
+    for start in range(0, count, 100):
+        batch = [
+            {"topic": topic, "value": f"{n}:".ljust(size, "x")} for n in range(start, start + 100)
+        ]
+        assert broker.client.post("/v1/produce/batch", json=batch).status_code == 200
+
+
+def test_a_deleted_topic_gives_its_disk_back(start_broker: StartBroker) -> None:
+    """driftq-70: 16 MB of a topic, in segments of 1 MB that can go one by one."""
+    broker = start_broker(env={"PENSTOCK_SEGMENT_BYTES": str(2**20)})
+    assert broker.data_dir is not None
+    directory = broker.data_dir
+    topic = broker.create_topic("t")
+    empty = used_bytes(directory)
+    fill(broker, topic, 1000, 16_000)
+    assert used_bytes(directory) > empty + 8 * 2**20
+    assert_done(broker.client.delete("/v1/topics/t"))
+    eventually(lambda: used_bytes(directory), lambda used: used < empty + 6 * 2**20, 30)
+
+
+def acked_backlog(broker: BrokerProcess, topic: str, count: int, size: int) -> None:
+    with broker.consume(topic) as stream:
+        fill(broker, topic, count, size)
+        bodies = [settle_body(topic, item, "g", "o") for item in stream.take(count)]
+    reply = broker.client.post("/v1/ack/batch", json=bodies)
+    assert {r["status"] for r in reply.json()["results"]} == {"acked"}
+
+
+def first_offset(broker: BrokerProcess, topic: str) -> int:
+    """Of the oldest message that is retained, as a new group sees it."""
+    name = new_name("audit")
+    with broker.consume(topic, group=name) as stream:
+        offset = stream.next().offset
+    assert_done(broker.client.delete(f"/v1/topics/{topic}/groups/{name}"))
+    return offset
+
+
+def test_retention_by_bytes_removes_what_every_group_has_finished(
+    start_broker: StartBroker,
+) -> None:
+    """driftq-70: at most 100 kB of finished messages stay; nothing unfinished goes."""
+    broker = start_broker("--max-in-flight", "1000", env={"PENSTOCK_SEGMENT_BYTES": str(2**18)})
+    topic = broker.create_topic("t")
+    acked_backlog(broker, topic, 600, 1000)
+    assert first_offset(broker, topic) == 0
+    reply = broker.client.patch("/v1/topics/t", json={"retention_bytes": 100_000})
+    assert reply.status_code in (200, 204), reply.text
+    kept = eventually(lambda: first_offset(broker, topic), lambda offset: offset >= 500, 30)
+    assert kept <= 600 - 90
+    broker.restart(kill=True)
+    assert first_offset(broker, topic) >= kept
+    with broker.consume(topic) as stream:
+        stream.expect_nothing(100)
+
+
+def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker) -> None:
+    """driftq-70"""
+    broker = start_broker("--max-in-flight", "1000", env={"PENSTOCK_SEGMENT_BYTES": str(2**18)})
+    topic = broker.create_topic("t")
+    with broker.consume(topic, "behind") as behind:
+        acked_backlog(broker, topic, 300, 1000)
+        reply = broker.client.patch("/v1/topics/t", json={"retention_bytes": 1, "retention_ms": 1})
+        assert reply.status_code in (200, 204), reply.text
+        items = behind.take(300)
+        assert [item.offset for item in items] == list(range(300))
+        for item in items[:200]:
+            assert_done(broker.ack(topic, item, "behind"))
+        eventually(lambda: first_offset(broker, topic), lambda offset: offset >= 150, 30)
+        assert first_offset(broker, topic) <= 200
+        for item in items[200:]:
+            assert_done(broker.nack(topic, item, "behind"))
+        assert sorted(i.offset for i in behind.take(100)) == list(range(200, 300))
+
+
+def test_retention_by_age_removes_what_is_old(start_broker: StartBroker) -> None:
+    """driftq-70: the old ones go, and not before their time; the young stay."""
+    broker = start_broker("--max-in-flight", "1000", env={"PENSTOCK_SEGMENT_BYTES": str(2**18)})
+    topic = broker.create_topic("t")
+    reply = broker.client.patch("/v1/topics/t", json={"retention_ms": 3000})
+    assert reply.status_code in (200, 204), reply.text
+    before = time.monotonic()
+    acked_backlog(broker, topic, 300, 1000)
+    produced = time.monotonic()
+    assert first_offset(broker, topic) == 0 or time.monotonic() > before + 3
+    wait_until(produced + 2.5)
+    acked_backlog(broker, topic, 100, 1000)
+    eventually(lambda: first_offset(broker, topic), lambda offset: offset >= 300, 30)
+
+
+@pytest.mark.parametrize(
+    "body", [{"retention_ms": -1}, {"retention_bytes": 1.5}, {"retention_ms": "1d"}, {"extra": 1}]
+)
+def test_a_wrong_retention_is_400(broker: BrokerProcess, topic: str, body: dict[str, Any]) -> None:
+    """driftq-70"""
+    assert_invalid(broker.client.patch(f"/v1/topics/{topic}", json=body))
+
+
+def test_retention_of_an_unknown_topic_is_404(broker: BrokerProcess) -> None:
+    """driftq-70"""
+    assert_not_found(broker.client.patch("/v1/topics/nowhere", json={"retention_ms": 1}))

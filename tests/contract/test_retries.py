@@ -1,0 +1,289 @@
+"""Section E: leases and retries, driftq-36 to driftq-38 and driftq-42 to driftq-44."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from tests.broker_process import BrokerProcess, eventually, wait_until
+from tests.contract.checks import assert_done, assert_refused, new_name
+from tests.contract.conftest import StartBroker
+from tests.ndjson import Item, next_of
+
+LATE_S = 1.5
+"""How much later than promised a busy machine may be; never used for a lower bound."""
+
+
+def policy(max_attempts: int, backoff_ms: int = 0, max_backoff_ms: int = 0) -> dict[str, Any]:
+    fields = {"max_attempts": max_attempts, "backoff_ms": backoff_ms}
+    if max_backoff_ms:
+        fields["max_backoff_ms"] = max_backoff_ms
+    return {"retry_policy": fields}
+
+
+def topics(broker: BrokerProcess) -> list[str]:
+    names: list[str] = broker.client.get("/v1/topics").json()["topics"]
+    return names
+
+
+def dead_letters(broker: BrokerProcess, topic: str, count: int) -> list[Item]:
+    """Exactly `count` copies, read by a group of its own; waits for the topic to be made."""
+    name = f"dlq.{topic}"
+    eventually(lambda: topics(broker), lambda seen: name in seen)
+    with broker.consume(name, group=new_name("audit")) as stream:
+        items = stream.take(count)
+        stream.expect_nothing()
+    return items
+
+
+# -- driftq-36: the lease ----------------------------------------------------------------------
+
+
+def test_a_lapse_redelivers_soon_after_the_lease_and_never_before(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-36: no lease can have begun before the produce was sent."""
+    lease_s = 0.3
+    with broker.consume(topic, lease_ms=300) as stream:
+        before = time.monotonic()
+        broker.put(topic, "v")
+        item = stream.next()
+        late = []
+        for attempt in range(2, 7):
+            previous, item = item, stream.next()
+            assert (item.attempts, item.last_error) == (attempt, "ack_timeout")
+            assert item.received_at - before >= lease_s * (attempt - 1)
+            late.append(item.received_at - previous.received_at - lease_s)
+    assert statistics.median(late) <= 0.25, late
+    assert max(late) < LATE_S, late
+
+
+def test_after_a_lapse_the_next_consumer_in_turn_gets_it(broker: BrokerProcess, topic: str) -> None:
+    """driftq-36"""
+    streams = [broker.open_consume(topic, owner=f"o{n}", lease_ms=150) for n in range(3)]
+    broker.put(topic, "v")
+    turns = []
+    for attempt in range(1, 7):
+        index, item = next_of(streams)
+        assert item.attempts == attempt
+        turns.append(index)
+    for stream in streams:
+        stream.close()
+    assert sorted(turns[:3]) == [0, 1, 2]
+    assert turns == turns[:3] * 2
+
+
+def test_each_stream_has_its_own_lease(broker: BrokerProcess, topic: str) -> None:
+    """driftq-36"""
+    short = broker.open_consume(topic, owner="short", lease_ms=200)
+    long = broker.open_consume(topic, owner="long", lease_ms=60_000)
+    broker.put(topic, "0")
+    broker.put(topic, "1")
+    held = long.next()
+    lapsed = short.next()
+    short.close()
+    again = long.next()
+    assert (again.offset, again.attempts) == (lapsed.offset, 2)
+    assert_refused(broker.ack(topic, lapsed, owner="short"))
+    assert_done(broker.ack(topic, held, owner="long"))
+    assert_done(broker.ack(topic, again, owner="long"))
+    long.close()
+
+
+# -- driftq-37, driftq-38: backoff -------------------------------------------------------------
+
+
+def test_the_wait_doubles_up_to_its_cap_counted_from_the_nack(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-37"""
+    broker.put(topic, "v", envelope=policy(9, 150, 500))
+    with broker.consume(topic) as stream:
+        item = stream.next()
+        for wait_s in (0.15, 0.3, 0.5, 0.5):
+            before = time.monotonic()
+            assert_done(broker.nack(topic, item))
+            answered = time.monotonic()
+            item = stream.next()
+            assert item.received_at - before >= wait_s
+            assert item.received_at - answered < wait_s + LATE_S
+    assert item.attempts == 5
+
+
+def test_the_wait_after_a_lapse_counts_from_the_end_of_the_lease(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-37"""
+    with broker.consume(topic, lease_ms=300) as stream:
+        before = time.monotonic()
+        broker.put(topic, "v", envelope=policy(9, 400))
+        first = stream.next()
+        second = stream.next()
+    assert (second.attempts, second.last_error) == (2, "ack_timeout")
+    assert second.received_at - before >= 0.7
+    assert second.received_at - first.received_at < 0.7 + LATE_S
+
+
+def test_without_a_policy_a_nack_retries_at_once(broker: BrokerProcess, topic: str) -> None:
+    """driftq-37: ten in a row, far sooner than any tick would allow."""
+    broker.put(topic, "v")
+    with broker.consume(topic) as stream:
+        started = time.monotonic()
+        for attempt in range(1, 11):
+            item = stream.next()
+            assert item.attempts == attempt
+            assert_done(broker.nack(topic, item))
+        assert stream.next().attempts == 11
+        assert time.monotonic() - started < 1.5
+
+
+def test_a_nack_after_the_lease_keeps_the_schedule(broker: BrokerProcess, topic: str) -> None:
+    """driftq-37: the reason replaces ack_timeout, the wait still counts from the lease's end."""
+    broker.put(topic, "v", envelope=policy(9, 1500))
+    stream = broker.open_consume(topic, lease_ms=200)
+    item = stream.next()
+    stream.close()
+    wait_until(item.received_at + 1.2)
+    assert_done(broker.nack(topic, item, reason="late word"))
+    with broker.consume(topic, owner="next") as other:
+        again = other.next()
+    assert (again.attempts, again.last_error) == (2, "late word")
+    # 200 + 1500 ms after the delivery; a schedule restarted at the nack would need 1200 + 1500.
+    assert again.received_at - item.received_at < 2.6
+
+
+def test_a_message_in_backoff_holds_no_place_and_holds_up_nobody(
+    start_broker: StartBroker,
+) -> None:
+    """driftq-38"""
+    broker = start_broker("--max-in-flight", "1")
+    topic = broker.create_topic("t")
+    for n in range(5):
+        broker.put(topic, str(n), envelope=policy(9, 60_000))
+    with broker.consume(topic) as stream:
+        for n in range(5):
+            item = stream.next(5)
+            assert (item.value, item.attempts) == (str(n), 1)
+            assert_done(broker.nack(topic, item))
+
+
+# -- driftq-42 to driftq-44: no end, no consumer, restarts -------------------------------------
+
+
+@pytest.mark.parametrize("envelope", [None, {"retry_policy": {"max_attempts": 0}}])
+def test_without_max_attempts_retries_never_end(
+    broker: BrokerProcess, topic: str, envelope: dict[str, Any] | None
+) -> None:
+    """driftq-42"""
+    broker.put(topic, "v", envelope=envelope)
+    with broker.consume(topic) as stream:
+        for attempt in range(1, 41):
+            item = stream.next()
+            assert item.attempts == attempt
+            assert_done(broker.nack(topic, item))
+    assert f"dlq.{topic}" not in topics(broker)
+
+
+def test_dead_lettering_waits_for_no_consumer(broker: BrokerProcess, topic: str) -> None:
+    """driftq-43: the only consumer is gone when its lease ends."""
+    broker.put(topic, "poison", envelope=policy(1))
+    with broker.consume(topic, lease_ms=200) as stream:
+        assert stream.next().attempts == 1
+    (copy,) = dead_letters(broker, topic, 1)
+    assert (copy.envelope or {})["dlq"]["last_error"] == "ack_timeout"
+
+
+def test_expiry_and_retry_wait_for_no_consumer(broker: BrokerProcess, topic: str) -> None:
+    """driftq-43: lease and backoff both run out with nobody connected."""
+    broker.put(topic, "v", envelope=policy(9, 1500))
+    with broker.consume(topic, lease_ms=200) as stream:
+        first = stream.next()
+    wait_until(first.received_at + 2.0)
+    connected = time.monotonic()
+    with broker.consume(topic, owner="next") as stream:
+        again = stream.next()
+    assert (again.attempts, again.last_error) == (2, "ack_timeout")
+    # Had the backoff begun only now, it would have taken 1.5 s.
+    assert again.received_at - connected < 1.4
+
+
+def test_a_nack_with_no_consumer_connected_schedules_the_retry(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-43"""
+    broker.put(topic, "v")
+    with broker.consume(topic) as stream:
+        item = stream.next()
+    assert_done(broker.nack(topic, item, reason="gone"))
+    with broker.consume(topic, owner="next") as stream:
+        again = stream.next()
+    assert (again.attempts, again.last_error) == (2, "gone")
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_attempts_last_error_and_backoff_survive_a_restart(
+    start_broker: StartBroker, kill: bool
+) -> None:
+    """driftq-44"""
+    broker = start_broker()
+    topic = broker.create_topic("t")
+    broker.put(topic, "waiting", envelope=policy(9, 2500))
+    broker.put(topic, "ready")
+    with broker.consume(topic) as stream:
+        waiting, ready = stream.take(2)
+        for attempt in (1, 2):
+            assert ready.attempts == attempt
+            assert_done(broker.nack(topic, ready, reason=f"reason {attempt}"))
+            ready = stream.next()
+        assert_done(broker.nack(topic, ready, reason="reason 3"))
+        assert stream.next().attempts == 4
+        before = time.monotonic()
+        assert_done(broker.nack(topic, waiting, reason="not yet"))
+    broker.restart(kill=kill)
+    with broker.consume(topic, owner="next") as stream:
+        first, second = stream.take(2)
+    assert (first.value, first.attempts) == ("ready", 5)
+    assert (second.value, second.attempts, second.last_error) == ("waiting", 2, "not yet")
+    assert 2.5 <= second.received_at - before < 2.5 + 5
+
+
+def test_leases_end_at_a_restart(start_broker: StartBroker) -> None:
+    """driftq-44: delivered again at once, the attempts go on."""
+    broker = start_broker()
+    topic = broker.create_topic("t")
+    broker.put(topic, "v")
+    with broker.consume(topic, lease_ms=600_000) as stream:
+        assert stream.next().attempts == 1
+    broker.restart(kill=True)
+    with broker.consume(topic, owner="next") as stream:
+        assert stream.next(5).attempts == 2
+
+
+def test_the_last_owner_may_ack_after_a_restart(start_broker: StartBroker) -> None:
+    """driftq-44: the lease is over, the owner is still known."""
+    broker = start_broker()
+    topic = broker.create_topic("t")
+    broker.put(topic, "v")
+    with broker.consume(topic, owner="worker") as stream:
+        item = stream.next()
+    broker.restart(kill=True)
+    assert_refused(broker.ack(topic, item, owner="other"))
+    assert_done(broker.ack(topic, item, owner="worker"))
+    with broker.consume(topic, owner="next") as stream:
+        stream.expect_nothing()
+
+
+def test_max_attempts_counts_across_a_restart(start_broker: StartBroker) -> None:
+    """driftq-44: the second delivery was the last, although the broker was killed between."""
+    broker = start_broker()
+    topic = broker.create_topic("t")
+    broker.put(topic, "poison", envelope=policy(2))
+    with broker.consume(topic) as stream:
+        assert_done(broker.nack(topic, stream.next()))
+        assert stream.next().attempts == 2
+    broker.restart(kill=True)
+    (copy,) = dead_letters(broker, topic, 1)
+    assert (copy.envelope or {})["dlq"]["attempts"] == 2

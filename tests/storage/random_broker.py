@@ -1,0 +1,319 @@
+"""A broker without IO that lives through a random history, and a log of all it decided.
+
+A step is four small integers: what to do, two choices, and how much time passes. Whatever they
+are, the step means something or does nothing, so that hypothesis can shrink a history.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from hypothesis import strategies as st
+
+from penstock.core.deadletters import decide_burial
+from penstock.core.deliver import (
+    delivered,
+    first_delivery,
+    is_effect_committed,
+    redelivery,
+    returned,
+    skip,
+)
+from penstock.core.effect_rules import EffectCommand, decide_begin, decide_commit, decide_fail
+from penstock.core.effects import Effect
+from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
+from penstock.core.produce import Produce, decide_produce
+from penstock.core.registry import (
+    decide_configure_topic,
+    decide_create_group,
+    decide_create_topic,
+    decide_delete_group,
+    decide_delete_topic,
+)
+from penstock.core.settle import Settle, decide_ack, decide_lapse, decide_nack
+from penstock.core.state import BrokerState, apply, make_ready
+from penstock.core.topics import Topic
+from penstock.model.envelope import Envelope, RetryPolicy, Routing
+from penstock.model.errors import PenstockError
+from penstock.model.limits import Limits
+from penstock.model.records import Message, Record, Trimmed, decode_record, encode_record
+from penstock.storage.frames import encode_frame
+from penstock.storage.segments import SegmentHeader, encode_header, segment_name
+from penstock.storage.vfs import Vfs
+
+LIMITS = Limits(idempotency_ttl_ms=400, max_partition_msgs=40)
+LEASE_MS = 50
+
+Step = tuple[int, int, int, int]
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 23), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
+    ),
+    max_size=80,
+)
+long_histories = st.lists(
+    st.tuples(
+        st.integers(0, 23), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
+    ),
+    min_size=60,
+    max_size=160,
+)
+
+
+class RandomBroker:
+    """The live state, every record as it went to the log, and every message ever stored."""
+
+    def __init__(self) -> None:
+        self.state = BrokerState(LIMITS)
+        self.now_ms = 1_000
+        self.log: list[bytes] = []
+        self.messages: dict[tuple[int, int, int], Message] = {}
+        self._actions: list[Callable[[int, int], None]] = [
+            *[self._produce] * 5,
+            *[self._produce_with_envelope] * 3,
+            *[self._deliver] * 4,
+            self._ack,
+            self._ack,
+            self._nack,
+            self._lapse,
+            self._return,
+            self._bury,
+            self._begin_or_commit,
+            self._begin_or_commit,
+            self._group,
+            self._topic,
+            self._trim,
+            self._delete,
+        ]
+        self._topic(0, 0)
+        self._group(0, 0)
+
+    def live_through(self, history: list[Step]) -> RandomBroker:
+        for action, a, b, passes in history:
+            self.now_ms += passes
+            self._fire()
+            try:
+                self._actions[action % len(self._actions)](a, b)
+            except PenstockError:
+                pass  # a refusal changes nothing
+        return self
+
+    def retained(self) -> dict[tuple[int, int, int], Message]:
+        """What a reader must find: every message that is neither trimmed nor of a deleted topic."""
+        return {
+            place: message
+            for place, message in self.messages.items()
+            if (topic := self.state.topics_by_id.get(place[0])) is not None
+            and place[2] >= topic.partitions[place[1]].first_offset
+        }
+
+    def emit(self, record: Record) -> None:
+        data = encode_record(record)
+        self.log.append(data)
+        apply(self.state, record)
+        if isinstance(record, Message):
+            self.messages[record.topic_id, record.partition, record.offset] = record
+
+    # Steps
+
+    def _fire(self) -> None:
+        for entry in self.state.timers.due(self.now_ms):
+            if entry.state == WAITING:
+                make_ready(entry.progress, entry)
+            elif entry.state == IN_FLIGHT:
+                self.emit(decide_lapse(entry, entry.until, self.now_ms))
+
+    def _topic(self, a: int, b: int) -> None:
+        name = f"topic-{a % 3}"
+        created = decide_create_topic(self.state, name, 1 + b % 3, self.now_ms)
+        if created is not None:
+            self.emit(created)
+        else:
+            self.emit(decide_configure_topic(self.state, name, a * 1000, None, self.now_ms))
+
+    def _group(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is not None:
+            created = decide_create_group(self.state, topic, f"group-{b % 3}", self.now_ms)
+            if created is not None:
+                self.emit(created)
+
+    def _delete(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is None:
+            return
+        if b == 0:
+            self.emit(decide_delete_topic(self.state, topic.name, self.now_ms))
+        elif b < 4:
+            self.emit(decide_delete_group(self.state, topic.name, f"group-{b % 3}", self.now_ms))
+
+    def _produce(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is not None:
+            self._store(Produce(topic.name, f"key-{b}" if b % 4 else "", "välue" * (1 + b)))
+
+    def _produce_with_envelope(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is None:
+            return
+        envelope = Envelope(
+            run_id=f"run-{b}",
+            tenant_id="tenant" if a % 2 else "",
+            idempotency_key=f"once-{b}" if b % 3 else "",
+            partition_override=0 if b % 5 == 0 else None,
+            retry_policy=RetryPolicy(1 + b % 2, 20 * (b % 4)) if b % 2 else None,
+        )
+        routing = Routing("label", {"a": "b"}) if b % 6 == 0 else None
+        self._store(Produce(topic.name, f"key-{a}", f"value-{b}", envelope, routing))
+
+    def _store(self, command: Produce) -> None:
+        decided = decide_produce(self.state, command, self.now_ms)
+        if decided is not None:
+            self.emit(decided[0])
+
+    def _deliver(self, a: int, b: int) -> None:
+        progress = self._some_progress(a)
+        if progress is None:
+            return
+        topic = progress.group.topic
+        items = [redelivery(entry) for entry in list(progress.ready.values())[: b % 3]]
+        items += [
+            first_delivery(self.messages[topic.id, progress.partition, offset])
+            for offset in range(progress.cursor, topic.next_offset)
+            if (topic.id, progress.partition, offset) in self.messages
+        ][: 1 + b % 3]
+        kept = []
+        for item in items:
+            if is_effect_committed(topic, progress.group, item.effect_key) and not kept:
+                self.emit(skip(progress, item, self.now_ms))
+            else:
+                kept.append(item)
+        if kept:
+            self.emit(delivered(progress, f"owner-{b % 2}", kept, self.now_ms))
+            for item in kept:
+                entry = progress.unfinished[item.offset]
+                entry.until = self.now_ms + LEASE_MS
+                self.state.timers.set(entry, entry.until)
+
+    def _ack(self, a: int, b: int) -> None:
+        entry = self._some_entry(a, b)
+        if entry is not None:
+            done = decide_ack(self.state, _settle(entry), self.now_ms)
+            if done is not None and not hasattr(done, "key"):
+                self.emit(done)  # type: ignore[arg-type]  # the entry is unfinished
+
+    def _nack(self, a: int, b: int) -> None:
+        entry = self._some_entry(a, b)
+        if entry is not None:
+            self.emit(decide_nack(self.state, _settle(entry), f"reason-{b}", self.now_ms))
+
+    def _lapse(self, a: int, b: int) -> None:
+        entry = self._some_entry(a, b)
+        if entry is not None and entry.state == IN_FLIGHT:
+            self.emit(decide_lapse(entry, self.now_ms, self.now_ms))
+
+    def _return(self, a: int, b: int) -> None:
+        entry = self._some_entry(a, b)
+        if entry is not None and entry.state == IN_FLIGHT:
+            self.emit(returned(entry.progress, [entry.offset], self.now_ms))
+
+    def _bury(self, a: int, b: int) -> None:
+        progress = self._some_progress(a)
+        for entry in list(progress.unfinished.values()) if progress else []:
+            place = (entry.progress.group.topic.id, entry.progress.partition, entry.offset)
+            if entry.state == DYING:
+                body = self.messages[place]
+                records, _ = decide_burial(self.state, entry, body, entry.last_error, self.now_ms)
+                for record in records:
+                    self.emit(record)
+
+    def _begin_or_commit(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is None:
+            return
+        tenant = "tenant" if b % 2 else ""
+        command = EffectCommand(tenant, topic.name, f"group-{a % 2}", f"once-{b}", "owner")
+        decided = decide_begin(self.state, command, LEASE_MS, self.now_ms)
+        if not isinstance(decided, Effect):
+            self.emit(decided)
+        if b % 3 == 1:
+            done = decide_commit(self.state, command, "result", self.now_ms)
+            if done is not None:
+                self.emit(done)
+        elif b % 3 == 2:
+            self.emit(decide_fail(self.state, command, "reason", self.now_ms))
+
+    def _trim(self, a: int, b: int) -> None:
+        topic = self._some_topic(a)
+        if topic is None:
+            return
+        partition = topic.partitions[b % len(topic.partitions)]
+        floor = [group.progress[partition.index].floor() for group in topic.groups.values()]
+        before = min([partition.first_offset + b, partition.end_offset, *floor])
+        gone = [
+            message
+            for (topic_id, index, offset), message in self.messages.items()
+            if topic_id == topic.id
+            and index == partition.index
+            and partition.first_offset <= offset < before
+        ]
+        if gone:
+            size = sum(len(message.key.encode()) + len(message.value.encode()) for message in gone)
+            self.emit(Trimmed(topic.id, partition.index, self.now_ms, before, len(gone), size))
+
+    # Choices
+
+    def _some_topic(self, choice: int) -> Topic | None:
+        topics = list(self.state.topics.values())
+        return topics[choice % len(topics)] if topics else None
+
+    def _some_progress(self, choice: int) -> Progress | None:
+        found = [progress for group in self.state.groups.values() for progress in group.progress]
+        return found[choice % len(found)] if found else None
+
+    def _some_entry(self, a: int, b: int) -> Unfinished | None:
+        progress = self._some_progress(a)
+        entries = list(progress.unfinished.values()) if progress else []
+        return entries[b % len(entries)] if entries else None
+
+
+def _settle(entry: Unfinished) -> Settle:
+    group = entry.progress.group
+    partition = entry.progress.partition
+    return Settle(group.topic.name, group.name, partition, entry.offset, entry.owner)
+
+
+def replayed(log: list[bytes], state: BrokerState | None = None) -> BrokerState:
+    state = state or BrokerState(LIMITS)
+    for data in log:
+        apply(state, decode_record(data))
+    return state
+
+
+def write_segment(
+    vfs: Vfs, directory: str, number: int, first_seq: int, records: list[bytes]
+) -> int:
+    """A closed segment of small frames; returns the sequence that comes next."""
+    header = SegmentHeader(number, first_seq, salt=number * 7)
+    parts = [encode_header(header)]
+    seq = first_seq
+    for at in range(0, len(records), 3):
+        parts += encode_frame(seq, seq - 1, header.salt, records[at : at + 3])
+        seq += 1
+    vfs.write_file_atomically(
+        os.path.join(directory, segment_name(number)), b"".join([*parts, bytes(512)])
+    )
+    return seq
+
+
+def write_log(vfs: Vfs, directory: str, segments: list[list[bytes]]) -> None:
+    seq = 1
+    for number, records in enumerate(segments, start=1):
+        seq = write_segment(vfs, directory, number, seq, records)
+
+
+def cut(log: list[bytes], pieces: int) -> list[list[bytes]]:
+    """The log as segments of about equal length."""
+    step = max(1, -(-len(log) // pieces))
+    return [log[at : at + step] for at in range(0, step * pieces, step)]

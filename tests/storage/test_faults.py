@@ -1,0 +1,279 @@
+"""Whatever call fails, and whatever a crash forgets: nothing reported durable is ever missing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from penstock.model.errors import Unavailable
+from penstock.storage.errors import CorruptLog
+from penstock.storage.log import FsyncMode, WalOptions
+from penstock.storage.wal_writer import Batch, WalWriter
+from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
+from tests.storage.harness import SMALL, Bench, record, written
+
+SHORT = 0
+TINY = WalOptions(segment_bytes=16 * 1024, reserve_bytes=0, frame_bytes=2 * 1024)
+
+
+def life(vfs: FaultyVfs, *, look: Callable[[Bench], object] | None = None) -> Bench | None:
+    """Open, append, commit, grow past two segments, roll, close. None: the start failed."""
+    try:
+        bench = Bench(vfs, TINY)
+    except OSError:
+        return None
+    try:
+        for number in range(14):
+            bench.append(record(number), record(100 + number, size=1500))
+            bench.append(record(200 + number, size=1900))
+            if look is None:
+                bench.commit()
+            else:
+                bench.commit_and_look(vfs, partial(look, bench))
+            if number == 9:
+                bench.await_spare()
+                bench.wal.check_space()
+                bench.await_spare()
+                if bench.wal._supply.spare is not None:
+                    bench.roll()
+    except Unavailable:
+        pass
+    bench.close()
+    return bench
+
+
+def check_survivor(survivor: FaultyVfs, appended: list[bytes], reported: int) -> None:
+    """The next start succeeds, has all that was reported and nothing that was never appended;
+    what is appended then is there at the start after it."""
+    bench = Bench(survivor, TINY)
+    count = len(bench.replayed)
+    assert bench.replayed == appended[:count]
+    assert count >= reported
+    bench.append(b"after the crash")
+    bench.commit()
+    assert bench.reported == count + 1
+    bench.close()
+    last = Bench(survivor, TINY)
+    last.close()
+    assert last.replayed == [*appended[:count], b"after the crash"]
+    assert last.wal.torn_tails == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, SHORT], ids=["EIO", "ENOSPC", "short"])
+def test_whichever_call_fails_nothing_reported_durable_is_missing(code: int) -> None:
+    """driftq-45, driftq-46, driftq-50"""
+    number = 0
+    failed = refused = 0
+    while True:
+        number += 1
+        vfs = FaultyVfs()
+        vfs.fail_call(number, code)
+        bench = life(vfs)
+        if not vfs.faults_hit:
+            break
+        appended, reported = (bench.appended, bench.reported) if bench else ([], 0)
+        failed += bench is not None and bench.wal.failed is not None
+        refused += bench is None
+        assert vfs.open_files == 0
+        for flavour in FLAVOURS:
+            check_survivor(vfs.crash(flavour, seed=number), appended, reported)
+        check_survivor(vfs.restarted(), appended, reported)
+    assert number > 40
+    if code == SHORT:
+        assert failed == refused == 0
+    else:
+        assert failed > 10
+        assert refused > 5
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, SHORT], ids=["EIO", "ENOSPC", "short"])
+def test_whichever_call_fails_while_recovering_nothing_is_lost(code: int) -> None:
+    """driftq-46"""
+    vfs = FaultyVfs()
+    bench = written(vfs, 30, options=TINY)
+    vfs.fail_call(1, errno.EIO, only=["write"])
+    bench.append(record(30), record(31))
+    bench.commit()
+    torn = vfs.restarted()
+    bench.close()
+    number = 0
+    while True:
+        number += 1
+        disk = torn.restarted()
+        disk.fail_call(number, code)
+        with contextlib.suppress(OSError):
+            Bench(disk, TINY).close()
+        if not disk.faults_hit:
+            break
+        assert disk.open_files == 0
+        for flavour in FLAVOURS:
+            check_survivor(disk.crash(flavour, seed=number), bench.appended, 30)
+    assert number > 3
+
+
+Disk = tuple[FaultyVfs, list[bytes], int]
+"""What a crash left, what had been appended, and how many of those were reported."""
+
+
+def crashes(rounds: range) -> None:
+    """Crashes within and after every commit: the disk has all that was reported by then."""
+    for _ in rounds:
+        disks: list[Disk] = []
+
+        vfs = FaultyVfs()
+
+        def crash(bench: Bench, vfs: FaultyVfs = vfs, disks: list[Disk] = disks) -> None:
+            for flavour in FLAVOURS:
+                disks.append((vfs.crash(flavour, len(disks)), list(bench.appended), bench.reported))
+
+        life(vfs, look=crash)
+        assert len(disks) == 14 * 2 * len(FLAVOURS)
+        for disk, appended, reported in disks:
+            check_survivor(disk, appended, reported)
+
+
+def test_a_crash_that_drops_unsynced_writes_loses_nothing_reported() -> None:
+    """driftq-46"""
+    crashes(range(4))
+
+
+def test_a_crash_in_the_middle_of_a_write_leaves_a_log_that_starts() -> None:
+    """driftq-46, driftq-47: also when the disk took later sectors and not earlier ones."""
+    for seed in range(60):
+        vfs = FaultyVfs()
+        bench = written(vfs, 6, options=TINY)
+        for number in range(6, 12):
+            bench.append(record(number, size=1200))
+        vfs.fail_call(1 + seed % 2, errno.EIO, only=["write", "sync"])
+        bench.commit()
+        if bench.wal.failed is None:
+            bench.append(record(12, size=1200))
+            bench.commit()
+        disk = vfs.crash("sectors", seed)
+        bench.close()
+        check_survivor(disk, bench.appended, bench.reported)
+
+
+@pytest.mark.parametrize("fsync", ["interval", "none"])
+def test_in_the_weaker_modes_a_crash_still_leaves_a_first_part(fsync: FsyncMode) -> None:
+    options = WalOptions(
+        segment_bytes=16 * 1024,
+        reserve_bytes=0,
+        frame_bytes=2048,
+        fsync=fsync,
+        fsync_interval_ms=3_600_000,
+    )
+    for seed in range(40):
+        vfs = FaultyVfs()
+        bench = Bench(vfs, options)
+        for number in range(25):
+            bench.append(record(number, size=900 + 37 * (number % 5)))
+            bench.commit()
+        for flavour in FLAVOURS:
+            check_survivor(vfs.crash(flavour, seed), bench.appended, 0)
+        check_survivor(vfs.restarted(), bench.appended, bench.reported)
+        bench.close()
+        check_survivor(vfs.crash("nothing"), bench.appended, len(bench.appended))
+
+
+def _report_before_writing(writer: WalWriter, batch: Batch) -> None:
+    batch.synced = batch.seq
+    writer._tell(lambda: writer._on_written(batch))
+    _honest_write(writer, batch)
+
+
+def _report_between_write_and_sync(writer: WalWriter, batch: Batch) -> None:
+    for write in batch.writes:
+        writer._vfs.write_at(write.segment.fd, write.buffers, write.offset)
+    _report_before_writing(writer, batch)
+
+
+_honest_write = WalWriter._write
+
+
+@pytest.mark.parametrize(
+    "mutant", ["no sync", "report before the write", "report between write and sync"]
+)
+def test_the_crash_test_catches_a_log_that_breaks_its_word(
+    mutant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant == "no sync":
+        monkeypatch.setattr(FaultyVfs, "write_at_durable", FaultyVfs.write_at)
+    elif mutant == "report before the write":
+        monkeypatch.setattr(WalWriter, "_write", _report_before_writing)
+    else:
+        monkeypatch.setattr(WalWriter, "_write", _report_between_write_and_sync)
+    with pytest.raises((AssertionError, CorruptLog)):
+        crashes(range(1))
+
+
+def test_a_failed_sync_fails_the_log_for_good() -> None:
+    """driftq-50: it is never retried, and nothing held back is released."""
+    vfs = FaultyVfs()
+    bench = written(vfs, 4)
+    bench.await_spare()
+    vfs.fail_call(1, errno.EIO, only=["write"])
+    bench.append(b"held back")
+    bench.commit()
+    assert len(bench.failures) == 1
+    assert bench.wal.failed is bench.failures[0]
+    assert bench.reported == 4
+    writes = vfs.calls.count("write")
+    with pytest.raises(Unavailable, match="cannot be written"):
+        bench.wal.append([b"later"])
+    with pytest.raises(Unavailable):
+        bench.wal.append_one(b"later")
+    bench.wal.commit()
+    bench.wal.roll()
+    bench.wal.check_space()
+    assert not bench.wal.has_room(1)
+    assert not bench.wal.has_room(1, reserve=True)
+    bench.close()
+    assert vfs.calls.count("write") == writes
+    assert (bench.reported, len(bench.failures)) == (4, 1)
+
+
+@pytest.mark.parametrize("fsync", ["interval", "none"])
+def test_a_failed_sync_in_the_background_fails_the_log(fsync: FsyncMode) -> None:
+    """driftq-50"""
+    vfs = FaultyVfs()
+    options = WalOptions(
+        segment_bytes=SMALL.segment_bytes, reserve_bytes=0, fsync=fsync, fsync_interval_ms=1
+    )
+    bench = Bench(vfs, options)
+    bench.await_spare()
+    vfs.fail_call(1, errno.EIO, only=["sync"], path=bench.wal._active.path)
+    bench.append(b"written, not synced")
+    bench.commit()
+    if fsync == "none":
+        bench.wal.roll()
+    bench.loop.run_until(lambda: bool(bench.failures))
+    with pytest.raises(Unavailable):
+        bench.wal.append_one(b"later")
+    bench.close()
+
+
+def test_what_a_failed_sync_left_in_memory_is_written_again_at_the_next_start() -> None:
+    """After a failed sync the kernel may call the pages clean: a sync alone would not save them
+    once they are replayed and seen."""
+    vfs = FaultyVfs()
+    lax = WalOptions(segment_bytes=SMALL.segment_bytes, reserve_bytes=0, fsync="none")
+    bench = Bench(vfs, lax)
+    bench.append(record(0))
+    bench.commit()
+    bench.await_spare()
+    vfs.fail_call(1, errno.EIO, only=["sync"])
+    bench.close()
+    assert bench.failures
+    machine = vfs.restarted()
+    again = Bench(machine)
+    assert again.replayed == [record(0)]
+    disk = machine.crash("nothing")
+    again.close()
+    last = Bench(disk)
+    last.close()
+    assert last.replayed == [record(0)]

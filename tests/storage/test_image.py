@@ -1,0 +1,138 @@
+"""An image holds all that is durable: a state restored from it goes on exactly as the old one."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING
+from penstock.core.image import comparable, decode_image, encode_image, restore_image, take_image
+from penstock.core.settle import LAPSED
+from penstock.core.state import BrokerState
+from penstock.model.envelope import RetryPolicy
+from penstock.model.records import (
+    COMMITTED,
+    DEAD,
+    Delivered,
+    DeliveredItem,
+    EffectSet,
+    GroupCreated,
+    Message,
+    Record,
+    Released,
+    TopicCreated,
+    encode_record,
+)
+from tests.storage.random_broker import LIMITS, RandomBroker, Step, long_histories, replayed, steps
+
+
+def restored(state: BrokerState) -> BrokerState:
+    return restore_image(decode_image(encode_image(take_image(state))), LIMITS)
+
+
+def derived(state: BrokerState) -> list[object]:
+    """What restoring has to work out again."""
+    return [
+        (
+            progress.in_flight,
+            list(progress.ready),
+            sorted(group.open_effects.items()),
+            topic.partitions[progress.partition].backlog.buffered_msgs(),
+            topic.partitions[progress.partition].backlog.buffered_bytes(),
+            topic.effects.text_bytes,
+        )
+        for topic in sorted(state.topics.values(), key=lambda topic: topic.id)
+        for group in sorted(topic.groups.values(), key=lambda group: group.id)
+        for progress in group.progress
+    ]
+
+
+def waiting(state: BrokerState) -> list[int]:
+    return sorted(entry.offset for entry in state.timers.due(10**12) if entry.state == WAITING)
+
+
+@given(steps)
+def test_an_image_survives_the_way_to_disk_and_back(history: list[Step]):
+    state = replayed(RandomBroker().live_through(history).log)
+    again = restored(state)
+    assert take_image(again) == take_image(state)
+    assert derived(again) == derived(state)
+    assert waiting(again) == waiting(state)
+
+
+@settings(deadline=None)
+@given(long_histories, st.floats(0, 1))
+def test_going_on_from_an_image_equals_replaying_everything(history: list[Step], part: float):
+    log = RandomBroker().live_through(history).log
+    at = int(len(log) * part)
+    resumed = replayed(log[at:], restored(replayed(log[:at])))
+    whole = replayed(log)
+    assert take_image(resumed) == take_image(whole)
+    assert derived(resumed) == derived(whole)
+
+
+@given(long_histories)
+def test_a_replayed_state_equals_the_live_one_but_for_time_that_passed(history: list[Step]):
+    broker = RandomBroker().live_through(history)
+    live = comparable(take_image(broker.state), broker.now_ms)
+    assert comparable(take_image(replayed(broker.log)), broker.now_ms) == live
+
+
+@given(steps)
+def test_an_image_shares_nothing_with_the_state_it_was_taken_from(history: list[Step]):
+    broker = RandomBroker().live_through(history[: len(history) // 2])
+    image = take_image(broker.state)
+    before = encode_image(image)
+    broker.live_through(history[len(history) // 2 :])
+    assert encode_image(image) == before
+
+
+def some_state() -> BrokerState:
+    """Four messages delivered to one group: in flight, waiting, ready, dying."""
+    item = [DeliveredItem(n, 2, RetryPolicy(5, 10), "1/tk" if n < 2 else "") for n in range(4)]
+    records: list[Record] = [
+        TopicCreated(1, 100, "orders", 1),
+        GroupCreated(2, 1, 100, "workers"),
+        *(Message(1, 0, n, 100, "k", "v") for n in range(5)),
+        Delivered(1, 2, 0, 100, "first", item),
+        Released(1, 2, 0, 110, 1, "nack", 500),
+        Released(1, 2, 0, 110, 2, LAPSED, 110),
+        Released(1, 2, 0, 110, 3, "poison", DEAD),
+        EffectSet(1, 120, "workers", "1/tk", COMMITTED, "first", 0, "done"),
+    ]
+    return replayed([encode_record(record) for record in records])
+
+
+def test_unfinished_messages_keep_state_attempts_owner_error_and_schedule():
+    progress = restored(some_state()).groups[2].progress[0]
+    seen = {
+        offset: (entry.state, entry.attempts, entry.owner, entry.last_error, entry.until)
+        for offset, entry in progress.unfinished.items()
+    }
+    assert seen == {
+        0: (IN_FLIGHT, 1, "first", "", 0),
+        1: (WAITING, 1, "first", "nack", 500),
+        2: (READY, 1, "first", LAPSED, 0),
+        3: (DYING, 1, "first", "poison", DEAD),
+    }
+    assert progress.unfinished[1].policy == RetryPolicy(5, 10)
+    assert progress.cursor == 4
+
+
+def test_a_waiting_message_becomes_due_at_its_time_after_a_restore():
+    state = restored(some_state())
+    assert state.timers.due(499) == []
+    assert [entry.offset for entry in state.timers.due(500)] == [1]
+
+
+def test_an_effect_stays_open_while_its_messages_are_unfinished_after_a_restore():
+    state = restored(some_state())
+    group = state.groups[2]
+    assert group.open_effects == {"1/tk": 2}
+    effect = group.topic.effects.get("workers", "1/tk")
+    assert effect is not None
+    assert effect.text == "done"
+
+
+def test_ids_of_deleted_topics_are_not_given_out_again_after_a_restore():
+    assert restored(some_state()).next_id == 3

@@ -1,0 +1,188 @@
+"""The tools for a stopped broker's log."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from penstock.model.records import TopicCreated, encode_record
+from penstock.storage import offline
+from penstock.storage.errors import DirectoryInUse
+from penstock.storage.segments import SEGMENT_HEADER_BYTES, segment_name
+from tests.storage.faulty_vfs import FaultyVfs
+from tests.storage.harness import DIRECTORY, Bench, read_back, record, written
+
+FIRST = f"{DIRECTORY}/{segment_name(1)}"
+SECOND = f"{DIRECTORY}/{segment_name(2)}"
+
+
+def rolled() -> FaultyVfs:
+    vfs = FaultyVfs()
+    bench = written(vfs, 6)
+    bench.await_spare()
+    bench.roll()
+    bench.append(record(6))
+    bench.commit()
+    bench.await_spare()
+    bench.close()
+    return vfs
+
+
+def damaged() -> FaultyVfs:
+    vfs = rolled()
+    data = bytearray(vfs.content(FIRST))
+    data[SEGMENT_HEADER_BYTES + 200] ^= 1
+    vfs.plant(FIRST, bytes(data))
+    return vfs
+
+
+def torn() -> FaultyVfs:
+    vfs = FaultyVfs()
+    bench = written(vfs, 6)
+    bench.await_spare()
+    vfs.fail_call(1, errno.EIO, only=["write"])
+    bench.append(record(6))
+    bench.commit()
+    bench.close()
+    return vfs
+
+
+def contents(vfs: FaultyVfs) -> dict[str, bytes]:
+    return {path: vfs.content(path) for path in vfs.paths()}
+
+
+def test_verify_of_a_sound_log_counts_what_is_in_it() -> None:
+    report = offline.verify(rolled(), DIRECTORY)
+    assert [segment.state for segment in report.segments] == ["sound", "sound", "spare"]
+    assert (report.records, report.frames) == (7, 5)  # four commits and the closing mark
+    assert (report.torn, report.damage) == ([], None)
+    assert report.bytes > 2 * SEGMENT_HEADER_BYTES
+
+
+def test_verify_names_a_torn_tail_and_changes_nothing() -> None:
+    vfs = torn()
+    before = contents(vfs)
+    report = offline.verify(vfs, DIRECTORY)
+    assert report.damage is None
+    assert [tail.path for tail in report.torn] == [FIRST]
+    assert contents(vfs) == before
+    assert vfs.open_files == 0
+
+
+def test_verify_names_damage_and_what_can_still_be_read() -> None:
+    """driftq-48"""
+    report = offline.verify(damaged(), DIRECTORY)
+    assert report.damage is not None
+    assert report.damage.path == FIRST
+    first, second, _ = report.segments
+    assert (first.state, first.used) == ("broken", report.damage.position)
+    assert first.frames + first.frames_behind == 2
+    assert second.records == 1
+
+
+def test_inspect_decodes_each_record() -> None:
+    vfs = FaultyVfs()
+    bench = Bench(vfs)
+    created = TopicCreated(1, 1000, "orders", 3)
+    first = bench.append(encode_record(created), b"\xc1 is no record")
+    bench.commit()
+    bench.await_spare()
+    bench.close()
+    seen = list(offline.inspect(vfs, DIRECTORY, records=True))
+    summary, good, bad, spare = seen
+    assert isinstance(summary, offline.SegmentSummary)
+    assert isinstance(spare, offline.SegmentSummary)
+    assert isinstance(good, offline.RecordSeen)
+    assert (good.position, good.record) == (first, created)
+    assert isinstance(bad, offline.RecordSeen)
+    assert bad.record is None
+    assert bad.error
+
+
+def test_inspect_without_records_lists_the_segments() -> None:
+    seen = list(offline.inspect(rolled(), DIRECTORY))
+    assert [type(each) for each in seen] == [offline.SegmentSummary] * 3
+
+
+def test_repair_of_a_sound_log_does_nothing() -> None:
+    vfs = rolled()
+    before = contents(vfs)
+    result = offline.repair(vfs, DIRECTORY, dry_run=False)
+    assert (result.cut, result.damage, result.set_aside) == ([], None, {})
+    assert contents(vfs) == before
+
+
+def test_a_dry_run_says_what_would_be_cut_and_cuts_nothing() -> None:
+    vfs = torn()
+    before = contents(vfs)
+    result = offline.repair(vfs, DIRECTORY)
+    assert not result.done
+    assert len(result.cut) == 1
+    assert contents(vfs) == before
+
+
+def test_repair_cuts_a_torn_tail() -> None:
+    """driftq-47"""
+    vfs = torn()
+    assert offline.repair(vfs, DIRECTORY, dry_run=False).done
+    assert offline.verify(vfs, DIRECTORY).torn == []
+    assert read_back(vfs) == [record(n) for n in range(6)]
+
+
+@pytest.mark.parametrize(("dry_run", "insists"), [(True, True), (False, False), (True, False)])
+def test_damage_is_explained_and_left_alone_unless_asked(dry_run: bool, insists: bool) -> None:
+    """driftq-48"""
+    vfs = damaged()
+    before = contents(vfs)
+    result = offline.repair(vfs, DIRECTORY, dry_run=dry_run, set_damage_aside=insists)
+    assert not result.done
+    assert result.damage is not None
+    assert "Restore the file" in result.explanation
+    assert contents(vfs) == before
+
+
+def test_damage_set_aside_leaves_a_log_that_starts_and_every_byte_kept() -> None:
+    vfs = damaged()
+    before = contents(vfs)
+    result = offline.repair(vfs, DIRECTORY, dry_run=False, set_damage_aside=True)
+    assert result.done
+    assert FIRST in result.set_aside
+    assert SECOND in result.set_aside
+    for path, aside in result.set_aside.items():
+        assert vfs.content(aside) == before[path]
+    assert read_back(vfs) == [record(0), record(1), record(2), record(3)]
+
+
+def test_damage_twice_set_aside_overwrites_nothing() -> None:
+    vfs = damaged()
+    vfs.plant(f"{FIRST}.damaged", b"from last time")
+    result = offline.repair(vfs, DIRECTORY, dry_run=False, set_damage_aside=True)
+    assert result.set_aside[FIRST] == f"{FIRST}.damaged.1"
+    assert vfs.content(f"{FIRST}.damaged") == b"from last time"
+
+
+def test_a_damaged_header_is_set_aside_with_all_behind_it() -> None:
+    vfs = rolled()
+    data = bytearray(vfs.content(SECOND))
+    data[12] ^= 1
+    vfs.plant(SECOND, bytes(data))
+    assert offline.repair(vfs, DIRECTORY, dry_run=False, set_damage_aside=True).done
+    assert read_back(vfs) == [record(n) for n in range(6)]
+
+
+def test_a_running_broker_s_log_is_not_touched() -> None:
+    """driftq-52"""
+    vfs = FaultyVfs()
+    bench = written(vfs, 2)
+    for tool in (offline.verify, offline.repair, lambda v, d: list(offline.inspect(v, d))):
+        with pytest.raises(DirectoryInUse):
+            tool(vfs, DIRECTORY)
+    bench.close()
+
+
+def test_a_directory_that_is_not_there_is_not_made() -> None:
+    vfs = FaultyVfs()
+    with pytest.raises(FileNotFoundError):
+        offline.verify(vfs, DIRECTORY)
+    assert "mkdir" not in vfs.calls
