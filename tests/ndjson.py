@@ -195,7 +195,7 @@ class ConsumeStream:
 
     def _receive(self, deadline: float) -> bool:
         remaining = max(0.0, deadline - time.monotonic())
-        if not select.select([self.socket], [], [], remaining)[0]:
+        if not _readable([self], remaining):
             return False
         try:
             data = self.socket.recv(_CHUNK)
@@ -244,6 +244,14 @@ def next_of(
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise NoItem(f"no item on any of {len(streams)} streams within {timeout_s} s")
-        ready = select.select([s for s in streams if not s.ended], [], [], remaining)[0]
-        for stream in ready:
+        for stream in _readable([s for s in streams if not s.ended], remaining):
             stream._wait(time.monotonic())
+
+
+def _readable(streams: Sequence[ConsumeStream], timeout_s: float) -> list[ConsumeStream]:
+    """Those with something to read; poll, since select knows only the first 1024 descriptors."""
+    poll = select.poll()
+    for stream in streams:
+        poll.register(stream.socket, select.POLLIN)
+    ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+    return [stream for stream in streams if stream.fileno() in ready]

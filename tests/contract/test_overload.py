@@ -14,6 +14,7 @@ from tests.contract.checks import (
     assert_overloaded,
     new_name,
 )
+from tests.contract.conftest import StartBroker
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +178,41 @@ def test_a_new_group_is_charged_what_was_counted_when_it_appeared(small: BrokerP
                 assert_done(small.ack(topic, item, "new"))
             small.put(topic, "3")
             refused(small, topic)
+
+
+def test_a_group_exists_from_its_first_consume_across_a_restart(start_broker: StartBroker) -> None:
+    """driftq-15: it took nothing, and still it is owed what was produced since."""
+    broker = start_broker("--profile", "contract")
+    topic = broker.create_topic("t")
+    broker.open_consume(topic, "absent").close()
+    broker.restart(kill=True)
+    with broker.consume(topic, "present") as present:
+        broker.put(topic, "0")
+        broker.put(topic, "1")
+        for item in present.take(2):
+            assert_done(broker.ack(topic, item, "present"))
+        refused(broker, topic)
+        with broker.consume(topic, "absent") as absent:
+            for item in absent.take(2):
+                assert_done(broker.ack(topic, item, "absent"))
+        broker.put(topic, "2")
+
+
+def test_what_is_buffered_is_counted_the_same_after_a_restart(start_broker: StartBroker) -> None:
+    """driftq-15: history that was free for a group stays free."""
+    broker = start_broker("--profile", "contract")
+    topic = broker.create_topic("t")
+    broker.put(topic, "0")
+    broker.put(topic, "1")
+    with broker.consume(topic, "old") as old:
+        for item in old.take(2):
+            assert_done(broker.ack(topic, item, "old"))
+    broker.open_consume(topic, "new").close()
+    broker.put(topic, "2")
+    broker.restart(kill=True)
+    broker.put(topic, "3")
+    refused(broker, topic)
+    with broker.consume(topic, "new", owner="o2") as new:
+        for item in new.take(2):
+            assert_done(broker.ack(topic, item, "new", "o2"))
+        refused(broker, topic)

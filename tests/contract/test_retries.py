@@ -170,6 +170,25 @@ def test_a_message_in_backoff_holds_no_place_and_holds_up_nobody(
             assert_done(broker.nack(topic, item))
 
 
+def test_a_mass_of_messages_no_longer_in_memory_is_retried(start_broker: StartBroker) -> None:
+    """driftq-37: they are read back from disk, and none is lost on the way."""
+    broker = start_broker(
+        "--max-in-flight", "5000",
+        env={"PENSTOCK_MEMORY_BYTES": str(2**20), "PENSTOCK_SEGMENT_BYTES": str(2**20)},
+    )  # fmt: skip
+    topic = broker.create_topic("t")
+    for start in range(0, 900, 100):
+        batch = [{"topic": topic, "value": f"{n}".ljust(3000)} for n in range(start, start + 100)]
+        assert broker.client.post("/v1/produce/batch", json=batch).status_code == 200
+    with broker.consume(topic) as stream:
+        first = stream.take(900, timeout_s=20)
+        for item in first:
+            assert_done(broker.nack(topic, item))
+        again = stream.take(900, timeout_s=20)
+    assert {item.attempts for item in again} == {2}
+    assert {i.offset: i.value for i in again} == {i.offset: i.value for i in first}
+
+
 # -- driftq-42 to driftq-44: no end, no consumer, restarts -------------------------------------
 
 

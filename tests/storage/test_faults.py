@@ -211,6 +211,28 @@ def test_the_crash_test_catches_a_log_that_breaks_its_word(
         crashes(range(1))
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, SHORT], ids=["EIO", "ENOSPC", "short"])
+def test_a_file_written_atomically_is_the_old_or_the_new_one_whatever_fails(code: int) -> None:
+    old, new = b"old" * 500, b"new" * 800
+    number = 0
+    while True:
+        number += 1
+        vfs = FaultyVfs()
+        vfs.write_file_atomically("/data/manifest", old)
+        vfs.fail_call(number, code)
+        told = False
+        with contextlib.suppress(OSError):
+            vfs.write_file_atomically("/data/manifest", new)
+            told = True
+        for flavour in FLAVOURS:
+            for seed in range(8):
+                found = vfs.crash(flavour, seed).content("/data/manifest")
+                assert found == new or (found == old and not told)
+        if not vfs.faults_hit:
+            break
+    assert number > 1
+
+
 def test_a_failed_sync_fails_the_log_for_good() -> None:
     """driftq-50: it is never retried, and nothing held back is released."""
     vfs = FaultyVfs()

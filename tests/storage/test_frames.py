@@ -31,10 +31,10 @@ def test_records_come_back_with_their_positions(records: list[bytes], seq: int) 
     data = b"before" + encoded(seq, *records) + b"behind"
     frame = frame_at(data, 6, SALT)
     assert frame is not None
-    found = frame_records(data, frame)
-    assert [record for _, record in found] == records
+    positions, found = frame_records(data, frame)
+    assert found == records
     offset = 0
-    for position, record in found:
+    for position, record in zip(positions, found, strict=True):
         assert (position >> POSITION_BITS, position & OFFSET_MASK) == (seq, offset)
         offset += 4 + len(record)
     assert data[frame.end :] == b"behind"
@@ -71,6 +71,6 @@ def test_valid_frames_are_found_at_any_byte() -> None:
 
 def test_a_payload_that_is_not_what_its_header_says_is_an_error() -> None:
     data = encoded(3, b"one", b"two")
-    frame = Frame(0, 3, 0, len(data) - FRAME_HEADER_BYTES, 3)
+    frame = Frame(0, 3, 0, FRAME_HEADER_BYTES, len(data), 3)
     with pytest.raises(ValueError, match="3 records"):
         frame_records(data, frame)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.envelope import DeadLetter, Envelope, RetryPolicy, Routing
@@ -81,15 +81,14 @@ def normal(message: Message) -> Message:
 
 
 def write(directory: Path, messages: list[Message], number: int = 1) -> HistoryFile:
-    return write_history(
-        Vfs(), str(directory), number, [(TOPIC, PARTITION, to_batch(messages))]
-    )
+    return write_history(Vfs(), str(directory), number, [(TOPIC, PARTITION, to_batch(messages))])
 
 
 def path_of(directory: Path, number: int = 1) -> Path:
     return directory / history_name(number)
 
 
+@settings(deadline=None)
 @given(message_lists())
 def test_every_message_comes_back_as_it_was(messages: list[Message]):
     batch = complete(to_batch(messages))
@@ -97,6 +96,7 @@ def test_every_message_comes_back_as_it_was(messages: list[Message]):
     assert to_messages(batch, TOPIC, PARTITION) == [normal(message) for message in messages]
 
 
+@settings(deadline=None)
 @given(message_lists(), st.integers(0, 12), st.integers(1, 12))
 def test_a_slice_gives_the_messages_of_its_rows(messages: list[Message], start: int, rows: int):
     batch = to_batch(messages).slice(start, rows)
@@ -145,7 +145,9 @@ def test_columns_are_those_that_spark_reads_as_they_are():
     assert all(field.nullable for field in SCHEMA)
     batch = to_batch(plain(2))
     assert batch.schema == PLAIN_SCHEMA
-    assert batch.column("timestamp").to_pylist()[1].isoformat() == "1970-01-01T00:00:05.001000+00:00"
+    assert (
+        batch.column("timestamp").to_pylist()[1].isoformat() == "1970-01-01T00:00:05.001000+00:00"
+    )
 
 
 def test_a_reference_says_what_its_batch_holds(tmp_path: Path):
@@ -264,9 +266,7 @@ def test_more_files_than_may_be_open_are_read_from_many_threads(tmp_path: Path):
 
     def read_all() -> None:
         for _ in range(20):
-            wrong.extend(
-                ref for ref in refs if reader.read(ref, 0, 100) != plain(40 + ref.file)
-            )
+            wrong.extend(ref for ref in refs if reader.read(ref, 0, 100) != plain(40 + ref.file))
 
     threads = [threading.Thread(target=read_all) for _ in range(6)]
     for thread in threads:

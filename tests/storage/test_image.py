@@ -20,6 +20,7 @@ from penstock.model.records import (
     Message,
     Record,
     Released,
+    Returned,
     TopicCreated,
     encode_record,
 )
@@ -51,6 +52,7 @@ def waiting(state: BrokerState) -> list[int]:
     return sorted(entry.offset for entry in state.timers.due(10**12) if entry.state == WAITING)
 
 
+@settings(deadline=None)
 @given(steps)
 def test_an_image_survives_the_way_to_disk_and_back(history: list[Step]):
     state = replayed(RandomBroker().live_through(history).log)
@@ -71,6 +73,7 @@ def test_going_on_from_an_image_equals_replaying_everything(history: list[Step],
     assert derived(resumed) == derived(whole)
 
 
+@settings(deadline=None)
 @given(long_histories)
 def test_a_replayed_state_equals_the_live_one_but_for_time_that_passed(history: list[Step]):
     broker = RandomBroker().live_through(history)
@@ -78,6 +81,7 @@ def test_a_replayed_state_equals_the_live_one_but_for_time_that_passed(history: 
     assert comparable(take_image(replayed(broker.log)), broker.now_ms) == live
 
 
+@settings(deadline=None)
 @given(steps)
 def test_an_image_shares_nothing_with_the_state_it_was_taken_from(history: list[Step]):
     broker = RandomBroker().live_through(history[: len(history) // 2])
@@ -123,6 +127,14 @@ def test_a_waiting_message_becomes_due_at_its_time_after_a_restore():
     state = restored(some_state())
     assert state.timers.due(499) == []
     assert [entry.offset for entry in state.timers.due(500)] == [1]
+
+
+def test_a_delivery_taken_back_gives_its_previous_owner_back_after_a_restore():
+    state = some_state()
+    again = encode_record(Delivered(1, 2, 0, 130, "second", [DeliveredItem(2, 2)]))
+    back = encode_record(Returned(1, 2, 0, 140, [2]))
+    entry = replayed([back], restored(replayed([again], state))).groups[2].progress[0].unfinished[2]
+    assert (entry.owner, entry.attempts, entry.state) == ("first", 1, READY)
 
 
 def test_an_effect_stays_open_while_its_messages_are_unfinished_after_a_restore():

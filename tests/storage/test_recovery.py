@@ -154,6 +154,19 @@ def test_after_a_clean_stop_no_flipped_bit_costs_a_record_unnoticed() -> None:
             assert check_prefix(bench, [record(n) for n in range(8)]) == 8
 
 
+def test_after_a_kill_only_the_last_commit_can_pass_for_a_torn_tail() -> None:
+    """driftq-48: each frame says what was synced before it, so damage before it is refused."""
+    data, end = image(clean=False)
+    last = data.rfind(FRAME_MAGIC)
+    header = [*range(64), SEGMENT_HEADER_BYTES - 1]
+    for byte in [*header, *range(SEGMENT_HEADER_BYTES, end)]:
+        bench, error = outcome(planted(flipped(data, byte * 8 + byte % 8)))
+        if byte < last:
+            assert isinstance(error, CorruptLog)
+        else:
+            assert check_prefix(bench, [record(n) for n in range(8)]) == 6
+
+
 def test_a_flipped_bit_in_the_spare_is_reported() -> None:
     """driftq-48"""
     data, _ = image(clean=True)

@@ -124,6 +124,7 @@ def test_what_has_room_promises_is_written_without_more_disk() -> None:
         bench = Bench(vfs, OPTIONS)
         bench.await_spare()
         vfs.capacity_bytes = vfs.used_bytes
+        check_space(bench)
         while bench.wal.has_room(3 * (size + 4), reserve=True):
             bench.append(record(0, size), record(1, size))
             bench.append(record(2, size))
@@ -137,7 +138,7 @@ def test_what_has_room_promises_is_written_without_more_disk() -> None:
 
 
 def test_while_a_spare_is_on_its_way_produce_leaves_a_part_for_the_rest() -> None:
-    vfs = FaultyVfs()
+    vfs = FaultyVfs(capacity_bytes=2 * SEGMENT_BYTES + RESERVE)
     bench = Bench(vfs, OPTIONS)
     assert bench.wal._supply.preparing
     while bench.wal.has_room(1000):
@@ -156,12 +157,41 @@ def test_what_no_segment_holds_needs_twice_its_size_free() -> None:
     vfs = FaultyVfs(capacity_bytes=RESERVE + 20 * SEGMENT_BYTES)
     bench = Bench(vfs, OPTIONS)
     bench.await_spare()
-    assert bench.wal.has_room(6 * SEGMENT_BYTES)
-    assert not bench.wal.has_room(6 * SEGMENT_BYTES, reserve=True)
-    assert not bench.wal.has_room(12 * SEGMENT_BYTES)
-    bench.append(bytes(6 * SEGMENT_BYTES))
+    check_space(bench)
+    assert bench.wal.has_room(8 * SEGMENT_BYTES)
+    assert not bench.wal.has_room(9 * SEGMENT_BYTES)
+    bench.append(bytes(8 * SEGMENT_BYTES))
     bench.commit()
     assert bench.reported == 1
+    assert not bench.wal.has_room(8 * SEGMENT_BYTES), "what it took is not counted twice"
+    bench.close()
+
+
+def test_a_slow_spare_refuses_nobody_while_the_disk_has_room() -> None:
+    vfs = FaultyVfs()
+    bench = Bench(vfs, OPTIONS)
+    assert bench.wal._supply.preparing
+    for number in range(100):
+        assert bench.wal.has_room(1000)
+        assert bench.wal.has_room(1000, reserve=True)
+        bench.append(record(number, size=900))
+        bench.wal.commit()
+    bench.commit()
+    bench.close()
+    assert read_back(vfs, OPTIONS) == bench.appended
+
+
+def test_growth_without_a_spare_stops_at_the_reserve() -> None:
+    """driftq-49"""
+    vfs = FaultyVfs(capacity_bytes=RESERVE + 6 * SEGMENT_BYTES)
+    bench = Bench(vfs, OPTIONS)
+    assert bench.wal._supply.preparing
+    while bench.wal.has_room(1000):
+        bench.append(record(0, size=900))
+        bench.wal.commit()
+    assert vfs.capacity_bytes - vfs.used_bytes >= RESERVE
+    bench.commit()
+    assert bench.wal.failed is None
     bench.close()
 
 

@@ -10,7 +10,10 @@ from penstock.server.settings import load_settings
 
 def main() -> None:
     import click
+
     sys.exit(0)
+
+
 if __name__ == "__main__":
     flags = {}
     args = sys.argv[2:]

@@ -56,6 +56,8 @@ class Backlog:
     __slots__ = (
         "_least_bytes",
         "_least_msgs",
+        "safe_bytes",
+        "safe_msgs",
         "stored_bytes",
         "stored_msgs",
         "trimmed_bytes",
@@ -69,6 +71,10 @@ class Backlog:
         self.trimmed_bytes = 0
         self._least_msgs = _Least(_msgs)
         self._least_bytes = _Least(_bytes)
+        # Up to these totals the limits were last seen to leave room: what is buffered grows by
+        # no more than what is stored, so only beyond them is it worth knowing exactly.
+        self.safe_msgs = 0
+        self.safe_bytes = 0
 
     def admit(self, progress: Progress) -> None:
         """A new group owes what is buffered now; older history is free for it."""
@@ -87,6 +93,8 @@ class Backlog:
     def remove(self, progress: Progress) -> None:
         self._least_msgs.remove(progress)
         self._least_bytes.remove(progress)
+        # Without the slowest group, or without any, another measure holds.
+        self.safe_msgs = self.safe_bytes = 0
 
     def retained_msgs(self) -> int:
         return self.stored_msgs - self.trimmed_msgs

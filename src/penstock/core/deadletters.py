@@ -57,7 +57,9 @@ def _copy(
     envelope = _envelope(source, entry, body.envelope or Envelope(), last_error, now_ms)
     # The graveyard has the source's partition count unless someone made it otherwise.
     partition = entry.progress.partition % partitions
-    return Message(topic_id, partition, offset, now_ms, body.key, body.value, envelope, body.routing)
+    return Message(
+        topic_id, partition, offset, now_ms, body.key, body.value, envelope, body.routing
+    )
 
 
 def _envelope(

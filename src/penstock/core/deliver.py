@@ -6,7 +6,6 @@ from penstock.core.effects import effect_key
 from penstock.core.groups import Group, Progress, Unfinished
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState
-from penstock.core.topics import Topic
 from penstock.model.records import (
     COMMITTED,
     SKIPPED,
@@ -33,9 +32,7 @@ def redelivery(entry: Unfinished) -> DeliveredItem:
     return DeliveredItem(entry.offset, entry.size, entry.policy, entry.effect_key)
 
 
-def delivered(
-    progress: Progress, owner: str, items: list[DeliveredItem], now_ms: int
-) -> Delivered:
+def delivered(progress: Progress, owner: str, items: list[DeliveredItem], now_ms: int) -> Delivered:
     group = progress.group
     return Delivered(group.topic.id, group.id, progress.partition, now_ms, owner, items)
 
@@ -45,21 +42,21 @@ def returned(progress: Progress, offsets: list[int], now_ms: int) -> Returned:
     return Returned(group.topic.id, group.id, progress.partition, now_ms, offsets)
 
 
-def is_effect_committed(topic: Topic, group: Group, key: str) -> bool:
+def is_effect_committed(group: Group, key: str, now_ms: int) -> bool:
     """A message whose effect is committed for the group needs no delivery."""
     if not key:
         return False
-    effect = topic.effects.get(group.name, key)
-    return effect is not None and effect.status == COMMITTED
+    effect = group.topic.effects.get(group.name, key)
+    if effect is None or effect.status != COMMITTED:
+        return False
+    return effect.expires > now_ms or key in group.open_effects
 
 
 def skip(progress: Progress, item: DeliveredItem, now_ms: int) -> Skipped | Finished:
     """Finishes a message without delivery: at the cursor, or one that came back."""
     group = progress.group
     if item.offset in progress.unfinished:
-        return Finished(
-            group.topic.id, group.id, progress.partition, now_ms, item.offset, SKIPPED
-        )
+        return Finished(group.topic.id, group.id, progress.partition, now_ms, item.offset, SKIPPED)
     return Skipped(group.topic.id, group.id, progress.partition, now_ms, item.offset, item.size)
 
 

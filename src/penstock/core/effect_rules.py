@@ -59,16 +59,12 @@ def decide_commit(
     return _set(topic, command, COMMITTED, 0, result, now_ms)
 
 
-def decide_fail(
-    state: BrokerState, command: EffectCommand, reason: str, now_ms: int
-) -> EffectSet:
+def decide_fail(state: BrokerState, command: EffectCommand, reason: str, now_ms: int) -> EffectSet:
     topic, _ = _find_own(state, command, now_ms)
     return _set(topic, command, FAILED, 0, reason[:MAX_REASON_BYTES], now_ms)
 
 
-def _find(
-    state: BrokerState, command: EffectCommand, now_ms: int
-) -> tuple[Topic, Effect | None]:
+def _find(state: BrokerState, command: EffectCommand, now_ms: int) -> tuple[Topic, Effect | None]:
     if not command.key:
         raise InvalidArgument("key is required")
     topic = find_topic(state, command.topic)
@@ -114,6 +110,4 @@ def _set(
     topic: Topic, command: EffectCommand, status: int, lease_until: int, text: str, now_ms: int
 ) -> EffectSet:
     key = effect_key(command.tenant_id, command.key)
-    return EffectSet(
-        topic.id, now_ms, command.group, key, status, command.owner, lease_until, text
-    )
+    return EffectSet(topic.id, now_ms, command.group, key, status, command.owner, lease_until, text)

@@ -1,8 +1,8 @@
 """Producer-side idempotency: which (tenant, final topic, key) was stored within the TTL.
 
-Invariant: `_expires` and `_order` hold the same keys; `_order` is in the order of expiry, since
-every key lives equally long. Each operation is O(1) amortised. A key is remembered from the
-record of its message, so it is exactly as durable as the message.
+Invariant: every key of `_expires` is in `_order` with its expiry, which is the order of storing,
+and of expiry too while the TTL stays the same. Each operation is O(1) amortised. A key is
+remembered from the record of its message, so it is exactly as durable as the message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ProducedKeys:
 
     def __init__(self) -> None:
         self._expires: dict[str, int] = {}
-        self._order: deque[str] = deque()
+        self._order: deque[tuple[int, str]] = deque()
 
     def __len__(self) -> int:
         return len(self._expires)
@@ -32,16 +32,23 @@ class ProducedKeys:
     def remember(self, identity: str, expires_ms: int, now_ms: int) -> None:
         self.forget_expired(now_ms)
         self._expires[identity] = expires_ms
-        self._order.append(identity)
+        self._order.append((expires_ms, identity))
 
     def forget_expired(self, now_ms: int) -> None:
         order, expires = self._order, self._expires
-        while order and expires[order[0]] <= now_ms:
-            del expires[order.popleft()]
+        while order and order[0][0] <= now_ms:
+            expired_ms, identity = order.popleft()
+            # Stored again since, under another TTL or clock: a later entry speaks for it.
+            if expires.get(identity) == expired_ms:
+                del expires[identity]
 
     def items(self) -> list[tuple[str, int]]:
-        return [(identity, self._expires[identity]) for identity in self._order]
+        return [
+            (identity, expires)
+            for expires, identity in self._order
+            if self._expires.get(identity) == expires
+        ]
 
     def restore(self, items: list[tuple[str, int]]) -> None:
         self._expires = dict(items)
-        self._order = deque(identity for identity, _ in items)
+        self._order = deque((expires, identity) for identity, expires in items)

@@ -57,7 +57,10 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
         if state.produced.is_committed(identity, now_ms):
             return None
         _check_keys(state, now_ms)
-    _check_room(state, topic.partitions[index], size)
+    partition = topic.partitions[index]
+    backlog = partition.backlog
+    if backlog.stored_msgs >= backlog.safe_msgs or backlog.stored_bytes + size > backlog.safe_bytes:
+        _check_room(state, partition, size)
     message = Message(
         topic.id,
         index,
@@ -104,27 +107,25 @@ def routed(state: BrokerState, command: Produce, decision: RoutingDecision) -> P
 
 
 def _check_room(state: BrokerState, partition: Partition, size: int) -> None:
+    """Raises if the partition's buffer has no room; else notes how far there is room for sure."""
     backlog, limits = partition.backlog, state.limits
-    # What is retained bounds what is buffered, and is cheaper to know.
-    msgs = backlog.stored_msgs - backlog.trimmed_msgs
-    if msgs >= limits.max_partition_msgs and backlog.buffered_msgs() >= limits.max_partition_msgs:
+    msgs, nbytes = backlog.buffered_msgs(), backlog.buffered_bytes()
+    if msgs >= limits.max_partition_msgs:
         raise ResourceExhausted(
-            f"partition {partition.index} holds {backlog.buffered_msgs()} unfinished messages; "
+            f"partition {partition.index} holds {msgs} unfinished messages; "
             f"max_partition_msgs is {limits.max_partition_msgs}",
             limit="partition_msgs",
         )
-    full = limits.max_partition_bytes - size
-    if (
-        backlog.stored_bytes - backlog.trimmed_bytes > full
-        and (buffered := backlog.buffered_bytes()) > full
-    ):
+    if nbytes + size > limits.max_partition_bytes:
         raise ResourceExhausted(
-            f"partition {partition.index} holds {buffered} unfinished bytes and {size} more do "
+            f"partition {partition.index} holds {nbytes} unfinished bytes and {size} more do "
             f"not fit; max_partition_bytes is {limits.max_partition_bytes}",
             limit="partition_bytes",
         )
     if partition.end_offset > MAX_OFFSET:
         raise ResourceExhausted("the topic has used up its offsets", limit="offsets")
+    backlog.safe_msgs = backlog.stored_msgs + limits.max_partition_msgs - msgs
+    backlog.safe_bytes = backlog.stored_bytes + limits.max_partition_bytes - nbytes
 
 
 def _check_keys(state: BrokerState, now_ms: int) -> None:

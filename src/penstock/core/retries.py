@@ -7,7 +7,7 @@ from penstock.model.limits import MAX_BACKOFF_MS
 
 
 def backoff_ms(policy: RetryPolicy | None, attempts: int) -> int:
-    """The wait before the retry that follows delivery number `attempts`; at once without a policy."""
+    """The wait before the retry that follows delivery number `attempts`; none without a policy."""
     if policy is None or not policy.backoff_ms:
         return 0
     cap = policy.max_backoff_ms or MAX_BACKOFF_MS

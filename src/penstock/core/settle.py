@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.groups import IN_FLIGHT, Group, Progress, Unfinished
+from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Group, Progress, Unfinished
 from penstock.core.produce import find_topic
 from penstock.core.retries import backoff_ms, is_last_attempt
 from penstock.core.state import BrokerState
@@ -66,9 +66,12 @@ def decide_nack(state: BrokerState, command: Settle, reason: str, now_ms: int) -
         raise FailedPrecondition("this offset is already done" if done else NOT_DELIVERED)
     _check_owner(progress.group, entry, command)
     # After the lease's end the schedule stands; only the reason is news.
-    retry_at = entry.until
     if entry.state == IN_FLIGHT:
         retry_at = retry_time(topic, entry, now_ms)
+    elif entry.state == DYING:
+        retry_at = DEAD
+    else:
+        retry_at = entry.until if entry.state == WAITING else now_ms
     return released(progress, entry, reason or NACKED, retry_at, now_ms)
 
 
@@ -93,7 +96,7 @@ def decide_lapse(entry: Unfinished, ended_ms: int, now_ms: int) -> Released:
 
 
 def retry_time(topic: Topic, entry: Unfinished, from_ms: int) -> int:
-    """When the next delivery is due; DEAD when there is none. A dead-letter topic never gives up."""
+    """When the next delivery is due, or DEAD. A dead-letter topic never gives up."""
     if is_last_attempt(entry.policy, entry.attempts) and not topic.is_dead_letter:
         return DEAD
     return from_ms + backoff_ms(entry.policy, entry.attempts)

@@ -38,7 +38,16 @@ from penstock.model.records import (
 
 
 class BrokerState:
-    __slots__ = ("groups", "last_ts", "limits", "next_id", "produced", "timers", "topics", "topics_by_id")
+    __slots__ = (
+        "groups",
+        "last_ts",
+        "limits",
+        "next_id",
+        "produced",
+        "timers",
+        "topics",
+        "topics_by_id",
+    )
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -156,8 +165,7 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
             if item.offset >= progress.cursor:
                 progress.cursor = item.offset + 1
             if item.effect_key:
-                open_effects = progress.group.open_effects
-                open_effects[item.effect_key] = open_effects.get(item.effect_key, 0) + 1
+                _open_effect(progress.group, item.effect_key, record.ts)
         else:
             ready.pop(item.offset, None)
             state.timers.clear(entry)
@@ -166,6 +174,15 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
         entry.previous_owner = entry.owner
         entry.owner = owner
     progress.in_flight += len(record.items)
+
+
+def _open_effect(group: Group, key: str, ts: int) -> None:
+    """While a message with the key is unfinished its entry stays; one past its time goes first."""
+    already = group.open_effects.get(key, 0)
+    group.open_effects[key] = already + 1
+    effect = group.topic.effects.get(group.name, key)
+    if not already and effect is not None and effect.expires <= ts:
+        group.topic.effects.forget(group.name, key)
 
 
 def _returned(state: BrokerState, record: Returned) -> None:
@@ -250,7 +267,6 @@ def _effect_set(state: BrokerState, record: EffectSet) -> None:
     expires = record.ts + state.limits.idempotency_ttl_ms
     effect = Effect(record.status, record.owner, record.lease_until, record.text, expires)
     topic.effects.put(record.group, record.effect_key, effect)
-
 
 
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {

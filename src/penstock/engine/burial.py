@@ -12,7 +12,6 @@ from penstock.core.deadletters import decide_burial
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState
-from penstock.core.topics import Topic
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
 from penstock.engine.window import Window
@@ -23,16 +22,14 @@ BURST = 1000
 
 
 class Burials:
-    def __init__(
-        self, state: BrokerState, window: Window, pages: Pages, journal: Journal
-    ) -> None:
+    def __init__(self, state: BrokerState, window: Window, pages: Pages, journal: Journal) -> None:
         self._state = state
         self._window = window
         self._pages = pages
         self._journal = journal
         self._dying: dict[Unfinished, str] = {}
-        self.on_buried: Callable[[Topic, int], None] = lambda topic, partition: None
-        self.counts: dict[tuple[str, str], int] = {}
+        self.on_buried: Callable[[Unfinished, Message], None] = lambda entry, copy: None
+        self.counts: dict[tuple[str, str, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._dying)
@@ -84,7 +81,7 @@ class Burials:
         size = utf8_bytes(copy.key) + utf8_bytes(copy.value)
         if not self._journal.store_with(copy, size, finished):
             return False
-        key = (source.name, entry.progress.group.name)
+        key = (source.name, entry.progress.group.name, entry.progress.partition)
         self.counts[key] = self.counts.get(key, 0) + 1
-        self.on_buried(self._state.topics_by_id[copy.topic_id], copy.partition)
+        self.on_buried(entry, copy)
         return True

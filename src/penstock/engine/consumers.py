@@ -55,7 +55,7 @@ class GroupRun:
 
 
 class Consumer:
-    """One open stream. The server pauses it when the connection is full and closes it at its end."""
+    """One open stream, which the server pauses while the connection is full, and closes."""
 
     __slots__ = (
         "_changed",

@@ -38,9 +38,7 @@ Give = tuple[DeliveredItem, Message]
 
 
 class Dispatcher:
-    def __init__(
-        self, state: BrokerState, window: Window, pages: Pages, journal: Journal
-    ) -> None:
+    def __init__(self, state: BrokerState, window: Window, pages: Pages, journal: Journal) -> None:
         self._state = state
         self._window = window
         self._pages = pages
@@ -56,9 +54,7 @@ class Dispatcher:
 
     # -- consumers ---------------------------------------------------------------------------
 
-    def open(
-        self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink
-    ) -> Consumer:
+    def open(self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink) -> Consumer:
         run = self._runs.get(group_id)
         if run is None:
             run = self._runs[group_id] = GroupRun(self._state.groups[group_id])
@@ -148,6 +144,11 @@ class Dispatcher:
                 self.mark(progress)
         self._journal.wake()
 
+    def buried(self, entry: Unfinished, copy: Message) -> None:
+        """The entry is done, which may let its partition give more; its copy is a new message."""
+        self.mark(entry.progress)
+        self.mark_topic(self._state.topics_by_id[copy.topic_id], copy.partition)
+
     def left_flight(self, entry: Unfinished) -> None:
         """The entry's place is free: its consumer may take more, its partition give more."""
         consumer = self._consumers.get(entry.consumer)
@@ -182,7 +183,11 @@ class Dispatcher:
         dirty, self._dirty = self._dirty, {}
         for progress in dirty:
             run = self._runs.get(progress.group.id)
-            if run is not None and run.available and self._serve(run, progress):
+            if run is None:
+                continue
+            if not run.available:
+                run.starved[progress] = None
+            elif self._serve(run, progress):
                 self._dirty[progress] = None
         if self._dirty:
             self._journal.wake()
@@ -194,9 +199,10 @@ class Dispatcher:
             return False
         given: dict[Consumer, list[Give]] = {}
         again = list(islice(progress.ready.values(), room)) if progress.ready else []
-        self._give_again(run, progress, again, given)
+        more = self._give_again(run, progress, again, given)
         room -= len(again)
-        more = room <= 0 or self._give_new(run, progress, room, given)
+        if room > 0:
+            more = self._give_new(run, progress, room, given)
         is_recorded = self._deliver(progress, given)
         if not run.available:
             run.starved[progress] = None
@@ -208,22 +214,26 @@ class Dispatcher:
         progress: Progress,
         entries: list[Unfinished],
         given: dict[Consumer, list[Give]],
-    ) -> None:
-        """Redeliveries, oldest wait first."""
+    ) -> bool:
+        """Redeliveries, oldest wait first. True when there was one to give: the others are being
+        read from disk, and ask again when they have come."""
         group = run.group
+        is_any_given = False
         log = self._window.log(group.topic.id, progress.partition)
         for entry in entries:
             if not run.available:
-                return
+                break
             message = self._pages.message(log, entry.offset)
             if message is None:
                 self._pages.load(log, entry.offset, lambda: self._mark_and_wake(progress))
                 continue
+            is_any_given = True
             item = redelivery(entry)
-            if is_effect_committed(group.topic, group, entry.effect_key):
+            if is_effect_committed(group, entry.effect_key, self._journal.now_ms()):
                 self._journal.record(skip(progress, item, self._journal.now_ms()))
                 continue
             self._assign(run, item, message, given)
+        return is_any_given
 
     def _give_new(
         self, run: GroupRun, progress: Progress, room: int, given: dict[Consumer, list[Give]]
@@ -234,6 +244,8 @@ class Dispatcher:
         feed = run.feeds[progress.partition]
         cursor = progress.cursor
         room = min(room, MAX_UNFINISHED - len(progress.unfinished))
+        if room <= 0:
+            return False
         while room > 0 and run.available:
             if cursor >= partition.end_offset:
                 return False
@@ -242,7 +254,9 @@ class Dispatcher:
                 return False
             cursor = message.offset + 1
             item = first_delivery(message)
-            if item.effect_key and is_effect_committed(group.topic, group, item.effect_key):
+            if item.effect_key and is_effect_committed(
+                group, item.effect_key, self._journal.now_ms()
+            ):
                 # Skipping moves the cursor, so what was given before it is recorded before it.
                 if not self._deliver(progress, given):
                     return False
@@ -269,15 +283,16 @@ class Dispatcher:
         if consumer.can_take():
             run.available[consumer] = None
 
-    def _next(
-        self, run: GroupRun, progress: Progress, feed: Feed, cursor: int
-    ) -> Message | None:
+    def _next(self, run: GroupRun, progress: Progress, feed: Feed, cursor: int) -> Message | None:
         """The first message at or after `cursor`; None while it is being read from disk."""
         messages, index = feed.messages, feed.index
-        if index < len(messages) and messages[index].offset >= cursor:
-            if index == 0 or messages[index - 1].offset < cursor:
-                feed.index = index + 1
-                return messages[index]
+        if (
+            index < len(messages)
+            and messages[index].offset >= cursor
+            and (index == 0 or messages[index - 1].offset < cursor)
+        ):
+            feed.index = index + 1
+            return messages[index]
         log = self._window.log(run.group.topic.id, progress.partition)
         page = self._pages.page(log, cursor)
         if page is None:

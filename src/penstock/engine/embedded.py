@@ -7,6 +7,7 @@ while what it made deliverable is dispatched in the same turn and shares its com
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.core.effect_rules import (
@@ -17,7 +18,7 @@ from penstock.core.effect_rules import (
     decide_renew,
 )
 from penstock.core.effects import Effect
-from penstock.core.produce import Produce, decide_produce, find_topic
+from penstock.core.produce import Produce, find_topic
 from penstock.core.registry import (
     decide_configure_topic,
     decide_create_group,
@@ -34,14 +35,15 @@ from penstock.core.settle import (
     decide_nack,
 )
 from penstock.engine.consumers import Sink
+from penstock.engine.intake import Intake
 from penstock.engine.journal import Done
 from penstock.engine.parts import Parts
 from penstock.engine.protocol import Capabilities, Health
 from penstock.engine.report import report_topic
-from penstock.engine.routing import Router, RoutingGate
+from penstock.engine.routing import Router, RoutingGate, route_many
 from penstock.engine.upkeep import Upkeep
-from penstock.model.errors import FailedPrecondition, PenstockError, ResourceExhausted, Unavailable
-from penstock.model.records import DEAD, Message, Record
+from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
+from penstock.model.records import DEAD, Record
 
 
 class EmbeddedEngine:
@@ -51,81 +53,39 @@ class EmbeddedEngine:
         self.parts = parts
         self.capabilities = capabilities
         self.limits = parts.state.limits
-        self.rejected: dict[tuple[str, str], int] = {}
         self.routing = RoutingGate(parts.state, router) if router is not None else None
         self.upkeep = Upkeep(parts, pages_to_disk=capabilities.wal_enabled)
         self._state = parts.state
         self._journal = parts.journal
         self._dispatcher = parts.dispatcher
+        self._intake = Intake(parts, self.upkeep)
+        self.rejected = self._intake.rejected
         self._is_closed = False
         self.upkeep.start()
 
     # -- produce -------------------------------------------------------------------------------
 
     def produce(self, command: Produce, done: Done) -> None:
+        def store(final: Produce) -> None:
+            self._journal.answer(done, self._intake.store([final])[0])
+
         if self.routing is None:
-            self._journal.answer(done, self._store(command))
+            store(command)
             return
         try:
-            self.routing.pass_through(
-                command, lambda final: self._journal.answer(done, self._store(final))
-            )
+            self.routing.pass_through(command, store)
         except PenstockError as error:
             self._journal.answer(done, error)
 
     def produce_many(self, commands: list[Produce], done: Done) -> None:
         if self.routing is None:
-            self._journal.answer(done, [self._store(command) for command in commands])
-            return
-        outcomes: list[Any] = list(commands)
-        left = len(commands)
-
-        def routed(index: int, outcome: Produce | PenstockError) -> None:
-            nonlocal left
-            outcomes[index] = outcome
-            left -= 1
-            if not left:
-                stored = [o if isinstance(o, PenstockError) else self._store(o) for o in outcomes]
-                self._journal.answer(done, stored)
-
-        for index, command in enumerate(commands):
-            try:
-                self.routing.pass_through(command, lambda final, i=index: routed(i, final))
-            except PenstockError as error:
-                routed(index, error)
-
-    def _store(self, command: Produce) -> Message | PenstockError | None:
-        """The message stored, None for a duplicate, or the refusal."""
-        state = self._state
-        try:
-            if self._journal.failure is not None:
-                raise self._journal.failure
-            decided = decide_produce(state, command, self._journal.now_ms())
-            if decided is None:
-                return None
-            message, size = decided
-            if not self.upkeep.pages_to_disk and self.parts.window.is_over():
-                self._check_memory()
-            self._journal.store(message, size)
-        except PenstockError as error:
-            self._count_rejected(command, error)
-            return error
-        topic = state.topics_by_id[message.topic_id]
-        if topic.groups:
-            self._dispatcher.mark_topic(topic, message.partition)
-        return message
-
-    def _check_memory(self) -> None:
-        """Without a disk to page to, what no group needs any more makes room; else nothing can."""
-        self.upkeep.reclaim_memory()
-        if self.parts.window.is_over():
-            raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
-
-    def _count_rejected(self, command: Produce, error: PenstockError) -> None:
-        reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
-        topic = command.topic if command.topic in self._state.topics else ""
-        key = (topic, reason)
-        self.rejected[key] = self.rejected.get(key, 0) + 1
+            self._journal.answer(done, self._intake.store(commands))
+        else:
+            route_many(
+                self.routing,
+                commands,
+                lambda routed: self._journal.answer(done, self._intake.store(routed)),
+            )
 
     # -- settle --------------------------------------------------------------------------------
 
@@ -146,7 +106,7 @@ class EmbeddedEngine:
                 self._journal.answer(done, outcomes)
 
         for index, command in enumerate(commands):
-            self._ack(command, lambda outcome, i=index: settled(i, outcome))
+            self._ack(command, partial(settled, index))
 
     def _ack(self, command: Settle, settled: Callable[[PenstockError | None], None]) -> None:
         try:
@@ -222,9 +182,7 @@ class EmbeddedEngine:
         self._decide(decide, done)
 
     def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
-        self._decide_record(
-            lambda now: decide_renew(self._state, command, lease_ms, now), done
-        )
+        self._decide_record(lambda now: decide_renew(self._state, command, lease_ms, now), done)
 
     def commit_effect(self, command: EffectCommand, result: str, done: Done) -> None:
         self._decide_record(lambda now: decide_commit(self._state, command, result, now), done)
@@ -248,12 +206,15 @@ class EmbeddedEngine:
     def delete_topic(self, name: str, done: Done) -> None:
         def decide() -> None:
             record = decide_delete_topic(self._state, name, self._journal.now_ms())
-            groups = list(self._state.topics[name].groups.values())
+            topic = self._state.topics[name]
+            groups = list(topic.groups.values())
+            # Even an empty topic has records in the log that need not stay.
+            removed = 1 + sum(p.backlog.retained_bytes() for p in topic.partitions)
             self._record(record)
             for group in groups:
                 self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
             self.parts.window.drop_topic(record.topic_id)
-            self.upkeep.seal_soon()
+            self.upkeep.note_removed(removed)
 
         self._decide(decide, done)
 

@@ -139,7 +139,7 @@ class Journal:
             _, done, outcome = held.popleft()
             try:
                 done(outcome)
-            except Exception:
+            except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("an answer could not be given; the others go on")
         self._observe(seq, released - len(held))
 
@@ -155,7 +155,7 @@ class Journal:
         for _, done, _ in held:
             try:
                 done(self.failure)
-            except Exception:
+            except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("a refusal could not be given; the others go on")
         self.on_failure(self.failure)
 

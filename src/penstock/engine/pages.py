@@ -46,7 +46,7 @@ class Pages:
     def page(self, log: PartitionLog, offset: int) -> list[Message] | None:
         """Messages from the first one at or after `offset` on (and maybe some before), or None."""
         resident = self._window.resident(log, offset)
-        if resident is not None:
+        if resident:
             return resident
         key = (log.topic_id, log.partition, offset)
         page = self._pages.get(key)
@@ -94,19 +94,16 @@ class Pages:
 
     def _reader(self, log: PartitionLog, offset: int) -> _Read:
         """How to read from `offset` on; looked up on the loop, run elsewhere."""
-        if offset >= log.dropped_end:
-            chunk = log.chunk_at(offset)
-            if chunk is None:
-                return list
-            if chunk.messages is not None:
-                messages = chunk.messages
-                return lambda: messages
-            positions = chunk.positions
-            return lambda: _from_log(self._log, positions, offset)
         ref, history = log.ref_at(offset), self._history
-        if ref is None or history is None:
+        if ref is not None and history is not None:
+            return lambda: history.read(ref, offset, PAGE_MSGS)
+        chunk = log.chunk_at(offset)
+        if chunk is None:
             return list
-        return lambda: history.read(ref, offset, PAGE_MSGS)
+        # A chunk may begin in a segment that is sealed and dropped; history had that part.
+        first = self._log.first_position
+        positions = [position for position in chunk.positions if position >= first]
+        return lambda: _from_log(self._log, positions, offset)
 
     def _finish(self, key: _Key, page: list[Message]) -> None:
         self.reads += 1
@@ -120,9 +117,7 @@ class Pages:
 
 def _from_log(log: Log, positions: Sequence[int], offset: int) -> list[Message]:
     records = (decode_record(record) for record in log.read(positions))
-    return [
-        record for record in records if isinstance(record, Message) and record.offset >= offset
-    ]
+    return [record for record in records if isinstance(record, Message) and record.offset >= offset]
 
 
 def _cost(page: list[Message]) -> int:

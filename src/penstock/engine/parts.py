@@ -47,4 +47,4 @@ class Parts:
         self.journal = Journal(state, log, window, clock, scheduler)
         self.dispatcher = Dispatcher(state, window, self.pages, self.journal)
         self.burials = Burials(state, window, self.pages, self.journal)
-        self.burials.on_buried = self.dispatcher.mark_topic
+        self.burials.on_buried = self.dispatcher.buried

@@ -48,11 +48,14 @@ class Retention:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def run(self, now_ms: int) -> None:
+    def run(self, now_ms: int) -> int:
+        """Trims every topic that has limits; the bytes removed."""
+        removed = 0
         for topic in self._parts.state.topics.values():
             if topic.retention_ms or topic.retention_bytes:
                 for partition in topic.partitions:
-                    self._trim(topic, partition, now_ms)
+                    removed += self._trim(topic, partition, now_ms)
+        return removed
 
     def reclaim_memory(self) -> None:
         """Without a disk: lets go of the oldest messages that every group has finished."""
@@ -71,7 +74,7 @@ class Retention:
             if not self._record(topic, partition, log, cut):
                 return
 
-    def _trim(self, topic: Topic, partition: Partition, now_ms: int) -> None:
+    def _trim(self, topic: Topic, partition: Partition, now_ms: int) -> int:
         log = self._parts.window.log(topic.id, partition.index)
         cut = _Cut(topic, partition, _floor(topic, partition), now_ms)
         for ref in log.refs:
@@ -80,8 +83,9 @@ class Retention:
                 break
         else:
             self._trim_unsealed(log, cut)
-        if cut.msgs:
-            self._record(topic, partition, log, cut)
+        if cut.msgs and self._record(topic, partition, log, cut):
+            return cut.bytes
+        return 0
 
     def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int]:
         """Messages and bytes of the batch that have not been trimmed before it was sealed."""
@@ -102,9 +106,7 @@ class Retention:
                 if not cut.takes(message.offset, message.ts, 1, size):
                     return
 
-    def _record(
-        self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut
-    ) -> bool:
+    def _record(self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut) -> bool:
         now_ms = self._parts.journal.now_ms()
         record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
         if not self._parts.journal.record(record):

@@ -43,7 +43,9 @@ class LoopScheduler:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._readers = ThreadPoolExecutor(self.READERS, thread_name_prefix="penstock-reader")
-        self.soon: Callable[[Turn], object] = loop.call_soon
+
+    def soon(self, turn: Turn) -> None:
+        self._loop.call_soon(turn)
 
     def later(self, delay_ms: int, turn: Turn) -> Cancellable:
         return self._loop.call_later(delay_ms / 1000, turn)

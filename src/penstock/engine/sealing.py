@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 
 from penstock.engine.parts import DataDirectory, Parts
+from penstock.model.limits import MIB
 from penstock.storage.history import remove_history
 from penstock.storage.seal import Sealed
 from penstock.storage.sealer import Sealer
+
+MANY_REMOVED_BYTES = 8 * MIB
+IDLE_ROUNDS = 60
 
 _log = logging.getLogger("penstock.engine")
 
 
 class Sealing:
     def __init__(self, parts: Parts, disk: DataDirectory) -> None:
-        self.is_wanted = False
         self.runs = 0
+        self._removed_bytes = 0
+        self._idle_rounds = 0
         self._parts = parts
         self._disk = disk
         self._files = set(disk.files)
@@ -30,20 +35,29 @@ class Sealing:
 
     def run(self) -> None:
         """Starts a run if there is something to seal and none is under way."""
-        if self.is_running:
-            return
         closed = self._parts.log.closed_segments()
-        if closed:
-            self.is_wanted = False
+        if closed and not self.is_running:
             self._sealer.start(closed[-1][0], self._files)
-        elif self.is_wanted:
+
+    def note_removed(self, nbytes: int) -> None:
+        """Messages were removed whose bytes should go from disk too."""
+        self._removed_bytes += nbytes
+
+    def housekeep(self) -> None:
+        """Once a second. A run gives removed bytes back: at once if many, else in a while."""
+        self._idle_rounds += 1
+        is_due = self._removed_bytes >= MANY_REMOVED_BYTES or self._idle_rounds >= IDLE_ROUNDS
+        if self._removed_bytes and is_due and not self.is_running:
+            self._removed_bytes = 0
             self._parts.log.roll()
+        self.run()
 
     def stop(self) -> None:
         self._sealer.close()
 
     def _sealed(self, result: Sealed) -> None:
         self.runs += 1
+        self._idle_rounds = 0
         self._parts.window.seal(result.added, set(result.dropped))
         self._parts.log.drop_segments(result.first_segment - 1)
         self._files.update(result.added_files)

@@ -65,10 +65,9 @@ class Upkeep:
     def reclaim_memory(self) -> None:
         self.retention.reclaim_memory()
 
-    def seal_soon(self) -> None:
-        """Something was removed whose bytes should go from disk too."""
+    def note_removed(self, nbytes: int) -> None:
         if self.sealing is not None:
-            self.sealing.is_wanted = True
+            self.sealing.note_removed(nbytes)
 
     # -- each turn ----------------------------------------------------------------------------
 
@@ -148,9 +147,9 @@ class Upkeep:
         for topic in self._state.topics.values():
             forget_expired_effects(topic, now_ms)
         if self.sealing is None or not self.sealing.is_running:
-            self.retention.run(now_ms)
+            self.note_removed(self.retention.run(now_ms))
         if self.sealing is not None:
-            self.sealing.run()
+            self.sealing.housekeep()
         if self._parts.burials:
             self._journal.wake()
 

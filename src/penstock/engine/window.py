@@ -133,7 +133,7 @@ class Window:
         return chunk.messages if chunk is not None else None
 
     def seal(self, refs: list[BatchRef], dropped_files: set[int]) -> None:
-        """History has taken over these batches; files in `dropped_files` were rewritten or removed."""
+        """History has taken over these batches; `dropped_files` were rewritten or removed."""
         if dropped_files:
             for logs in self._topics.values():
                 for log in logs:

@@ -1,1 +1,4 @@
-"""The vocabulary every layer shares: names, limits, errors, envelope, message, records. No behaviour, no IO."""
+"""The vocabulary every layer shares: names, limits, errors, envelope, message, records.
+
+No behaviour, no IO.
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_NAME_BYTES
@@ -12,6 +13,7 @@ DLQ_PREFIX = "dlq."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
+@lru_cache(4096)
 def clean_name(raw: str | None, what: str) -> str:
     """The trimmed name, or InvalidArgument that says what is wrong with it."""
     name = raw.strip() if raw else ""

@@ -118,7 +118,7 @@ class Skipped(msgspec.Struct, array_like=True, tag=10, gc=False):
 
 
 class Released(msgspec.Struct, array_like=True, tag=11, gc=False):
-    """A delivery ended without success. `retry_at` is a wall-clock ms, or -1: to be dead-lettered."""
+    """A delivery ended without success. `retry_at` is a wall-clock ms, or DEAD."""
 
     topic_id: int
     group_id: int

@@ -22,7 +22,8 @@ from penstock.server.requests import Request, decode_body, whole_number
 from penstock.server.wire import ConsumeBody
 
 if TYPE_CHECKING:
-    from penstock.server.lane import Lane, Reply
+    from penstock.server.lane import Lane
+    from penstock.server.turns import Reply
 
 MIN_HEARTBEAT_MS = 100
 

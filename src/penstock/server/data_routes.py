@@ -21,7 +21,7 @@ from penstock.server.wire import AckBody, ExtendBody, NackBody, ProduceBody
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.server.lane import Reply
+    from penstock.server.turns import Reply
 
 Body = TypeVar("Body")
 Command = TypeVar("Command")
@@ -83,9 +83,7 @@ def nack(hub: Hub, request: Request, reply: Reply) -> None:
         body = decode_body(_nack_decoder, request.body)
     else:
         params = request.params()
-        body = msgspec.convert(
-            {**ack_body_of(params), "reason": params.get("reason")}, NackBody
-        )
+        body = msgspec.convert({**ack_body_of(params), "reason": params.get("reason")}, NackBody)
     hub.engine.nack(settle_of(body), clean_reason(body.reason), reply.settle)
 
 
@@ -130,6 +128,8 @@ def _commands(
     is_array = body.lstrip()[:1] == b"["
     try:
         decoded: list[Any] = all_at_once.decode(body) if is_array else one.decode_lines(body)
+        if not is_array and len(decoded) != len(_lines(body)):
+            raise InvalidArgument("NDJSON has one object a line")
     except (msgspec.DecodeError, ValueError, RecursionError):
         # Some item is not as it should be: find out which, and let the others stand.
         decoded = _decode_each(body, one, is_array=is_array)
@@ -140,9 +140,7 @@ def _commands(
     return [_command_of(item, command_of) for item in decoded]
 
 
-def _command_of(
-    item: Any, command_of: Callable[[Any], Command]
-) -> Command | PenstockError:
+def _command_of(item: Any, command_of: Callable[[Any], Command]) -> Command | PenstockError:
     if isinstance(item, PenstockError):
         return item
     try:
@@ -155,7 +153,7 @@ def _decode_each(body: bytes, one: msgspec.json.Decoder[Any], *, is_array: bool)
     if is_array:
         lines = [bytes(raw) for raw in decode_body(_raw_items, body)]
     else:
-        lines = [line for line in body.splitlines() if line.strip()]
+        lines = _lines(body)
         for line in lines:
             decode_body(_any, line)
     decoded: list[Any] = []
@@ -165,6 +163,10 @@ def _decode_each(body: bytes, one: msgspec.json.Decoder[Any], *, is_array: bool)
         except InvalidArgument as error:
             decoded.append(error)
     return decoded
+
+
+def _lines(body: bytes) -> list[bytes]:
+    return [line for line in body.split(b"\n") if line.strip()]
 
 
 _any = msgspec.json.Decoder()
@@ -178,9 +180,7 @@ def _send_results(
         return
     decided = iter(outcomes)
     results = [
-        batch_error(item)
-        if isinstance(item, PenstockError)
-        else result_of(item, next(decided))
+        batch_error(item) if isinstance(item, PenstockError) else result_of(item, next(decided))
         for item in items
     ]
     reply.send(200, encode_json({"results": results}))

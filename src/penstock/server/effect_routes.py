@@ -14,7 +14,7 @@ from penstock.server.requests import Request, decode_body, whole_number
 from penstock.server.wire import CommitEffectBody, FailEffectBody, LeasedEffectBody
 
 if TYPE_CHECKING:
-    from penstock.server.lane import Reply
+    from penstock.server.turns import Reply
 
 _leased_decoder = msgspec.json.Decoder(LeasedEffectBody)
 _commit_decoder = msgspec.json.Decoder(CommitEffectBody)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from penstock.core.effect_rules import EffectCommand
 from penstock.core.partitioning import utf8_bytes
@@ -157,7 +157,7 @@ def _query_deadline(params: dict[str, str]) -> str | None:
     if deadline_ms is None:
         return None
     try:
-        moment = datetime.fromtimestamp(deadline_ms / 1000, timezone.utc)
+        moment = datetime.fromtimestamp(deadline_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgument("deadline_ms is out of range") from error
     return moment.isoformat(timespec="milliseconds")

@@ -23,7 +23,8 @@ from penstock.server.gate import Gate
 from penstock.server.requests import Request
 
 if TYPE_CHECKING:
-    from penstock.server.lane import Lane, Reply
+    from penstock.server.lane import Lane
+    from penstock.server.turns import Reply
 
 Handler = Callable[["Hub", Request, "Reply"], None]
 """Answers through the reply, now or later; or raises a PenstockError."""
@@ -71,11 +72,12 @@ class Hub:
     def handle(self, request: Request, reply: Reply) -> None:
         """Every outcome is an answer; a defect of ours is a 500 in the common shape."""
         self.requests += 1
+        reply.is_head = request.method == b"HEAD"
         try:
-            self._find(request, reply)(self, request, reply)
+            self._find(request)(self, request, reply)
         except PenstockError as error:
             reply.send_error(error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the last resort, logged
             _log.exception("a request failed", extra={"path": request.path.decode("latin-1")})
             reply.send_error(Internal("internal error; the broker's log says more"))
 
@@ -100,13 +102,12 @@ class Hub:
             elif silent_s > self._idle_timeout_s and lane.is_idle():
                 lane.transport.close()
 
-    def _find(self, request: Request, reply: Reply) -> Handler:
+    def _find(self, request: Request) -> Handler:
         methods = self._routes.get(request.path) or self._path_route(request.path)
         if methods is None:
             raise NotFound(_unknown(request.path))
         handler = methods.get(request.method)
         if handler is None and request.method == b"HEAD":
-            reply.is_head = True
             handler = methods.get(b"GET")
         if handler is None:
             raise MethodNotAllowed(", ".join(sorted(method.decode() for method in methods)))

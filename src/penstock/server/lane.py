@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import httptools
@@ -26,119 +25,11 @@ from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import MAX_HEADER_BYTES
 from penstock.server.gate import Verdict
 from penstock.server.hub import Hub
-from penstock.server.replies import (
-    CLOSE,
-    JSON_TYPE,
-    STATUS_LINES,
-    encode_json,
-    error_body,
-    error_head,
-)
-from penstock.server.requests import Request
+from penstock.server.requests import Request, origin_form
+from penstock.server.turns import AppTurn, Reply
 
 MAX_PIPELINED = 64
 """Requests of one connection under way; beyond it, reading stops until some are answered."""
-
-
-class Reply:
-    """The place of one answer in its connection's order."""
-
-    __slots__ = (
-        "_lane",
-        "_request_id",
-        "_when_first",
-        "data",
-        "is_head",
-        "is_stream",
-        "keep_alive",
-        "request",
-    )
-
-    def __init__(self, lane: Lane, request_id: bytes, keep_alive: bool) -> None:
-        self._lane = lane
-        self._request_id = request_id
-        self.keep_alive = keep_alive
-        self.is_head = False
-        self.is_stream = False
-        self.data: bytes | None = None
-        self.request: Request | None = None
-        self._when_first: Callable[[], None] | None = None
-
-    def send(self, status: int, body: bytes, head: bytes = JSON_TYPE) -> None:
-        lane = self._lane
-        self.data = b"%b%b%bx-request-id: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
-            STATUS_LINES[status],
-            lane.hub.date_header,
-            head,
-            self._request_id,
-            b"" if self.keep_alive else CLOSE,
-            len(body),
-            b"" if self.is_head else body,
-        )
-        lane.answered(self)
-
-    def send_nothing(self) -> None:
-        """204: no body, and no header that speaks of one."""
-        lane = self._lane
-        self.data = b"HTTP/1.1 204 No Content\r\n%bx-request-id: %b\r\n%b\r\n" % (
-            lane.hub.date_header,
-            self._request_id,
-            b"" if self.keep_alive else CLOSE,
-        )
-        lane.answered(self)
-
-    def send_json(self, status: int, body: Any) -> None:
-        self.send(status, encode_json(body))
-
-    def send_error(self, error: PenstockError) -> None:
-        if self.is_stream:
-            self.is_stream = False
-            self._lane.block(-1)
-        self.send(error.http_status, encode_json(error_body(error)), JSON_TYPE + error_head(error))
-
-    def settle(self, outcome: PenstockError | None) -> None:
-        """For commands that answer 204 or an error."""
-        if outcome is None:
-            self.send_nothing()
-        else:
-            self.send_error(outcome)
-
-    def is_wanted(self) -> bool:
-        """False once the connection is gone."""
-        return self._lane.is_waiting_for(self)
-
-    def when_first(self, then: Callable[[], None]) -> None:
-        """Runs `then` when all replies before this one have left: a stream begins. Whatever is
-        pipelined behind it waits."""
-        self.is_stream = True
-        self._when_first = then
-        self._lane.block(1)
-        self._lane.start_first()
-
-    def start(self) -> None:
-        then, self._when_first = self._when_first, None
-        if then is not None:
-            then()
-
-    def open_stream(self, head: bytes) -> Lane:
-        """Sends the head of a chunked answer that goes on until one side ends it."""
-        lane = self._lane
-        lane.transport.write(
-            b"HTTP/1.1 200 OK\r\n%b%bx-request-id: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-            % (lane.hub.date_header, head, self._request_id)
-        )
-        return lane
-
-
-class _AppTurn:
-    """A request of the ASGI app in its connection's order."""
-
-    __slots__ = ("app", "cycle", "is_started")
-
-    def __init__(self, cycle: Any, app: Any) -> None:
-        self.cycle = cycle
-        self.app = app
-        self.is_started = False
 
 
 class Lane(HttpToolsProtocol):
@@ -156,12 +47,13 @@ class Lane(HttpToolsProtocol):
         self._refusal: PenstockError | None = None
         self._verdict: Verdict | None = None
         self._verdict_headers: list[tuple[bytes, bytes]] = []
-        self._turns: deque[Reply | _AppTurn] = deque()
+        self._turns: deque[Reply | AppTurn] = deque()
         self._blocking = 0
         self._is_done = False
         self._is_advancing = False
         self._reply: Reply | None = None
         self.stream: Any = None
+        self.is_chunked = True
 
     def is_waiting_for(self, reply: Reply) -> bool:
         return reply in self._turns
@@ -173,7 +65,7 @@ class Lane(HttpToolsProtocol):
         self._is_done = True
         self._drop_body()
         for turn in self._turns:
-            if isinstance(turn, _AppTurn):
+            if isinstance(turn, AppTurn):
                 turn.cycle.disconnected = True
                 turn.cycle.message_event.set()
         self._turns.clear()
@@ -223,7 +115,7 @@ class Lane(HttpToolsProtocol):
         verdict = self._verdict
         if verdict is None or self._is_done:
             return
-        path, _, query = self.url.partition(b"?")
+        path, _, query = origin_form(self.url).partition(b"?")
         keep_alive = self.parser.should_keep_alive()
         reply = Reply(self, verdict.request_id or self.hub.next_request_id(), keep_alive)
         refusal = verdict.refusal
@@ -248,6 +140,7 @@ class Lane(HttpToolsProtocol):
             return
         if verdict.expects_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        reply.is_http_1_1 = self.parser.get_http_version() == "1.1"
         reply.request = Request(self.parser.get_method(), path, query)
 
     def on_body(self, body: bytes) -> None:
@@ -326,13 +219,14 @@ class Lane(HttpToolsProtocol):
             self._turns[0].start()
 
     def write_chunk(self, body: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
 
     def end_stream(self) -> None:
         """The broker ends the stream; a client sees a complete answer."""
         if not self._is_done:
             self.stream = None
-            self.transport.write(b"0\r\n\r\n")
+            if self.is_chunked:
+                self.transport.write(b"0\r\n\r\n")
             self._finish()
 
     def refuse(self, error: PenstockError) -> None:
@@ -375,12 +269,12 @@ class Lane(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._turns.append(_AppTurn(cycle, app))
+        self._turns.append(AppTurn(cycle, app))
         self._blocking += 1
         self._advance()
 
     def on_response_complete(self) -> None:
-        if self._turns and isinstance(self._turns[0], _AppTurn):
+        if self._turns and isinstance(self._turns[0], AppTurn):
             self._turns.popleft()
             self._blocking -= 1
         super().on_response_complete()
@@ -393,7 +287,7 @@ class Lane(HttpToolsProtocol):
         self._is_advancing = True
         try:
             while not self._is_done and (turn := self._next_turn()) is not None:
-                if isinstance(turn, _AppTurn):
+                if isinstance(turn, AppTurn):
                     turn.is_started = True
                     super()._start_asgi_task(turn.cycle, turn.app)
                 elif turn.request is not None:
@@ -404,10 +298,10 @@ class Lane(HttpToolsProtocol):
         if len(self._turns) <= MAX_PIPELINED and not self._is_done and not self.flow.write_paused:
             self.flow.resume_reading()
 
-    def _next_turn(self) -> Reply | _AppTurn | None:
+    def _next_turn(self) -> Reply | AppTurn | None:
         """The first turn that has not started, if nothing before it holds it up."""
         for turn in self._turns:
-            if isinstance(turn, _AppTurn):
+            if isinstance(turn, AppTurn):
                 is_next = turn is self._turns[0] and not turn.is_started
                 return turn if is_next else None
             if turn.is_stream:

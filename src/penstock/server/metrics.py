@@ -64,10 +64,10 @@ def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
 
 def _counters(engine: EmbeddedEngine) -> Iterator[Metric]:
     dead = CounterMetricFamily(
-        "penstock_dead_letters", "Messages moved to a DLQ", labels=["topic", "group"]
+        "penstock_dead_letters", "Messages moved to a DLQ", labels=["topic", "group", "partition"]
     )
-    for (topic, group), count in engine.parts.burials.counts.items():
-        dead.add_metric([topic, group], count)
+    for (topic, group, partition), count in engine.parts.burials.counts.items():
+        dead.add_metric([topic, group, str(partition)], count)
     rejected = CounterMetricFamily(
         "penstock_rejected", "Produces refused", labels=["topic", "reason"]
     )

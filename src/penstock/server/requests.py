@@ -29,14 +29,21 @@ class Request:
         """The query; of a repeated parameter the first counts. Unknown ones are ignored later."""
         params: dict[str, str] = {}
         try:
-            pairs = parse_qsl(
-                self.query.decode("ascii"), keep_blank_values=True, errors="strict"
-            )
+            pairs = parse_qsl(self.query.decode("ascii"), keep_blank_values=True, errors="strict")
         except ValueError as error:
             raise InvalidArgument("the query is not percent-encoded UTF-8") from error
         for name, value in pairs:
             params.setdefault(name, value)
         return params
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path and query of a request target, which may name the whole URL."""
+    if target[:1] == b"/" or b"://" not in target:
+        return target
+    _, _, rest = target.partition(b"://")
+    slash = rest.find(b"/")
+    return rest[slash:] if slash >= 0 else b"/"
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

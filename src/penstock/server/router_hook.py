@@ -19,17 +19,17 @@ from penstock.core.produce import Produce
 from penstock.engine.routing import Decided, Router
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MIB
 
 MAX_ROUTING = 1024
 """Messages at the router at once; beyond it they are stored unrouted."""
 THREADS = 8
+MAX_ANSWER_BYTES = MIB
 
 _log = logging.getLogger("penstock.router")
 
 
-def make_router(
-    spec: str, timeout_ms: int, loop: asyncio.AbstractEventLoop
-) -> Router | None:
+def make_router(spec: str, timeout_ms: int, loop: asyncio.AbstractEventLoop) -> Router | None:
     """`package.module:callable` or `http://...`; None for an empty spec."""
     if not spec:
         return None
@@ -73,7 +73,7 @@ class AsyncRouter:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._call(command.topic, message)
-            decision = msgspec.convert(answer or {}, RoutingDecision)
+            decision = msgspec.convert({} if answer is None else answer, RoutingDecision)
         except TimeoutError:
             _log.warning("the router took longer than %d ms", self._timeout_s * 1000)
         except Exception as error:  # noqa: BLE001 - the router is somebody else's code
@@ -97,10 +97,15 @@ class HttpCall:
         if self._client is None:
             self._client = httpx.AsyncClient(trust_env=False)
         body = {"topic": topic, "message": message}
-        response = await self._client.post(self._url, json=body, timeout=None)
-        if response.status_code != 200:
-            raise InvalidArgument(f"the router answered {response.status_code}")
-        return response.json()
+        answer = bytearray()
+        async with self._client.stream("POST", self._url, json=body, timeout=None) as response:
+            if response.status_code != 200:
+                raise InvalidArgument(f"the router answered {response.status_code}")
+            async for part in response.aiter_bytes():
+                answer += part
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise InvalidArgument(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+        return msgspec.json.decode(answer)
 
 
 def _load(spec: str) -> Call:
@@ -113,4 +118,4 @@ def _load(spec: str) -> Call:
         ) from error
     if not callable(found):
         raise InvalidArgument(f"--router {spec}: this is not callable")
-    return found  # type: ignore[no-any-return]
+    return found

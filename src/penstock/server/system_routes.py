@@ -11,7 +11,7 @@ from penstock.server.hub import Hub
 from penstock.server.requests import Request
 
 if TYPE_CHECKING:
-    from penstock.server.lane import Reply
+    from penstock.server.turns import Reply
 
 
 def healthz(hub: Hub, request: Request, reply: Reply) -> None:

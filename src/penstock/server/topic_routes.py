@@ -14,7 +14,7 @@ from penstock.server.requests import Request, decode_body, path_name, whole_numb
 from penstock.server.wire import RetentionBody, TopicBody
 
 if TYPE_CHECKING:
-    from penstock.server.lane import Reply
+    from penstock.server.turns import Reply
 
 PREFIX = b"/v1/topics/"
 
@@ -47,9 +47,7 @@ def _partitions(params: dict[str, str]) -> int | None:
     return whole_number(params, "partitions")
 
 
-def _created(
-    reply: Reply, name: str, partitions: int, outcome: bool | PenstockError
-) -> None:
+def _created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockError) -> None:
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
         return

@@ -31,22 +31,16 @@ _pack_length = _LENGTH.pack
 
 
 class Frame(NamedTuple):
-    """A valid frame in a buffer. `synced`: every frame up to there was on disk before this one
-    was written, which is what tells damage from a write that a crash interrupted."""
+    """A valid frame in a buffer: it begins at `offset`, its payload is `[payload, end)`.
+    `synced`: every frame up to there was on disk before this one was written, which is what
+    tells damage from a write that a crash interrupted."""
 
     offset: int
     seq: int
     synced: int
-    length: int
+    payload: int
+    end: int
     records: int
-
-    @property
-    def payload(self) -> int:
-        return self.offset + FRAME_HEADER_BYTES
-
-    @property
-    def end(self) -> int:
-        return self.offset + FRAME_HEADER_BYTES + self.length
 
 
 def encode_frame(seq: int, synced: int, salt: int, records: Sequence[bytes]) -> tuple[bytes, bytes]:
@@ -60,18 +54,18 @@ def encode_frame(seq: int, synced: int, salt: int, records: Sequence[bytes]) -> 
     return _FIXED.pack(FRAME_MAGIC, crc) + covered, payload
 
 
-def frame_at(data: bytes, offset: int, salt: int) -> Frame | None:
+def frame_at(data: bytes | memoryview, offset: int, salt: int) -> Frame | None:
     """The frame that begins at `offset`, or None if no valid one does."""
-    if offset + FRAME_HEADER_BYTES > len(data):
-        return None
-    magic, crc, seq, synced, length, count = _WHOLE.unpack_from(data, offset)
     payload = offset + FRAME_HEADER_BYTES
-    if magic != FRAME_MAGIC or length >= MAX_FRAME_BYTES or payload + length > len(data):
+    if payload > len(data):
         return None
-    with memoryview(data) as view:
-        if zlib.crc32(view[offset + _FIXED.size : payload + length], salt) != crc:
-            return None
-    return Frame(offset, seq, synced, length, count)
+    magic, crc, seq, synced, length, records = _WHOLE.unpack_from(data, offset)
+    end = payload + length
+    if magic != FRAME_MAGIC or length >= MAX_FRAME_BYTES or end > len(data):
+        return None
+    if zlib.crc32(memoryview(data)[offset + _FIXED.size : end], salt) != crc:
+        return None
+    return Frame(offset, seq, synced, payload, end, records)
 
 
 def frames_after(data: bytes, offset: int, salt: int) -> Iterator[Frame]:
@@ -86,22 +80,22 @@ def frames_after(data: bytes, offset: int, salt: int) -> Iterator[Frame]:
             offset = data.find(FRAME_MAGIC, offset + 1)
 
 
-def frame_records(data: bytes, frame: Frame) -> list[tuple[int, bytes]]:
+def frame_records(data: bytes, frame: Frame) -> tuple[list[int], list[bytes]]:
     """Position and bytes of each record. ValueError if the payload is not what the header says:
     with the CRC right, that is a defect of the writer."""
-    found = []
-    base = (frame.seq << POSITION_BITS) - frame.payload
-    at = frame.payload
-    end = frame.end
+    positions: list[int] = []
+    records: list[bytes] = []
+    _, seq, _, at, end, count = frame
+    base = (seq << POSITION_BITS) - at
     length_at = _LENGTH.unpack_from
     while at + LENGTH_BYTES <= end:
+        positions.append(base + at)
         start = at + LENGTH_BYTES
-        stop = start + length_at(data, at)[0]
-        found.append((base + at, data[start:stop]))
-        at = stop
-    if at != end or len(found) != frame.records:
-        raise ValueError(f"frame {frame.seq} does not hold the {frame.records} records it names")
-    return found
+        at = start + length_at(data, at)[0]
+        records.append(data[start:at])
+    if at != end or len(records) != count:
+        raise ValueError(f"frame {seq} does not hold the {count} records it names")
+    return positions, records
 
 
 def record_length(data: bytes, at: int) -> int:

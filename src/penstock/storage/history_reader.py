@@ -58,6 +58,13 @@ class HistoryReader:
         row = row_at(batch, offset)
         return row < batch.num_rows and _offsets(batch)[row] == offset
 
+    def count_from(self, ref: BatchRef, offset: int) -> tuple[int, int]:
+        """How many messages from `offset` on, and their bytes of keys and values."""
+        batch = self.batch(ref)
+        start, end = row_at(batch, offset), batch.num_rows
+        keys, values = _integers(batch, "key", "i"), _integers(batch, "value", "i")
+        return end - start, keys[end] - keys[start] + values[end] - values[start]
+
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
         """The whole batch, mapped: no row is converted or copied."""
         return self._file(ref.file).batch(ref)

@@ -76,6 +76,11 @@ class Log(Protocol):
     def has_pending(self) -> bool: ...
 
     @property
+    def first_position(self) -> int:
+        """What lies below it has been dropped."""
+        ...
+
+    @property
     def segment_of_open_frame(self) -> int: ...
 
     @property

@@ -79,6 +79,10 @@ class MemoryLog:
         return self._end > self._begin or self.seq - 1 > self.durable_seq
 
     @property
+    def first_position(self) -> int:
+        return self._end
+
+    @property
     def segment_of_open_frame(self) -> int:
         return 1
 

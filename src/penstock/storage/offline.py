@@ -238,8 +238,8 @@ def _explain_torn(torn: list[Tail]) -> str:
         return "The log is sound; there is nothing to repair."
     places = ", ".join(f"{tail.path} at byte {tail.position}" for tail in torn)
     return (
-        f"A crash interrupted a write: {places}. Cutting it off loses nothing that was "
-        "acknowledged; the next start does the same by itself."
+        f"A crash interrupted a write: {places}. With fsync mode commit, nothing acknowledged "
+        "is in it; the next start cuts it off by itself."
     )
 
 

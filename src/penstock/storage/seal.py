@@ -43,8 +43,9 @@ from penstock.storage.snapshot import snapshot_name, write_snapshot
 from penstock.storage.vacuum import kept_rows, plan_vacuum
 from penstock.storage.vfs import Vfs, remove_if_there
 
-STEP_BYTES = 64 * MIB
-"""Messages held before they are written: a longer job is done in several steps."""
+STEP_BYTES = 32 * MIB
+"""Messages held before they are written, plus those of one segment: a longer job is done in
+several steps."""
 _CHUNK_ROWS = MAX_BATCH_ROWS // 2
 _CHUNK_BYTES = 16 * MIB
 
@@ -124,7 +125,8 @@ class _Step:
     def publish(self) -> None:
         """Writes what was taken in since the last time, and vacuums."""
         vfs, directory, old = self._vfs, self._job.directory, self.manifest
-        plan = plan_vacuum(old.history, self._state, self._reader)
+        free_bytes = vfs.free_bytes(directory)
+        plan = plan_vacuum(old.history, self._state, self._reader, free_bytes)
         self._damaged = plan.damaged
         if self._next_segment == old.first_segment and plan.keep == old.history:
             return

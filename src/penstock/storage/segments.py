@@ -29,7 +29,7 @@ SEGMENT_HEADER_BYTES = 4096
 _HEADER = Struct("<8sIIQQI")  # magic, version, salt, number, first sequence, CRC
 _CRC = Struct("<I")
 _NAME = re.compile(r"wal-(\d{20})\.seg")
-_NOT_ZERO = re.compile(rb"[^\0]")
+_ZEROS = bytes(64 * 1024)
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
@@ -115,8 +115,11 @@ def decode_header(data: bytes) -> SegmentHeader | None:
 
 
 def first_not_zero(data: bytes, start: int) -> int | None:
-    match = _NOT_ZERO.search(data, start)
-    return match.start() if match else None
+    for at in range(start, len(data), len(_ZEROS)):
+        block = data[at : at + len(_ZEROS)]
+        if block != _ZEROS[: len(block)]:
+            return at + len(block) - len(block.lstrip(b"\0"))
+    return None
 
 
 def last_not_zero(data: bytes, start: int) -> int:
@@ -126,9 +129,11 @@ def last_not_zero(data: bytes, start: int) -> int:
 
 def walk_frames(data: bytes, header: SegmentHeader) -> Iterator[Frame]:
     """The unbroken run of valid frames from the segment's beginning."""
+    view = memoryview(data)
     offset = SEGMENT_HEADER_BYTES
     seq = header.first_seq
-    while (frame := frame_at(data, offset, header.salt)) is not None and frame.seq == seq:
+    salt = header.salt
+    while (frame := frame_at(view, offset, salt)) is not None and frame.seq == seq:
         yield frame
         offset = frame.end
         seq += 1
@@ -160,11 +165,13 @@ def judge_blank(path: str, data: bytes) -> Tail | None:
     return Tail(path, start, last_not_zero(data, start) - start)
 
 
-def records_of(path: str, data: bytes, frame: Frame) -> list[tuple[int, bytes]]:
+def records_of(path: str, data: bytes, frame: Frame) -> Iterator[tuple[int, bytes]]:
+    """Position and bytes of each record of a valid frame."""
     try:
-        return frame_records(data, frame)
+        positions, records = frame_records(data, frame)
     except ValueError as error:
         raise CorruptLog(path, frame.offset, str(error)) from None
+    return zip(positions, records, strict=True)
 
 
 def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:

@@ -2,7 +2,8 @@
 
 A row is dead when its topic is deleted or retention has trimmed it. A file without a live row is
 dropped; one that is mostly dead, or that holds rows of a deleted topic, is rewritten, as much in
-one run as COPY_BYTES allows, the emptiest first. Must not know the log or write anything.
+one run as COPY_BYTES and the free disk allow, the emptiest first. Must not know the log, and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from penstock.storage.history_reader import HistoryReader, row_at
 
 COPY_BYTES = 512 * 1024 * 1024
 """What one run copies at most (one file may be more): sealing must not wait long for it."""
+_FREE_PART = 4
+"""No more than this part of the free disk is filled: a full one must still be sealed."""
 
 
 class Plan(msgspec.Struct):
@@ -30,7 +33,9 @@ class Plan(msgspec.Struct):
     damaged: list[str] = []
 
 
-def plan_vacuum(history: list[HistoryFile], state: BrokerState, reader: HistoryReader) -> Plan:
+def plan_vacuum(
+    history: list[HistoryFile], state: BrokerState, reader: HistoryReader, free_bytes: int
+) -> Plan:
     plan = Plan()
     worn: list[tuple[float, int, HistoryFile]] = []
     for file in history:
@@ -42,9 +47,10 @@ def plan_vacuum(history: list[HistoryFile], state: BrokerState, reader: HistoryR
             worn.append((live / max(total, 1), live, file))
         else:
             plan.keep.append(file)
-    room = COPY_BYTES
+    most = free_bytes // _FREE_PART
+    room = min(COPY_BYTES, most)
     for _, live, file in sorted(worn, key=lambda item: (item[0], item[2].number)):
-        fits = live <= room or not plan.rewrite
+        fits = live <= room or (live <= most and not plan.rewrite)
         if fits and _is_readable(file, state, reader, plan):
             plan.rewrite.append(file)
             room -= live

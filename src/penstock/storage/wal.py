@@ -7,8 +7,9 @@ event loop's), but for `read`. Must not know what a record means, nor the engine
 How a record travels: `append` adds it to the open frame; `commit` closes that frame and hands
 it to the writer thread (wal_writer.py), or, while one write is under way, leaves it to the next,
 which takes all that has come by then. Frames are given their place in a segment when they are
-closed. The next segment is prepared ahead (wal_supply.py), so that a write never needs the disk
-to have room: room is what has been prepared.
+closed. The next segment is prepared ahead (wal_supply.py), so that a full disk is noticed before
+anything is decided, never by a write: room is what has been prepared, and free disk only while
+there is far more of it than is asked for.
 """
 
 from __future__ import annotations
@@ -193,7 +194,9 @@ class Wal:
         batch.nbytes += size
         segment.offsets.append(segment.used)
         segment.used += size
-        segment.capacity = max(segment.capacity, segment.used)
+        if segment.used > segment.capacity:
+            self._supply.free_bytes -= segment.used - segment.capacity
+            segment.capacity = segment.used
         self.seq += 1
         self._begin_frame()
 
@@ -253,14 +256,13 @@ class Wal:
     # Room
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
-        """Whether `nbytes` (with RECORD_OVERHEAD_BYTES a record) will surely find room on disk.
+        """Whether `nbytes` (with RECORD_OVERHEAD_BYTES a record) will find room on disk.
 
-        Without `reserve`, for what may be refused (a produce), only while a whole spare segment
-        stays behind for what may not: acks, deliveries and the rest ask with `reserve`.
+        Without `reserve`, for what may be refused (a produce), only while the disk is not short
+        and prepared room stays behind for what may not: acks, deliveries and the rest ask with
+        `reserve`.
         """
-        if self._end + nbytes <= (self._room_end if reserve else self._produce_end):
-            return True
-        return not reserve and self._has_room_for_large(nbytes)
+        return self._end + nbytes <= (self._room_end if reserve else self._produce_end)
 
     def check_space(self) -> None:
         """To be called about once a second: looks at the disk again, in the background."""
@@ -270,23 +272,18 @@ class Wal:
 
     def _set_limits(self) -> None:
         """How far the open frame may grow, as positions, so that `has_room` is one comparison."""
-        frame = self.seq << POSITION_BITS
-        overhead = FRAME_HEADER_BYTES + _SLACK_BYTES
-        room = self._active.room - overhead
-        produce_room = room - self._options.segment_bytes // 8
+        prepared = self._active.room
+        kept_back = self._options.segment_bytes // 8
         spare = self._supply.spare
         if spare is not None:
-            room = produce_room = max(room, spare.room - overhead)
-        self._room_end = frame + min(room, MAX_FRAME_BYTES - 1)
-        self._produce_end = frame + min(produce_room, MAX_FRAME_BYTES - 1)
+            prepared = max(prepared, spare.room)
+            kept_back = 0
+        growth = self._supply.growth_bytes
+        frame = (self.seq << POSITION_BITS) - FRAME_HEADER_BYTES - _SLACK_BYTES
+        self._room_end = frame + min(max(prepared, growth), MAX_FRAME_BYTES)
+        self._produce_end = frame + min(max(prepared - kept_back, growth), MAX_FRAME_BYTES)
         if not self._supply.may_produce():
             self._produce_end = _NO_ROOM
-
-    def _has_room_for_large(self, nbytes: int) -> bool:
-        """What no segment holds makes a longer one: it needs free disk, twice over."""
-        if self._produce_end == _NO_ROOM or nbytes < self._options.segment_bytes // 2:
-            return False
-        return self._supply.free_bytes - self._options.reserve_bytes >= 2 * nbytes
 
     def _prepare_spare(self) -> None:
         self._supply.prepare(self._active.number + 1)
@@ -316,6 +313,11 @@ class Wal:
         if gone:
             self._segments = self._segments[len(gone) :]
             self._supply.remove(gone)
+
+    @property
+    def first_position(self) -> int:
+        """What lies below it has been dropped."""
+        return self._segments[0].first_seq << POSITION_BITS
 
     @property
     def segment_of_open_frame(self) -> int:

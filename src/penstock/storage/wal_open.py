@@ -90,7 +90,7 @@ def _clean_up(vfs: Vfs, directory: str, first_segment: int, found: Recovered) ->
     for tail in found.tails:
         logger.warning(
             "%s: cut the torn tail at byte %d: %d bytes, with %d whole frames that had not been "
-            "synced. A crash during a write leaves this behind; nothing acknowledged was in it",
+            "synced. A crash during a write leaves this behind",
             tail.path,
             tail.position,
             tail.bytes,

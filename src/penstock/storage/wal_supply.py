@@ -68,6 +68,12 @@ class SegmentSupply:
         in_sight = self.spare is not None or self.preparing
         return in_sight and self.free_bytes >= self._reserve_bytes
 
+    @property
+    def growth_bytes(self) -> int:
+        """How much the active segment may grow into free disk, when the spare is not ready or
+        what comes is larger than it: half of what is left beside the reserve and a spare."""
+        return (self.free_bytes - self._reserve_bytes - self._segment_bytes) // 2
+
     def take_spare(self) -> Segment | None:
         segment, self.spare = self.spare, None
         return segment

@@ -1,0 +1,24 @@
+"""A process that reads a topic from its beginning and acks it, again and again, until it is ended.
+
+It yields the core to the load that is measured. Arguments: the port, and how many messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import count
+
+import uvloop
+
+from bench.batches import consume_and_ack
+
+
+async def main(port: int, messages: int) -> None:
+    for number in count():
+        await consume_and_ack(port, messages, group=f"lagging-{number}")
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,72 @@
+"""What producers feel of a group that reads a million old messages back from disk.
+
+Shown, without a target. The messages are sealed, out of the broker's memory and, as far as the
+system lets us ask for that, out of its cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvloop
+
+from bench.batches import batch_requests, produce_batches
+from bench.paced_produce import PacedProduce
+from bench.processes import ROOT, Broker
+from bench.rows import Row
+from bench.setting import Setting
+
+LOAD = "isolation"
+PER_SECOND = 2000
+MEMORY_BYTES = 32 << 20
+
+
+def measure(setting: Setting) -> list[Row]:
+    p99 = f"produce p99 at {PER_SECOND:,}/s"
+    alone = Row(LOAD, f"{p99}, alone", "ms", [])
+    beside = Row(LOAD, f"{p99}, beside a lagging group", "ms", [])
+    ratio = Row(LOAD, "beside : alone", "×", [])
+    broker = setting.broker("isolation", memory_bytes=MEMORY_BYTES, max_in_flight=10_000)
+    setting.say(f"{LOAD}: preparing {setting.messages:,} messages on disk")
+    with broker:
+        broker.create_topic()
+        uvloop.run(produce_batches(broker.port, batch_requests(setting.messages)))
+        broker.seal_everything()
+        for _ in setting.each_run(LOAD):
+            alone.values.append(_p99(setting, broker))
+            _forget_cached(broker)
+            with _lagging_reader(setting, broker):
+                before = broker.metric("penstock_page_reads_total")
+                beside.values.append(_p99(setting, broker))
+                pages = broker.metric("penstock_page_reads_total") - before
+            beside.note = f"{pages / setting.seconds:,.0f} pages a second were read back"
+            ratio.values.append(beside.values[-1] / alone.values[-1])
+    return [alone, beside, ratio]
+
+
+def _p99(setting: Setting, broker: Broker) -> float:
+    load = PacedProduce(PER_SECOND)
+    p99: float = uvloop.run(load.run(broker.port, setting.seconds))
+    return p99
+
+
+@contextmanager
+def _lagging_reader(setting: Setting, broker: Broker) -> Iterator[None]:
+    arguments = [str(broker.port), str(setting.messages)]
+    reader = subprocess.Popen([sys.executable, "-m", "bench.lagging_reader", *arguments], cwd=ROOT)
+    try:
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+def _forget_cached(broker: Broker) -> None:
+    for path in broker.data.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

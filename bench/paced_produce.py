@@ -1,0 +1,58 @@
+"""Produces at a steady pace, whatever the broker does, and how long each took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from functools import partial
+from statistics import quantiles
+
+from bench.batches import VALUE
+from bench.lean_client import Connection, connect, post
+from bench.processes import TOPIC
+
+CONNECTIONS = 16
+_TICK_S = 0.002
+_REQUEST = post("/v1/produce", f'{{"topic":"{TOPIC}","key":"k","value":"{VALUE}"}}'.encode())
+
+
+class PacedProduce:
+    """Never waits for an answer before it sends: a broker that stalls is seen to stall."""
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        self._sent: list[deque[float]] = [deque() for _ in range(CONNECTIONS)]
+        self._took: list[float] = []
+        self._error: Exception | None = None
+
+    async def run(self, port: int, seconds: float) -> float:
+        """The 99th percentile of the times to an answer, in ms."""
+        connections = [
+            await connect(port, partial(self._replied, sent), self._failed) for sent in self._sent
+        ]
+        began = time.perf_counter()
+        count = 0
+        while (elapsed := time.perf_counter() - began) < seconds and self._error is None:
+            while count < elapsed * self._per_second:
+                self._send(count, connections)
+                count += 1
+            await asyncio.sleep(_TICK_S)
+        while len(self._took) < count and self._error is None:
+            await asyncio.sleep(_TICK_S)
+        for connection in connections:
+            connection.close()
+        if self._error is not None:
+            raise self._error
+        return quantiles(self._took, n=100)[98] * 1000
+
+    def _send(self, number: int, connections: list[Connection]) -> None:
+        lane = number % CONNECTIONS
+        self._sent[lane].append(time.perf_counter())
+        connections[lane].write(_REQUEST)
+
+    def _replied(self, sent: deque[float], _: int, body: bytes) -> None:
+        self._took.append(time.perf_counter() - sent.popleft())
+
+    def _failed(self, error: Exception) -> None:
+        self._error = error

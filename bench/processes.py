@@ -1,0 +1,254 @@
+"""The servers that are measured: a broker, the bare responder and Redis, each in a process.
+
+Owns starting them on the server's core, knowing when they answer, and leaving none behind. Must
+not know what load they get.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from bench.cores import Cores, on_server_core
+from bench.rows import BenchFailed
+from penstock.server.settings import Settings
+from penstock.storage.manifest import load_manifest
+from penstock.storage.vfs import Vfs
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 60.0
+TOPIC = "bench"
+ROOMY = {
+    "max_partition_msgs": 1_000_000_000,
+    "max_partition_bytes": 1 << 40,
+    "max_idempotency_keys": 1_000_000_000,
+}
+"""No produce is refused for what is waiting: that is not what is measured here."""
+
+_ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+_Self = TypeVar("_Self", bound="Server")
+
+
+class Server:
+    """A process with a directory and a port; use it in a `with`."""
+
+    def __init__(self, cores: Cores, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self._cores = cores
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self: _Self) -> _Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise BenchFailed("the server is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with on_server_core(self._cores), open(self._output, "wb") as output:
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    @property
+    def _output(self) -> Path:
+        return self.directory / "output.txt"
+
+    def _wait_for_address(self) -> int:
+        """The port in the line that says where the server listens."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            found = _ADDRESS.search(self._output.read_bytes())
+            if found is not None:
+                return int(found[1])
+            self._check_alive()
+            time.sleep(0.002)
+        raise BenchFailed(f"no address in {self._output} after {START_TIMEOUT_S:.0f} s")
+
+    def _check_alive(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            output = self._output.read_text(encoding="utf-8", errors="replace")
+            raise BenchFailed(f"the server ended with {self._process.returncode}:\n{output}")
+
+
+class BareResponder(Server):
+    def start(self) -> None:
+        self._spawn([sys.executable, "-m", "bench.bare_responder"], _python_environment())
+        self.port = self._wait_for_address()
+
+
+class Broker(Server):
+    """`settings` are added to ROOMY; all others have the values users get."""
+
+    def __init__(self, cores: Cores, directory: Path, **settings: int | str) -> None:
+        super().__init__(cores, directory)
+        self.data = directory / "data"
+        self._settings = ROOMY | settings
+        self._segment_bytes = int(settings.get("segment_bytes", Settings().segment_bytes))
+
+    def start(self) -> None:
+        """Returns when the broker says that it is ready; data of an earlier start is used."""
+        environment = _python_environment()
+        for name, value in self._settings.items():
+            environment[f"PENSTOCK_{name.upper()}"] = str(value)
+        command = [sys.executable, "-m", "penstock.cli.main", "serve"]
+        self._spawn([*command, "--port", "0", "--data-dir", str(self.data)], environment)
+        self.port = self._wait_for_address()
+        self._wait_until_ready()
+
+    def ask(self, method: str, path: str, body: Any = None) -> bytes:
+        """One request that must succeed, for what is not measured."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, None if body is None else msgspec.json.encode(body))
+            reply = connection.getresponse()
+            answer = reply.read()
+        finally:
+            connection.close()
+        if not 200 <= reply.status < 300:
+            raise BenchFailed(f"{method} {path}: {reply.status} {answer.decode()}")
+        return answer
+
+    def create_topic(self, name: str = TOPIC) -> None:
+        self.ask("POST", "/v1/topics", {"name": name})
+
+    def stored(self, name: str = TOPIC) -> int:
+        """Messages retained in the topic."""
+        report = msgspec.json.decode(self.ask("GET", f"/v1/topics/{name}"))
+        return sum(partition["retained_msgs"] for partition in report["partitions"])
+
+    def fsync_mode(self) -> str:
+        return str(msgspec.json.decode(self.ask("GET", "/v1/version"))["fsync"])
+
+    def metric(self, name: str) -> float:
+        """A metric without labels."""
+        text = self.ask("GET", "/metrics").decode()
+        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        if found is None:
+            raise BenchFailed(f"/metrics has no {name}")
+        return float(found[1])
+
+    def wait_until_sealed(self) -> None:
+        """Until the log is but the segment that is being written, and nothing is done aside."""
+        while self.metric("penstock_log_bytes") > self._segment_bytes:
+            time.sleep(0.2)
+
+    def seal_everything(self) -> None:
+        """Afterwards all that was stored is in history, and the log is nearly empty."""
+        self.wait_until_sealed()
+        before = self._sealed_up_to()
+        # What a deleted topic leaves is sealed at once, and all else with it.
+        self.create_topic("to-be-deleted")
+        self.ask("DELETE", "/v1/topics/to-be-deleted")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._sealed_up_to() == before:
+            if time.monotonic() > deadline:
+                raise BenchFailed("the log was not sealed")
+            time.sleep(0.1)
+        self.wait_until_sealed()
+
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        if found is None:
+            raise BenchFailed("/proc does not tell the memory of a process here")
+        return int(found[1]) * 1024
+
+    def _sealed_up_to(self) -> int:
+        manifest = load_manifest(Vfs(), str(self.data))
+        return manifest.first_segment if manifest is not None else 0
+
+    def _wait_until_ready(self) -> None:
+        """The address may be printed an instant before anybody listens there."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.ask("GET", "/v1/readyz")
+                return
+            except (ConnectionRefusedError, BenchFailed):
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.001)
+
+
+class RedisServer(Server):
+    """Redis with a sync of its log before every answer, as the broker has.
+
+    Its log is never rewritten and no snapshot is taken: both would only slow it down.
+    """
+
+    def start(self) -> None:
+        self.port = _free_port()
+        settings = {
+            "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "",
+            "appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-percentage": 0,
+        }  # fmt: skip
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        self._spawn(["redis-server", *flags], dict(os.environ))
+        self._wait_until_it_listens()
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except ConnectionRefusedError:
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _python_environment() -> dict[str, str]:
+    """This checkout's broker, and none of the caller's settings for it."""
+    kept = {name: v for name, v in os.environ.items() if not name.startswith("PENSTOCK_")}
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return kept | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"}

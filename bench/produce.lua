@@ -1,0 +1,31 @@
+-- One small JSON produce a request. Arguments: the topic, and a prefix for idempotency keys; with
+-- a prefix every request has a key of its own, without one all requests are the same bytes.
+-- Statuses are counted by wrk itself: a response() function would make wrk, not the server, the
+-- limit. What is no 2xx and no error either would show in the number of messages stored.
+
+local VALUE = string.rep("v", 100)
+
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+
+function init(args)
+  local topic, prefix = args[1], args[2]
+  local head = '{"topic":"' .. topic .. '","key":"k","value":"' .. VALUE .. '"'
+  wrk.body = head .. "}"
+  if prefix then
+    local count = 0
+    function request()
+      count = count + 1
+      local key = '{"idempotency_key":"' .. prefix .. count .. '"}'
+      return wrk.format(nil, nil, nil, head .. ',"envelope":' .. key .. "}")
+    end
+  end
+end
+
+function done(summary, latency)
+  local errors = summary.errors
+  io.write(string.format(
+    '{"requests":%d,"duration_us":%d,"bad_statuses":%d,"socket_errors":%d,"p99_us":%d}\n',
+    summary.requests, summary.duration, errors.status,
+    errors.connect + errors.read + errors.write + errors.timeout, latency:percentile(99)))
+end

@@ -1,0 +1,45 @@
+"""What every load is given: how long, how much, how often, on which cores, with which tools."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bench.cores import Cores
+from bench.processes import BareResponder, Broker, RedisServer
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """`messages` is what the targets call one million. `missing` are tools that are not there."""
+
+    cores: Cores
+    out: Path
+    runs: int = 3
+    seconds: float = 8.0
+    messages: int = 1_000_000
+    missing: tuple[str, ...] = ()
+
+    def broker(self, name: str, **settings: int | str) -> Broker:
+        return Broker(self.cores, self.out / name, **settings)
+
+    def bare_responder(self) -> BareResponder:
+        return BareResponder(self.cores, self.out / "bare-responder")
+
+    def redis_server(self) -> RedisServer:
+        return RedisServer(self.cores, self.out / "redis")
+
+    def each_run(self, load: str) -> Iterator[int]:
+        for run in range(1, self.runs + 1):
+            self.say(f"{load}: run {run} of {self.runs}")
+            yield run
+
+    def lacks(self, *tools: str) -> str:
+        """A note for the rows that cannot be measured, or nothing."""
+        lacking = [tool for tool in tools if tool in self.missing]
+        return f"not measured: {', '.join(lacking)} is missing on this machine" if lacking else ""
+
+    def say(self, text: str) -> None:
+        print(f"  {text}", file=sys.stderr, flush=True)

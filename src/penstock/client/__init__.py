@@ -1,0 +1,62 @@
+"""The SDK: a sync and an async client of a broker, and a worker.
+
+    from penstock.client import Client
+
+    with Client("http://127.0.0.1:8080") as client:
+        client.create_topic("orders")
+        client.produce("orders", "hello", key="user-1")
+        for delivery in client.consume("orders", "billing", wait_s=1):
+            client.ack(delivery)
+
+Names are imported when they are first used, so that a program which only speaks of errors and
+envelopes does not pay for an HTTP client. What goes over the wire is decided in `requests` and
+`deliveries`, which do no IO; `sync` and `aio` only carry it. Errors are those of
+`penstock.model.errors`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.client.aio import AsyncClient
+    from penstock.client.deliveries import Delivery, DeliveryRef
+    from penstock.client.requests import EffectRef, NewMessage
+    from penstock.client.sync import Client
+    from penstock.client.worker import Worker
+    from penstock.model.envelope import Envelope, RetryPolicy
+
+_HOMES = {
+    "AsyncClient": "penstock.client.aio",
+    "Client": "penstock.client.sync",
+    "Delivery": "penstock.client.deliveries",
+    "DeliveryRef": "penstock.client.deliveries",
+    "EffectRef": "penstock.client.requests",
+    "Envelope": "penstock.model.envelope",
+    "NewMessage": "penstock.client.requests",
+    "RetryPolicy": "penstock.model.envelope",
+    "Worker": "penstock.client.worker",
+}
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Delivery",
+    "DeliveryRef",
+    "EffectRef",
+    "Envelope",
+    "NewMessage",
+    "RetryPolicy",
+    "Worker",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,66 @@
+"""What both clients share of a connection: its options, and what a failure of it means.
+
+A failed connection is `Unavailable`, with a text that says what to do; whether the broker did
+what was asked is then unknown, and asking again is safe where an idempotency key is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from penstock import __version__
+from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_TIMEOUT_S = 10.0
+
+HEARTBEAT_MS = 5000
+"""How often a stream without items shows that it is alive."""
+
+MIN_HEARTBEAT_MS = 100
+
+
+def http_options(url: str, token: str, timeout_s: float) -> dict[str, Any]:
+    """Arguments of httpx's clients. Proxies of the environment are left out: a broker is near."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidArgument("the token has characters that a header cannot carry")
+    headers = {"User-Agent": f"penstock/{__version__}"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return {
+        "base_url": url.rstrip("/"),
+        "headers": headers,
+        "timeout": timeout_s,
+        # A stream keeps its connection: their number is the caller's business.
+        "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
+        "trust_env": False,
+    }
+
+
+def heartbeat_of(wait_s: float | None) -> int:
+    """Often enough to notice the end of `wait_s` in time."""
+    if wait_s is None:
+        return HEARTBEAT_MS
+    return int(min(max(wait_s * 1000 / 4, MIN_HEARTBEAT_MS), HEARTBEAT_MS))
+
+
+def stream_timeout(timeout_s: float, heartbeat_ms: int) -> httpx.Timeout:
+    """A stream that is silent for several heartbeats is dead."""
+    return httpx.Timeout(timeout_s, read=max(timeout_s, 3 * heartbeat_ms / 1000))
+
+
+def lost(url: str, error: Exception) -> PenstockError:
+    """What a failure of the transport means to the caller."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return Unavailable(f"no broker answers at {url} ({error}); `penstock serve` starts one")
+    if isinstance(error, httpx.TimeoutException):
+        return Unavailable(f"the broker at {url} did not answer in time")
+    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
+    return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

@@ -1,0 +1,86 @@
+"""What the broker answers, as types. Unknown members are ignored: a newer broker may say more."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class CreatedTopic(msgspec.Struct, frozen=True):
+    """`exists`: it was there before, with as many partitions."""
+
+    status: Literal["created", "exists"]
+    name: str
+    partitions: int
+
+
+class Produced(msgspec.Struct, frozen=True):
+    """`topic` is the one that was asked for. Only a batch says where a message went; a duplicate
+    of an idempotency key has no place of its own."""
+
+    topic: str
+    partition: int | None = None
+    offset: int | None = None
+    duplicate: bool = False
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """`RUN`: the effect is yours to run. `COMMITTED`: it was run, with this result."""
+
+    status: Literal["RUN", "COMMITTED"]
+    result: str = ""
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """`buffered` is what the group furthest behind has not finished; limits count it."""
+
+    partition: int
+    first_offset: int
+    next_offset: int
+    retained_msgs: int
+    retained_bytes: int
+    buffered_msgs: int
+    buffered_bytes: int
+
+
+class GroupProgress(msgspec.Struct, frozen=True):
+    """One group in one partition. `lag` is what it has not finished, in flight included."""
+
+    partition: int
+    last_acked: int
+    next_offset: int
+    in_flight: int
+    unfinished: int
+    lag: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    name: str
+    consumers: int
+    partitions: list[GroupProgress]
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A retention of 0 means no limit."""
+
+    name: str
+    next_offset: int
+    retention_ms: int
+    retention_bytes: int
+    partitions: list[Partition]
+    groups: list[Group]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """`durability` says in words what a success of this broker means."""
+
+    version: str
+    commit: str
+    wal_enabled: bool
+    fsync: str = ""
+    durability: str = ""
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str

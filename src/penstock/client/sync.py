@@ -1,0 +1,243 @@
+"""The client for ordinary code: each call blocks until it is answered.
+
+A `Client` may be shared by threads. Operations are those of `requests`, bound here; this module
+only carries them, and must not know what they mean.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, ParamSpec, Self, TypeVar, overload
+
+import httpx
+
+from penstock.client import requests
+from penstock.client.connection import (
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    heartbeat_of,
+    http_options,
+    lost,
+    stream_timeout,
+)
+from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
+from penstock.client.requests import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Operation(Generic[P, T]):
+    """A method of the client that sends the call which `build` makes of its arguments."""
+
+    def __init__(self, build: Callable[P, Call[T]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+        self.__name__ = build.__name__
+        self.__signature__ = inspect.signature(build)
+
+    @overload
+    def __get__(self, client: None, owner: type[Client]) -> Self: ...
+
+    @overload
+    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, T]: ...
+
+    def __get__(self, client: Client | None, owner: type[Client]) -> Self | Callable[P, T]:
+        if client is None:
+            return self
+
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            return client.send(self._build(*args, **kwargs))
+
+        method.__doc__, method.__name__ = self.__doc__, self.__name__
+        return method
+
+
+class Client:
+    """A connection to a broker. Close it, or use it in a `with`.
+
+    `transport` is httpx's, for tests that want no socket.
+    """
+
+    create_topic = Operation(requests.create_topic)
+    list_topics = Operation(requests.list_topics)
+    describe_topic = Operation(requests.describe_topic)
+    configure_topic = Operation(requests.configure_topic)
+    delete_topic = Operation(requests.delete_topic)
+    delete_group = Operation(requests.delete_group)
+    produce = Operation(requests.produce)
+    produce_batch = Operation(requests.produce_batch)
+    ack = Operation(requests.ack)
+    ack_batch = Operation(requests.ack_batch)
+    nack = Operation(requests.nack)
+    extend = Operation(requests.extend)
+    begin_effect = Operation(requests.begin_effect)
+    renew_effect = Operation(requests.renew_effect)
+    commit_effect = Operation(requests.commit_effect)
+    fail_effect = Operation(requests.fail_effect)
+    version = Operation(requests.version)
+    health = Operation(requests.health)
+    ready = Operation(requests.ready)
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str = "",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+        options = http_options(url, token, timeout_s)
+        try:
+            self._http = httpx.Client(**options, transport=transport)
+        except httpx.InvalidURL as error:
+            raise lost(url, error) from error
+
+    def send(self, call: Call[T]) -> T:
+        """Sends a call and waits for its answer."""
+        try:
+            response = self._http.request(call.method, call.path, content=call.body)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise lost(self.url, error) from error
+        return call.answer(response.status_code, response.content)
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        owner: str = "",
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        wait_s: float | None = None,
+    ) -> Deliveries:
+        """A stream of deliveries, opened when it is first read.
+
+        `owner` is made up when it is empty. `prefetch` bounds how many may be unfinished on this
+        stream (0: as many as the broker allows). The stream ends when the broker ends it and,
+        with `wait_s`, when nothing has come for so long.
+        """
+        return Deliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
+
+    def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
+        """The answer of a stream whose head has arrived; the caller closes it."""
+        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
+        try:
+            request = self._http.build_request("GET", path, timeout=timeout)
+            response = self._http.send(request, stream=True)
+            if response.status_code != 200:
+                response.read()
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise lost(self.url, error) from error
+        if response.status_code != 200:
+            raise requests.error_of(response.status_code, response.content)
+        return response
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Deliveries:
+    """An open consume stream: iterate it; close it, or use it in a `with`.
+
+    What was delivered stays leased after the end, and may still be acked.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        group: str,
+        owner: str,
+        lease_ms: int,
+        prefetch: int,
+        wait_s: float | None,
+        heartbeat_ms: int = 0,
+    ) -> None:
+        self.owner = owner
+        self.ended = False
+        self._client = client
+        self._wait_s = wait_s
+        self._heartbeat_ms = heartbeat_ms or heartbeat_of(wait_s)
+        self._path = requests.consume_path(
+            topic, group, owner, lease_ms, prefetch, self._heartbeat_ms
+        )
+        self._buffer = DeliveryBuffer(topic, group, owner)
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[bytes] = iter(())
+
+    def open(self) -> Self:
+        """Connects now, so that an error of the request is raised here."""
+        if self._response is None and not self.ended:
+            self._response = self._client.open_stream(self._path, self._heartbeat_ms)
+            self._chunks = self._response.iter_raw()
+        return self
+
+    def poll(self) -> Delivery | None:
+        """The next delivery; None when a heartbeat came instead, or the stream has ended."""
+        self.open()
+        delivery = self._buffer.take(time.monotonic())
+        if delivery is not None or self.ended:
+            return delivery
+        try:
+            chunk = next(self._chunks, None)
+        except (httpx.TransportError, httpx.StreamError) as error:
+            self.close()
+            raise lost(self._client.url, error) from error
+        if chunk is None:
+            self.close()
+            return None
+        self._buffer.feed(chunk)
+        now_s = time.monotonic()
+        delivery = self._buffer.take(now_s)
+        if delivery is None and self._is_over(now_s):
+            self.close()
+        return delivery
+
+    def close(self) -> None:
+        """Ends the stream. What the broker had not yet sent goes to another consumer at once."""
+        self.ended = True
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()
+
+    def _is_over(self, now_s: float) -> bool:
+        return self._wait_s is not None and self._buffer.waited_s(now_s) >= self._wait_s
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self
+
+    def __next__(self) -> Delivery:
+        while True:
+            delivery = self.poll()
+            if delivery is not None:
+                return delivery
+            if self.ended:
+                raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,228 @@
+"""Every promise the core's modules make of their state, in one place, to be checked in tests.
+
+`check` reads the whole state and changes nothing but the backlog's cache. It must not know how a
+state came about: live, replayed, or restored from an image, the same promises hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.core.groups import DYING, IN_FLIGHT, NO_TICK, READY, WAITING, Group, Progress
+from penstock.core.groups import Unfinished as Entry
+from penstock.core.idempotency import ProducedKeys
+from penstock.core.retries import is_last_attempt
+from penstock.core.state import BrokerState
+from penstock.core.timers import TICK_MS
+from penstock.core.topics import Partition, Topic
+
+
+class BrokenInvariant(Exception):
+    """The state contradicts itself: a defect. The message names the promise and the place."""
+
+
+def check(state: BrokerState) -> None:
+    """Raises BrokenInvariant unless every promise of the core holds."""
+    _check_names(state)
+    for topic in state.topics.values():
+        _check_topic(state, topic)
+    _check_timers(state)
+    _check_produced(state.produced)
+
+
+def _must(holds: bool, promise: str, *place: object) -> None:
+    if not holds:
+        raise BrokenInvariant(f"{promise}: {', '.join(map(str, place))}")
+
+
+def _check_names(state: BrokerState) -> None:
+    by_name, by_id = state.topics, state.topics_by_id
+    _must(
+        {topic.id: topic for topic in by_name.values()} == by_id
+        and all(topic.name == name for name, topic in by_name.items()),
+        "topics are known by name and by id alike",
+        *by_name,
+    )
+    of_topics = {group.id: group for topic in by_name.values() for group in topic.groups.values()}
+    _must(of_topics == state.groups, "groups are those of the topics", *state.groups)
+    ids = [*by_id, *of_topics]
+    _must(len(ids) == len(set(ids)), "an id names one thing", *ids)
+    _must(state.next_id > max(ids, default=0), "next_id is above every id", state.next_id, *ids)
+
+
+def _check_topic(state: BrokerState, topic: Topic) -> None:
+    ends = [partition.end_offset for partition in topic.partitions]
+    stored = [partition.backlog.stored_msgs for partition in topic.partitions]
+    _must(topic.next_offset == max(ends), "next_offset is past every offset", topic.name, *ends)
+    _must(sum(stored) == topic.next_offset, "offsets rise by one", topic.name, *stored)
+    for index, partition in enumerate(topic.partitions):
+        _must(partition.index == index, "partitions are in order", topic.name, index)
+        _check_partition(state, topic, partition)
+    for name, group in topic.groups.items():
+        _must(group.name == name and group.topic is topic, "a group knows its topic", name)
+        _must(
+            [progress.partition for progress in group.progress] == list(range(len(ends))),
+            "a group has progress in every partition",
+            topic.name,
+            name,
+        )
+        _check_group(state, group)
+    _check_effects(topic)
+
+
+def _check_partition(state: BrokerState, topic: Topic, partition: Partition) -> None:
+    place = (topic.name, partition.index)
+    first, end, backlog = partition.first_offset, partition.end_offset, partition.backlog
+    retained = backlog.retained_msgs()
+    _must(0 <= first <= end, "first_offset is not past the end", *place, first, end)
+    _must(0 <= retained <= end - first, "what is retained lies between the ends", *place, retained)
+    _must((retained == 0) == (first == end), "first_offset is the oldest retained", *place, first)
+    _must(backlog.retained_bytes() >= 0, "no more is trimmed than was stored", *place)
+    groups = [group.progress[partition.index] for group in topic.groups.values()]
+    msgs = backlog.stored_msgs - min((p.finished_msgs for p in groups), default=0)
+    nbytes = backlog.stored_bytes - min((p.finished_bytes for p in groups), default=0)
+    if not groups:
+        msgs, nbytes = retained, backlog.retained_bytes()
+    buffered = (backlog.buffered_msgs(), backlog.buffered_bytes())
+    _must(buffered == (msgs, nbytes), "buffered is what the slowest group owes", *place, buffered)
+    _must(msgs <= retained, "what is buffered is retained", *place, msgs, retained)
+    _must(
+        backlog.safe_msgs <= backlog.stored_msgs
+        or backlog.safe_msgs <= backlog.stored_msgs + state.limits.max_partition_msgs - msgs,
+        "no more room is promised than there is",
+        *place,
+    )
+    _must(
+        backlog.safe_bytes <= backlog.stored_bytes
+        or backlog.safe_bytes <= backlog.stored_bytes + state.limits.max_partition_bytes - nbytes,
+        "no more bytes are promised than there are",
+        *place,
+    )
+
+
+def _check_group(state: BrokerState, group: Group) -> None:
+    for progress in group.progress:
+        _check_progress(group.topic, progress)
+    entries = [entry for progress in group.progress for entry in progress.unfinished.values()]
+    offsets = Counter(entry.offset for entry in entries)
+    twice = [offset for offset, count in offsets.items() if count > 1]
+    _must(not twice, "a message is unfinished once in a group", group.name, *twice)
+    effects = Counter(entry.effect_key for entry in entries if entry.effect_key)
+    _must(effects == group.open_effects, "open_effects counts the keys", group.name, effects)
+
+
+def _check_progress(topic: Topic, progress: Progress) -> None:
+    place = (topic.name, progress.group.name, progress.partition)
+    partition = topic.partitions[progress.partition]
+    cursor, unfinished = progress.cursor, progress.unfinished
+    _must(
+        progress.first_offset <= cursor <= max(partition.end_offset, progress.first_offset),
+        "the cursor is within the partition",
+        *place,
+        cursor,
+    )
+    _must(partition.first_offset <= progress.floor(), "what is unfinished is retained", *place)
+    _must(
+        all(progress.first_offset <= offset < cursor for offset in unfinished),
+        "what is unfinished is below the cursor",
+        *place,
+        cursor,
+        *unfinished,
+    )
+    _must(
+        -1 <= progress.last_acked < cursor and progress.last_acked not in unfinished,
+        "last_acked is done",
+        *place,
+        progress.last_acked,
+    )
+    flying = sum(entry.state == IN_FLIGHT for entry in unfinished.values())
+    _must(progress.in_flight == flying, "in_flight counts", *place, progress.in_flight, flying)
+    ready = {offset: entry for offset, entry in unfinished.items() if entry.state == READY}
+    _must(dict(progress.ready) == ready, "ready holds what is ready", *place, *progress.ready)
+    for offset, entry in unfinished.items():
+        _must(entry.offset == offset, "an entry is under its offset", *place, offset)
+        _must(entry.progress is progress, "an entry knows its progress", *place, offset)
+        _check_entry(topic, entry, place)
+    _check_counters(partition, progress, place)
+
+
+def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
+    place = (*place, entry.offset, entry.state, entry.attempts)
+    tick = -(-entry.until // TICK_MS)
+    if entry.state == IN_FLIGHT:
+        _must(entry.attempts >= 1 and entry.owner != "", "a lease has an owner", *place)
+        _must(entry.tick in (NO_TICK, tick), "a lease's tick is that of its end", *place)
+    elif entry.state == WAITING:
+        _must(entry.tick == tick, "a waiting entry has its tick", *place, entry.tick, entry.until)
+    elif entry.state == DYING:
+        _must(
+            is_last_attempt(entry.policy, entry.attempts) and not topic.is_dead_letter,
+            "only what is out of attempts is dying",
+            *place,
+        )
+        _must(entry.tick == NO_TICK, "what is dying waits for no time", *place)
+    else:
+        _must(entry.state == READY, "an entry is in one of four states", *place)
+        _must(entry.attempts >= 0 and entry.tick == NO_TICK, "what is ready waits for none", *place)
+        _must(bool(entry.attempts) == bool(entry.owner), "who had it last is its owner", *place)
+
+
+def _check_counters(partition: Partition, progress: Progress, place: tuple[object, ...]) -> None:
+    """Free history counts as unfinished until it is finished, without being charged."""
+    backlog, unfinished = partition.backlog, progress.unfinished
+    _must(progress.free_msgs >= 0 and progress.free_bytes >= 0, "what is free is left", *place)
+    _must(
+        progress.finished_msgs <= backlog.stored_msgs
+        and progress.finished_bytes <= backlog.stored_bytes,
+        "no more is finished than was stored",
+        *place,
+    )
+    lag = backlog.stored_msgs - progress.finished_msgs + progress.free_msgs
+    size = sum(entry.size for entry in unfinished.values())
+    lag_bytes = backlog.stored_bytes - progress.finished_bytes + progress.free_bytes
+    _must(lag >= len(unfinished) and lag_bytes >= size, "the lag has the unfinished in it", *place)
+    if progress.cursor >= partition.end_offset:
+        _must(lag == len(unfinished), "at the end only the unfinished lag", *place, lag)
+        _must(lag_bytes == size, "at the end only unfinished bytes lag", *place, lag_bytes, size)
+
+
+def _check_timers(state: BrokerState) -> None:
+    timers = state.timers
+    _must(sorted(timers._ticks) == sorted(timers._buckets), "every bucket has its tick once")
+    ticking = 0
+    for group in state.groups.values():
+        for progress in group.progress:
+            for entry in progress.unfinished.values():
+                if entry.tick != NO_TICK:
+                    ticking += 1
+                    bucket = timers._buckets.get(entry.tick, ())
+                    _must(entry in bucket, "an entry is in its tick's bucket", entry.offset)
+    kept = sum(map(len, timers._buckets.values()))
+    _must(kept == ticking, "buckets hold live entries only", kept, ticking)
+
+
+def _check_produced(produced: ProducedKeys) -> None:
+    items = produced.items()
+    _must(
+        len(items) == len(produced) and {key for key, _ in items} == set(produced._expires),
+        "every produced key is in the order once",
+        len(items),
+        len(produced),
+    )
+
+
+def _check_effects(topic: Topic) -> None:
+    effects = topic.effects
+    texts = sum(len(effect.text) for _, _, effect in effects.items())
+    _must(effects.text_bytes == texts, "text_bytes counts the texts", topic.name, texts)
+    queued = set(effects._order)
+    for name, key, effect in effects.items():
+        group = topic.groups.get(name)
+        is_open = group is not None and key in group.open_effects
+        _must(
+            is_open or (effect.expires, name, key) in queued,
+            "an effect ends some time",
+            topic.name,
+            name,
+            key,
+        )

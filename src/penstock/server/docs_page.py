@@ -1,0 +1,160 @@
+"""The page at /docs: the OpenAPI document for people.
+
+Invariant: self-contained, without script, and every text is escaped. Knows only the document.
+"""
+
+from __future__ import annotations
+
+import shlex
+from html import escape
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+Json = dict[str, Any]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #0a6c74; }
+@media (prefers-color-scheme: dark) { :root { --accent: #5cc8d0; } }
+body { font: 16px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1.5rem; }
+h1 { margin: 0; } h1 small { font-size: 1rem; font-weight: normal; opacity: .7; }
+h2 { border-bottom: 1px solid var(--line); margin-top: 2.5rem; padding-bottom: .3rem; }
+nav { columns: 18rem; font-size: .9rem; } nav a { display: block; }
+a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
+section { margin: 1.8rem 0; } h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
+h3 code { font-size: 1rem; } .method { color: var(--accent); font-weight: 700; }
+pre { background: var(--soft); border-radius: 6px; overflow-x: auto; padding: .7rem .9rem; }
+code, pre { font: .86rem/1.5 ui-monospace, monospace; } p { margin: .4rem 0; }
+table { border-collapse: collapse; font-size: .9rem; width: 100%; }
+td { border-top: 1px solid var(--line); padding: .25rem .8rem .25rem 0; vertical-align: top; }
+td:first-child { white-space: nowrap; } summary { cursor: pointer; opacity: .8; }
+details { margin: .4rem 0; }
+"""
+
+
+def render_page(document: Json, base_url: str) -> str:
+    """HTML of the whole document; `base_url` is where the examples point."""
+    info = document["info"]
+    operations = [
+        (method.upper(), path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
+        f"<p>{escape(info['description'])}</p>",
+        "<p><a href='/docs/openapi.json'>openapi.json</a> · <a href='/metrics'>metrics</a></p>",
+    ]
+    for tag in document["tags"]:
+        mine = [each for each in operations if tag["name"] in each[2]["tags"]]
+        parts.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p><nav>")
+        parts += [_link(method, path, operation) for method, path, operation in mine]
+        parts.append("</nav>")
+        for method, path, operation in mine:
+            parts += _section(document, method, path, operation, base_url)
+    parts.append("<h2>Errors</h2>")
+    parts += _errors(document)
+    parts.append("</body></html>")
+    return "\n".join(parts)
+
+
+def curl_of(method: str, path: str, operation: Json, base_url: str) -> str:
+    """The operation's example as a command that can be pasted."""
+    query: dict[str, Any] = {}
+    for parameter in operation.get("parameters", []):
+        if parameter["in"] == "path":
+            path = path.replace("{" + parameter["name"] + "}", parameter["example"])
+        elif "example" in parameter:
+            query[parameter["name"]] = parameter["example"]
+    url = f"{base_url}{path}" + (f"?{urlencode(query)}" if query else "")
+    words = ["curl", "-s"]
+    if operation["responses"].get("200", {}).get("content", {}).get("application/x-ndjson"):
+        words[1] = "-sN"
+    body = operation.get("requestBody")
+    if method != ("GET" if body is None else "POST"):
+        words += ["-X", method]
+    words.append(shlex.quote(url))
+    if body is None:
+        return " ".join(words)
+    example = msgspec.json.encode(body["content"]["application/json"]["example"]).decode()
+    return " ".join(words) + f" \\\n  -d {shlex.quote(example)}"
+
+
+def _link(method: str, path: str, operation: Json) -> str:
+    anchor = escape(operation["operationId"], quote=True)
+    return f"<a href='#{anchor}'><code>{method} {escape(path)}</code></a>"
+
+
+def _section(document: Json, method: str, path: str, operation: Json, base_url: str) -> list[str]:
+    anchor = escape(operation["operationId"], quote=True)
+    parts = [
+        f"<section id='{anchor}'><h3><span class='method'>{method}</span> "
+        f"<code>{escape(path)}</code></h3>",
+        f"<p><b>{escape(operation['summary'])}.</b> {escape(operation.get('description', ''))}</p>",
+        f"<pre>{escape(curl_of(method, path, operation, base_url))}</pre>",
+    ]
+    parts += _body(document, operation)
+    parts += _parameters(operation)
+    parts.append("<table>")
+    for status, response in operation["responses"].items():
+        if "$ref" not in response:
+            parts.append(_row(status, response["description"], _example(response)))
+    errors = [status for status, response in operation["responses"].items() if "$ref" in response]
+    links = ", ".join(f"<a href='#error-{status}'>{status}</a>" for status in errors)
+    parts.append(f"<tr><td>errors</td><td>{links}</td></tr></table></section>")
+    return parts
+
+
+def _body(document: Json, operation: Json) -> list[str]:
+    """The members of the JSON body, those of its members below them."""
+    if "requestBody" not in operation:
+        return []
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    rows = _members(document, schema.get("items", schema), "")
+    return ["<details><summary>JSON body</summary><table>", *rows, "</table></details>"]
+
+
+def _members(document: Json, schema: Json, prefix: str) -> list[str]:
+    found = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    required = set(found.get("required", ()))
+    rows = []
+    for name, member in found["properties"].items():
+        kind = member.get("type", "object") + (", required" if name in required else "")
+        rows.append(_row(f"{prefix}{name}", f"{member.get('description', '')} ({kind})".strip()))
+        if "$ref" in member:
+            rows += _members(document, member, f"{prefix}{name}.")
+    return rows
+
+
+def _parameters(operation: Json) -> list[str]:
+    rows = []
+    for parameter in operation.get("parameters", []):
+        kind = parameter["schema"]["type"] + (", required" if parameter.get("required") else "")
+        rows.append(_row(parameter["name"], f"{parameter['description']} ({kind})"))
+    if not rows:
+        return []
+    title = "Parameters" if "requestBody" not in operation else "Parameters in place of a body"
+    return [f"<details><summary>{title}</summary><table>", *rows, "</table></details>"]
+
+
+def _errors(document: Json) -> list[str]:
+    parts = ["<table>"]
+    for status, response in document["components"]["responses"].items():
+        row = _row(status, response["description"], _example(response))
+        parts.append(row.replace("<tr>", f"<tr id='error-{escape(status, quote=True)}'>", 1))
+    return [*parts, "</table>"]
+
+
+def _example(response: Json) -> str:
+    for content in response.get("content", {}).values():
+        return msgspec.json.encode(content["example"]).decode()
+    return ""
+
+
+def _row(name: str, text: str, example: str = "") -> str:
+    shown = f"<br><code>{escape(example)}</code>" if example else ""
+    return f"<tr><td><code>{escape(name)}</code></td><td>{escape(text)}{shown}</td></tr>"

@@ -1,0 +1,1 @@
+"""The documents against the broker they describe: examples run, tables are complete."""

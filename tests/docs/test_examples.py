@@ -1,0 +1,130 @@
+"""Every marked example of README and docs/ does what the page says, against a real broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import SOURCE, BrokerProcess
+from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks_of
+
+PAGE_ADDRESS = "127.0.0.1:8080"
+EXAMPLE_TIMEOUT_S = 60.0
+
+PAGES = [path for path in DOCUMENTS if "<!-- runs -->" in path.read_text(encoding="utf-8")]
+
+# Reading a stream for a given time and no longer is what --max-time was asked for.
+_PRELUDE = """\
+set -euo pipefail
+curl() { local code=0; command curl "$@" || code=$?; [ $code -eq 28 ] || return $code; }
+"""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> None:
+    printed: str | None = None
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        place = f"{page.name}, line {block.line}"
+        if block.mark == "serves":
+            reader.serve(block.text)
+        elif block.mark == "runs":
+            printed = reader.run(block, place)
+        else:
+            assert printed is not None, f"{place}: no example before it"
+            assert _matches(block.text, printed), f"{place}: prints\n{printed}"
+
+
+class Reader:
+    """Somebody who follows a page by hand, in a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._broker: BrokerProcess | None = None
+        commands = directory / "bin"
+        commands.mkdir()
+        penstock = commands / "penstock"
+        penstock.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock.cli.main "$@"\n')
+        penstock.chmod(0o755)
+        (directory / "examples").symlink_to(ROOT / "examples")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        path = os.pathsep.join([str(commands), inherited["PATH"]])
+        self._environment = inherited | {"PATH": path, "PYTHONPATH": str(SOURCE)}
+
+    def serve(self, command: str) -> None:
+        """Starts what the page starts, but on a free port; a broker before it is killed."""
+        self.leave()
+        program, action, *flags = shlex.split(command, comments=True)
+        assert (program, action) == ("penstock", "serve"), command
+        data_dir: Path | None = self._directory / "penstock-data"
+        if "--data-dir" in flags:
+            at = flags.index("--data-dir")
+            data_dir = self._directory / flags[at + 1]
+            del flags[at : at + 2]
+        if "--memory" in flags:
+            flags.remove("--memory")
+            data_dir = None
+        env = {"PYTHONPATH": str(self._directory)}
+        self._broker = BrokerProcess(data_dir, *flags, env=env).start()
+
+    def run(self, block: Block, place: str) -> str:
+        """What the example prints; it must succeed, and an error it prints must be announced."""
+        assert block.language in ("sh", "python"), f"{place}: cannot run {block.language!r}"
+        text = block.text.replace(PAGE_ADDRESS, self._address())
+        if block.language == "sh":
+            command = ["bash", "-c", _PRELUDE + text]
+        else:
+            command = [sys.executable, "-W", "error", "-c", text]
+        done = subprocess.run(
+            command,
+            cwd=self._directory,
+            env=self._environment | {"PENSTOCK_URL": f"http://{self._address()}"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=EXAMPLE_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stderr}"
+        return done.stdout.replace(self._address(), PAGE_ADDRESS)
+
+    def leave(self) -> None:
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
+
+    def _address(self) -> str:
+        return PAGE_ADDRESS if self._broker is None else f"127.0.0.1:{self._broker.port}"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    try:
+        yield reader
+    finally:
+        reader.leave()
+
+
+def _matches(expected: str, printed: str) -> bool:
+    """Line by line; blank lines (heartbeats) and space at a line's end do not count."""
+    pairs = zip_longest(_lines(expected), _lines(printed))
+    return all(
+        wanted is not None and seen is not None and _pattern(wanted).fullmatch(seen)
+        for wanted, seen in pairs
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, line.split("…"))))

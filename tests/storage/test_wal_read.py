@@ -1,0 +1,88 @@
+"""Reading records back by position, from any thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.storage.faulty_vfs import FaultyVfs
+from tests.storage.harness import Bench, record, written
+
+
+@pytest.fixture
+def vfs() -> FaultyVfs:
+    return FaultyVfs()
+
+
+def test_records_are_read_by_position_in_any_order(vfs: FaultyVfs) -> None:
+    bench = Bench(vfs)
+    for number in range(120):
+        bench.append(record(number, size=20 + 97 * (number % 31)), record(number, size=9000))
+        bench.commit()
+    wanted = list(zip(bench.positions, bench.appended, strict=True))
+    for some in (wanted, wanted[::-1], wanted[::7], wanted[5:6] * 3, []):
+        assert bench.wal.read([position for position, _ in some]) == [data for _, data in some]
+    bench.close()
+    again = Bench(vfs)
+    assert again.wal.read(again.positions) == bench.appended
+    again.close()
+
+
+def test_neighbours_are_read_with_one_call(vfs: FaultyVfs) -> None:
+    bench = written(vfs, 100)
+    before = vfs.calls.count("read")
+    assert bench.wal.read(bench.positions) == bench.appended
+    assert vfs.calls.count("read") == before + 1
+    bench.close()
+
+
+def test_a_frame_that_is_being_written_is_read_from_memory(vfs: FaultyVfs) -> None:
+    bench = written(vfs, 4)
+    for number in range(3):
+        bench.append(record(number, size=3000))
+
+    def look() -> None:
+        assert bench.wal.read(bench.positions) == bench.appended
+
+    bench.commit_and_look(vfs, look)
+    bench.close()
+
+
+def test_a_position_of_the_open_frame_cannot_be_read(vfs: FaultyVfs) -> None:
+    bench = Bench(vfs)
+    bench.append(record(0))
+    with pytest.raises(ValueError, match="not in the log yet"):
+        bench.wal.read(bench.positions)
+    bench.close()
+
+
+def test_readers_on_other_threads_see_every_record_while_the_log_rolls(vfs: FaultyVfs) -> None:
+    bench = Bench(vfs)
+    durable = 0
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                count = durable
+                if bench.wal.read(bench.positions[:count]) != bench.appended[:count]:
+                    wrong.append(count)
+            except Exception as error:
+                wrong.append(error)
+                raise
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(150):
+        bench.append(record(number, size=1500))
+        bench.commit()
+        durable = bench.reported
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert bench.rolls > 2
+    bench.close()
