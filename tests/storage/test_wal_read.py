@@ -80,6 +80,7 @@ def test_readers_on_other_threads_see_every_record_while_the_log_rolls(vfs: Faul
         bench.append(record(number, size=1500))
         bench.commit()
         durable = bench.reported
+        bench.await_spare()
     stop.set()
     for reader in readers:
         reader.join()

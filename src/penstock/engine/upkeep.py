@@ -6,7 +6,7 @@ mass of it never holds up the loop.
 
 from __future__ import annotations
 
-from penstock.core.groups import IN_FLIGHT, WAITING, Unfinished
+from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Unfinished
 from penstock.core.settle import LAPSED, decide_lapse
 from penstock.core.state import forget_expired_effects, make_ready
 from penstock.engine.parts import Parts
@@ -49,7 +49,7 @@ class Upkeep:
                     if entry.state == IN_FLIGHT:
                         entry.until = now_ms
                         self._due.append(entry)
-                    elif entry.until == DEAD and entry.state != WAITING:
+                    elif entry.state == DYING:
                         self._parts.burials.add(entry, entry.last_error)
         self._housekeep()
         self._journal.wake()

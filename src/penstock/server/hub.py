@@ -95,11 +95,10 @@ class Hub:
         self.date_header = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
         now = time.monotonic()
         for lane in lanes:
-            silent_s = now - lane.touched
             if lane.is_receiving:
-                if silent_s > self._request_timeout_s:
+                if now - lane.waiting_since() > self._request_timeout_s:
                     lane.refuse(InvalidArgument("the request was not completed in time"))
-            elif silent_s > self._idle_timeout_s and lane.is_idle():
+            elif now - lane.touched > self._idle_timeout_s and lane.is_idle():
                 lane.transport.close()
 
     def _find(self, request: Request) -> Handler:

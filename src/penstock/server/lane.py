@@ -22,7 +22,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
-from penstock.model.limits import MAX_HEADER_BYTES
+from penstock.model.limits import MAX_HEADER_BYTES, MIB
 from penstock.server.gate import Verdict
 from penstock.server.hub import Hub
 from penstock.server.requests import Request, origin_form
@@ -30,6 +30,10 @@ from penstock.server.turns import AppTurn, Reply
 
 MAX_PIPELINED = 64
 """Requests of one connection under way; beyond it, reading stops until some are answered."""
+
+LINGER_S = 1.0
+LINGER_BYTES = MIB
+"""How long, and how much, of what a refused client still sends is read and thrown away."""
 
 
 class Lane(HttpToolsProtocol):
@@ -39,6 +43,7 @@ class Lane(HttpToolsProtocol):
         super().connection_made(transport)
         self.touched = time.monotonic()
         self.is_receiving = False
+        self._began = self.touched
         self._in_head = False
         self._head_bytes = 0
         self._body: list[bytes] = []
@@ -51,12 +56,19 @@ class Lane(HttpToolsProtocol):
         self._blocking = 0
         self._is_done = False
         self._is_advancing = False
+        self._is_lingering = False
+        self._thrown_bytes = 0
         self._reply: Reply | None = None
         self.stream: Any = None
         self.is_chunked = True
 
     def is_waiting_for(self, reply: Reply) -> bool:
         return reply in self._turns
+
+    def waiting_since(self) -> float:
+        """Since when the rest of the request is awaited. Headers are to come as a whole: a byte
+        now and then does not count."""
+        return self._began if self._in_head else self.touched
 
     def is_idle(self) -> bool:
         return not self._turns and not self.is_receiving
@@ -78,6 +90,7 @@ class Lane(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_done:
+            self._throw_away(data)
             return
         self.touched = time.monotonic()
         try:
@@ -91,11 +104,17 @@ class Lane(HttpToolsProtocol):
             if self._head_bytes > MAX_HEADER_BYTES:
                 self._refuse_head()
 
+    def _throw_away(self, data: bytes) -> None:
+        self._thrown_bytes += len(data)
+        if self._thrown_bytes > LINGER_BYTES:
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
         self.is_receiving = True
+        self._began = self.touched
         self._in_head = True
         self._head_bytes = 0
         self._refusal = None
@@ -237,9 +256,8 @@ class Lane(HttpToolsProtocol):
         reply = Reply(self, self.hub.next_request_id(), keep_alive=False)
         self._reply = None
         self._turns.append(reply)
+        self._is_lingering = True
         reply.send_error(error)
-        if not self._is_done:
-            self.flow.pause_reading()
 
     def _refuse_head(self) -> None:
         self._in_head = False
@@ -248,7 +266,12 @@ class Lane(HttpToolsProtocol):
     def _finish(self) -> None:
         self._is_done = True
         self._turns.clear()
-        self.transport.close()
+        if self._is_lingering and self.transport.can_write_eof():
+            # Closing on unread bytes would reset the connection, and the answer with it.
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
 
     def _drop_body(self) -> None:
         self.hub.body_bytes -= self._body_bytes
