@@ -24,7 +24,9 @@ class PacedProduce:
         self._per_second = per_second
         self._sent: list[deque[float]] = [deque() for _ in range(CONNECTIONS)]
         self._took: list[float] = []
+        self._unanswered = 0
         self._error: Exception | None = None
+        self._settled = asyncio.Event()
 
     async def run(self, port: int, seconds: float) -> float:
         """The 99th percentile of the times to an answer, in ms."""
@@ -38,8 +40,9 @@ class PacedProduce:
                 self._send(count, connections)
                 count += 1
             await asyncio.sleep(_TICK_S)
-        while len(self._took) < count and self._error is None:
-            await asyncio.sleep(_TICK_S)
+        while self._unanswered and self._error is None:
+            self._settled.clear()
+            await self._settled.wait()
         for connection in connections:
             connection.close()
         if self._error is not None:
@@ -50,9 +53,13 @@ class PacedProduce:
         lane = number % CONNECTIONS
         self._sent[lane].append(time.perf_counter())
         connections[lane].write(_REQUEST)
+        self._unanswered += 1
 
     def _replied(self, sent: deque[float], _: int, body: bytes) -> None:
         self._took.append(time.perf_counter() - sent.popleft())
+        self._unanswered -= 1
+        self._settled.set()
 
     def _failed(self, error: Exception) -> None:
         self._error = error
+        self._settled.set()

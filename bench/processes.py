@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 TOPIC = "bench"
-ROOMY = {
+ROOMY: dict[str, int | str] = {
     "max_partition_msgs": 1_000_000_000,
     "max_partition_bytes": 1 << 40,
     "max_idempotency_keys": 1_000_000_000,

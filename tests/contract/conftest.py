@@ -6,6 +6,7 @@ other settings, or restarts, starts one with `start_broker`.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pytest
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 
+SMALL_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
+"""Segments are filled with zeros ahead of their use: small ones make a start cheap."""
+
 StartBroker = Callable[..., BrokerProcess]
 MakeTopic = Callable[..., str]
 
@@ -22,11 +26,13 @@ MakeTopic = Callable[..., str]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """The default settings on a directory: durable, profile `work`."""
-    process = BrokerProcess(tmp_path_factory.mktemp("data"))
+    data_dir = tmp_path_factory.mktemp("data")
+    process = BrokerProcess(data_dir, env=SMALL_SEGMENTS)
     try:
         yield process.start()
     finally:
         process.close()
+        shutil.rmtree(data_dir)
 
 
 @pytest.fixture
@@ -35,14 +41,16 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
     started: list[BrokerProcess] = []
 
     def start(*flags: str, memory: bool = False, **options: Any) -> BrokerProcess:
-        data_dir = options.pop("data_dir", tmp_path / "data")
-        process = BrokerProcess(None if memory else data_dir, *flags, **options)
+        env = SMALL_SEGMENTS | options.pop("env", {})
+        data_dir = None if memory else tmp_path / "data"
+        process = BrokerProcess(data_dir, *flags, env=env, **options)
         started.append(process)
         return process.start()
 
     yield start
     for process in started:
         process.close()
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
 
 
 @pytest.fixture

@@ -214,11 +214,9 @@ def test_a_missing_or_doubled_host_is_refused(broker: BrokerProcess, hosts: list
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def impatient() -> Iterator[BrokerProcess]:
     """A broker that waits half a second for a request it has seen the beginning of."""
-    process = BrokerProcess(
-        tmp_path_factory.mktemp("impatient"), env={"PENSTOCK_REQUEST_TIMEOUT_MS": "500"}
-    )
+    process = BrokerProcess(None, env={"PENSTOCK_REQUEST_TIMEOUT_MS": "500"})
     try:
         yield process.start()
     finally:

@@ -119,7 +119,7 @@ def test_a_dead_letter_is_moved_once_across_a_crash(start_broker: StartBroker) -
     chance = random.Random(39)
     broker = start_broker()
     topic = broker.create_topic("t")
-    rounds = 5
+    rounds = 4
     for n in range(rounds):
         broker.put(topic, f"poison {n}", envelope=policy(1))
         with broker.consume(topic, owner=f"o{n}") as stream:

@@ -136,7 +136,7 @@ def routed(
     home = tmp_path_factory.mktemp("routed")
     (home / "contract_router.py").write_text(CALLABLES)
     process = BrokerProcess(
-        home / "data",
+        None,
         "--router", f"contract_router:{request.param}", "--router-timeout-ms", "300",
         env={"PYTHONPATH": str(home)},
     )  # fmt: skip

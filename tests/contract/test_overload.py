@@ -18,9 +18,9 @@ from tests.contract.conftest import StartBroker
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def small() -> Iterator[BrokerProcess]:
     """The documents' own values: 2 in flight, 2 messages, 20 bytes a partition."""
-    process = BrokerProcess(tmp_path_factory.mktemp("small"), "--profile", "contract")
+    process = BrokerProcess(None, "--profile", "contract")
     try:
         yield process.start()
     finally:

@@ -146,14 +146,14 @@ def retain(broker: BrokerProcess, topic: str, **limits: int) -> None:
     assert limits.items() <= described.items()
 
 
-SMALL_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(2**18)}
+TINY_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(2**18)}
 
 
 def test_retention_by_bytes_removes_what_every_group_has_finished(
     start_broker: StartBroker,
 ) -> None:
     """driftq-70: about 100 kB of finished messages stay; a new group begins with those."""
-    broker = start_broker("--max-in-flight", "1000", env=SMALL_SEGMENTS)
+    broker = start_broker("--max-in-flight", "1000", env=TINY_SEGMENTS)
     topic = broker.create_topic("t")
     acked_backlog(broker, topic, 600, 1000)
     assert first_offset(broker, topic) == 0
@@ -170,7 +170,7 @@ def test_retention_by_bytes_removes_what_every_group_has_finished(
 
 def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker) -> None:
     """driftq-70: another topic, finished by all, shows that retention has been at work."""
-    broker = start_broker("--max-in-flight", "1000", env=SMALL_SEGMENTS)
+    broker = start_broker("--max-in-flight", "1000", env=TINY_SEGMENTS)
     topic, other = broker.create_topic("t"), broker.create_topic("other")
     with broker.consume(topic, "behind") as behind:
         for name in (topic, other):
@@ -191,7 +191,7 @@ def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker
 
 def test_retention_by_age_removes_what_is_old_and_only_that(start_broker: StartBroker) -> None:
     """driftq-70"""
-    broker = start_broker("--max-in-flight", "1000", env=SMALL_SEGMENTS)
+    broker = start_broker("--max-in-flight", "1000", env=TINY_SEGMENTS)
     topic = broker.create_topic("t")
     retain(broker, topic, retention_ms=3000)
     old = time.monotonic()

@@ -6,6 +6,7 @@ page does not see:
     <!-- serves -->   starts the broker that the blocks behind it speak to; kills the one before
     <!-- runs -->     a shell or Python example, run as it is
     <!-- prints -->   what the example before it prints; `…` stands for anything within a line
+    <!-- stops -->    here the broker is stopped with SIGTERM; it needs no block
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Literal, NamedTuple
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
-Mark = Literal["serves", "runs", "prints"]
+Mark = Literal["serves", "runs", "prints", "stops"]
 
-_MARK = re.compile(r"\s*<!-- (serves|runs|prints) -->\s*")
+_MARK = re.compile(r"\s*<!-- (serves|runs|prints|stops) -->\s*")
 _FENCE = re.compile(r"\s*(```+)\s*(\w*)\s*")
 _LINK = re.compile(r"\[[^\]\[]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"#+\s+(.+?)\s*")
@@ -51,6 +52,9 @@ def blocks_of(text: str) -> list[Block]:
             mark = None
         elif marked := _MARK.fullmatch(line):
             mark = marked[1]  # type: ignore[assignment]
+            if mark == "stops":
+                found.append(Block(mark, "", "", number))
+                mark = None
     return found
 
 

@@ -35,6 +35,8 @@ def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> 
         place = f"{page.name}, line {block.line}"
         if block.mark == "serves":
             reader.serve(block.text)
+        elif block.mark == "stops":
+            reader.stop()
         elif block.mark == "runs":
             printed = reader.run(block, place)
             if following is not None and following.mark == "prints":
@@ -95,6 +97,11 @@ class Reader:
         )
         assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stderr}"
         return done.stdout.replace(self._address(), PAGE_ADDRESS)
+
+    def stop(self) -> None:
+        assert self._broker is not None, "no broker was started"
+        assert self._broker.terminate() == 0
+        self.leave()
 
     def leave(self) -> None:
         if self._broker is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from penstock.core.image import take_image
 from penstock.core.invariants import check
+from penstock.model.envelope import Envelope
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import KIB, MIB, Limits
 from penstock.storage.log import WalOptions
@@ -219,59 +223,134 @@ def test_an_ack_that_finds_no_room_fails_and_changes_nothing():
     broker.close()
 
 
-def test_leases_that_ended_without_room_end_when_there_is_room():
+@contextmanager
+def no_room(broker: Broker) -> Iterator[None]:
+    """Nothing finds room: the segment is full, and the next one is not there yet."""
+    broker.log.has_room = lambda nbytes, *, reserve=False: False
+    yield
+    del broker.log.has_room
+
+
+NOT_LONG_MS = 300
+"""The next segment is there again before the broker has looked at the disk."""
+SOON_MS = 2500
+
+brief_or_long = pytest.mark.parametrize("missing_ms", [NOT_LONG_MS, 5000])
+
+
+@brief_or_long
+def test_leases_that_ended_without_room_end_when_there_is_room(missing_ms: int):
     """driftq-36, 49: nothing is forgotten over a time in which nothing could be recorded."""
-    broker = on_disk(options=TINY)
+    broker = on_disk()
     broker.topic()
     broker.put("t", "a", "b")
-    reader = broker.consume(lease_ms=5000)
-    exhaust(broker, reader, 0)
-    reader.take()
-    broker.pass_ms(6000)
-    make_room(broker)
-    assert sorted(values(reader.take())) == ["a", "b"]
+    reader = broker.consume(lease_ms=100)
+    with no_room(broker):
+        broker.pass_ms(missing_ms)
+    broker.pass_ms(SOON_MS)
+    assert {"a", "b"} <= set(values(reader.items[2:]))
     check(broker.state)
     broker.close()
 
 
-def test_what_a_paused_consumer_held_goes_elsewhere_when_there_is_room():
+@brief_or_long
+def test_what_a_paused_consumer_held_goes_elsewhere_when_there_is_room(missing_ms: int):
     """driftq-24, 49: its lease ended while nothing could be recorded."""
-    broker = on_disk(options=TINY)
+    broker = on_disk()
     broker.topic()
-    slow = broker.consume(lease_ms=5000, owner="slow")
+    slow = broker.consume(lease_ms=100, owner="slow")
     broker.give_unwritten(slow, "a")
-    broker.put("t", "b")
-    first = broker.consume(lease_ms=LONG_MS, owner="first")
-    exhaust(broker, first, 1)
-    first.take()
-    broker.pass_ms(6000)
-    make_room(broker)
-    broker.pass_ms(1000)
-    assert "a" in values(first.items)
-    assert first.items[0].attempts == 1
+    other = broker.consume(lease_ms=LONG_MS, owner="other")
+    with no_room(broker):
+        broker.pass_ms(missing_ms)
+    broker.pass_ms(SOON_MS)
+    assert values(other.items) == ["a"]
     check(broker.state)
     broker.close()
 
 
-def test_what_could_not_be_delivered_for_want_of_room_is_delivered_when_the_next_segment_is_there():
-    """driftq-49: no later produce or ack is needed to remind the broker."""
-    broker = on_disk(options=TINY, limits=Limits(max_in_flight=2))
+@brief_or_long
+def test_what_a_closed_consumer_held_goes_elsewhere_when_there_is_room(missing_ms: int):
+    """driftq-25, 49: at the latest when its lease ends."""
+    broker = on_disk()
     broker.topic()
-    broker.topic("other")
-    broker.put("other", *[f"v{n}" for n in range(3)])
-    broker.put("t", "a")
+    slow = broker.consume(lease_ms=1000, owner="slow")
+    broker.give_unwritten(slow, "a")
+    other = broker.consume(lease_ms=LONG_MS, owner="other")
+    with no_room(broker):
+        slow.live.close()
+        broker.pass_ms(missing_ms)
+    broker.pass_ms(SOON_MS)
+    assert values(other.items) == ["a"]
+    check(broker.state)
+    broker.close()
+
+
+@brief_or_long
+def test_what_found_no_room_is_delivered_when_there_is_some(missing_ms: int):
+    """driftq-49: no later produce or ack is needed to remind the broker."""
+    broker = on_disk()
+    broker.topic()
+    broker.put("t", "a", "b")
+    reader = broker.consume(lease_ms=LONG_MS, prefetch=1)
+    with no_room(broker):
+        other = Reader("t", "g", "other")
+        outcomes = broker.submit(broker.engine.open_consumer, "t", "g", "other", LONG_MS, 0, other)
+        broker.pass_ms(missing_ms)
+    other.consumer = outcomes[0]
+    broker.pass_ms(SOON_MS)
+    assert values(reader.items + other.items) == ["a", "b"]
+    broker.close()
+
+
+@brief_or_long
+def test_a_burial_that_found_no_room_is_done_when_there_is_some(missing_ms: int):
+    """driftq-41."""
+    broker = on_disk()
+    broker.topic()
+    broker.produce("t", "a", envelope=policy(1))
+    broker.consume(lease_ms=100)
+    with no_room(broker):
+        broker.pass_ms(missing_ms)
+    broker.pass_ms(SOON_MS)
+    assert values(broker.stored("dlq.t")) == ["a"]
+    broker.close()
+
+
+def test_a_message_whose_effect_is_committed_is_skipped_when_there_is_room():
+    """driftq-61, 49."""
+    broker = on_disk()
+    broker.topic()
+    for n in range(3):
+        broker.produce("t", f"v{n}", envelope=Envelope(idempotency_key=f"k{n}"))
+    assert broker.begin("k1") is None
+    assert broker.commit("k1") is None
+    reader = broker.consume(lease_ms=LONG_MS, prefetch=1)
+    assert values(reader.items) == ["v0"]
+    with no_room(broker):
+        reader.live.prefetch = 10
+        reader.live.resume()
+        broker.pass_ms(NOT_LONG_MS)
+    broker.pass_ms(SOON_MS)
+    assert values(reader.items) == ["v0", "v2"]
+    check(broker.state)
+    broker.close()
+
+
+def test_a_redelivery_whose_effect_is_committed_is_skipped_when_there_is_room():
+    """driftq-61, 49: and the broker rests until then."""
+    broker = on_disk(limits=Limits(max_in_flight=1))
+    broker.topic()
+    broker.produce("t", "a", envelope=Envelope(idempotency_key="k"))
     reader = broker.consume(lease_ms=LONG_MS)
-    exhaust(broker, reader, 0)
-    late = Reader("other", "g" * 150, "o" * 150)
-    outcomes = broker.submit(
-        broker.engine.open_consumer, "other", late.group, late.owner, LONG_MS, 0, late
-    )
-    broker.settle()
-    if isinstance(outcomes[0], PenstockError):
-        pytest.skip("no room for the group either")
-    broker.disk.capacity_bytes = 2**40
-    broker.log.check_space()
-    broker.settle()
-    broker.pass_ms(3000)
-    assert values(late.items) == ["v0", "v1"]
+    reader.live.pause()
+    assert broker.nack(reader, 0) is None
+    assert broker.begin("k") is None
+    assert broker.commit("k") is None
+    with no_room(broker):
+        reader.live.resume()
+        broker.pass_ms(NOT_LONG_MS)
+    broker.pass_ms(SOON_MS)
+    assert reader.attempts() == [1]
+    assert broker.state.topics["t"].groups["g"].progress[0].floor() == 1
     broker.close()

@@ -1,4 +1,4 @@
-"""A write or a sync of the log that fails: everything stops at once, and nothing undurable shows."""
+"""A write or a sync that fails: everything stops at once, and nothing undurable shows."""
 
 from __future__ import annotations
 

@@ -189,6 +189,7 @@ def test_growth_without_a_spare_stops_at_the_reserve() -> None:
     while bench.wal.has_room(1000):
         bench.append(record(0, size=900))
         bench.wal.commit()
+        assert len(bench.appended) < 1000
     assert vfs.capacity_bytes - vfs.used_bytes >= RESERVE
     bench.commit()
     assert bench.wal.failed is None

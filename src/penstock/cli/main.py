@@ -1,24 +1,43 @@
-"""The `penstock` command."""
+"""The way into the `penstock` command.
+
+Invariant: imports nothing that a bare install lacks before it can say what to install.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from penstock.server.serve import serve
-from penstock.server.settings import load_settings
+EXTRA = frozenset(
+    {
+        "click",
+        "fnv_hash_fast",
+        "httptools",
+        "prometheus_client",
+        "pyarrow",
+        "rich",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+    }
+)
+"""What the command needs beside the SDK."""
 
 
 def main() -> None:
-    import click
+    try:
+        from penstock.cli.commands import penstock
 
-    sys.exit(0)
+        penstock(prog_name="penstock")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+            raise
+        print(
+            f"Error: the penstock command needs {error.name}, which is not installed; "
+            "install it with: pip install 'penstock[server]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    flags = {}
-    args = sys.argv[2:]
-    while args:
-        k = args.pop(0)[2:].replace("-", "_")
-        flags[k] = True if k in ("memory", "allow_insecure_bind") else args.pop(0)
-    s, _ = load_settings(flags, flags.pop("config", ""))
-    serve(s, lambda a, e: print(a, flush=True))
+    main()

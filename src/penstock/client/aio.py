@@ -160,7 +160,8 @@ class AsyncClient:
 class AsyncDeliveries:
     """An open consume stream: iterate it in an `async with`, which closes it.
 
-    What was delivered stays leased after the end, and may still be acked.
+    `ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`. What was
+    delivered stays leased after the end, and may still be acked.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class AsyncDeliveries:
     ) -> None:
         self.owner = owner
         self.ended = False
+        self.timed_out = False
         self._client = client
         self._wait_s = wait_s
         self._heartbeat_ms = heartbeat_of(wait_s)
@@ -210,6 +212,7 @@ class AsyncDeliveries:
         now_s = time.monotonic()
         delivery = self._buffer.take(now_s)
         if delivery is None and self._is_over(now_s):
+            self.timed_out = True
             await self.close()
         return delivery
 

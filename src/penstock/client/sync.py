@@ -156,7 +156,8 @@ class Client:
 class Deliveries:
     """An open consume stream: iterate it; close it, or use it in a `with`.
 
-    What was delivered stays leased after the end, and may still be acked.
+    `ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`. What was
+    delivered stays leased after the end, and may still be acked.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class Deliveries:
     ) -> None:
         self.owner = owner
         self.ended = False
+        self.timed_out = False
         self._client = client
         self._wait_s = wait_s
         self._heartbeat_ms = heartbeat_ms or heartbeat_of(wait_s)
@@ -207,6 +209,7 @@ class Deliveries:
         now_s = time.monotonic()
         delivery = self._buffer.take(now_s)
         if delivery is None and self._is_over(now_s):
+            self.timed_out = True
             self.close()
         return delivery
 

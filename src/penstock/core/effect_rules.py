@@ -34,7 +34,7 @@ def decide_begin(
     if known is not None and _held_by_another(known, command.owner, now_ms):
         raise FailedPrecondition(f"the effect is being run by owner {known.owner!r}")
     if known is None:
-        _check_registry(state, 0)
+        _check_entries(state)
     return _set(topic, command, PENDING, now_ms + lease_ms, "", now_ms)
 
 
@@ -55,7 +55,7 @@ def decide_commit(
     if known is not None and known.status == COMMITTED and known.owner == command.owner:
         return None
     _check_own(known, command)
-    _check_registry(state, len(result))
+    _check_results(state, len(result))
     return _set(topic, command, COMMITTED, 0, result, now_ms)
 
 
@@ -94,15 +94,15 @@ def _held_by_another(known: Effect, owner: str, now_ms: int) -> bool:
     return known.status == PENDING and known.owner != owner and known.lease_until > now_ms
 
 
-def _check_registry(state: BrokerState, more_bytes: int) -> None:
-    """Bounded in entries and in bytes of results; none is forgotten before its time."""
-    limits = state.limits
-    if state.effect_count() >= limits.max_idempotency_keys:
-        raise ResourceExhausted(
-            f"{limits.max_idempotency_keys} effects are remembered", limit="idempotency_keys"
-        )
-    used = sum(topic.effects.text_bytes for topic in state.topics.values())
-    if used + more_bytes > limits.memory_bytes // 4:
+def _check_entries(state: BrokerState) -> None:
+    """Is there a place for one more? None is forgotten before its time."""
+    limit = state.limits.max_idempotency_keys
+    if state.effect_totals.entries >= limit:
+        raise ResourceExhausted(f"{limit} effects are remembered", limit="idempotency_keys")
+
+
+def _check_results(state: BrokerState, more_bytes: int) -> None:
+    if state.effect_totals.text_bytes + more_bytes > state.limits.memory_bytes // 4:
         raise ResourceExhausted("the results of effects fill their memory", limit="memory_bytes")
 
 

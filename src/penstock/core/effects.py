@@ -25,10 +25,21 @@ class Effect(msgspec.Struct, gc=False):
     expires: int
 
 
-class Effects:
-    __slots__ = ("_entries", "_order", "text_bytes")
+class EffectTotals:
+    """What all topics' registries hold together: their memory is one."""
+
+    __slots__ = ("entries", "text_bytes")
 
     def __init__(self) -> None:
+        self.entries = 0
+        self.text_bytes = 0
+
+
+class Effects:
+    __slots__ = ("_entries", "_order", "_totals", "text_bytes")
+
+    def __init__(self, totals: EffectTotals) -> None:
+        self._totals = totals
         self._entries: dict[tuple[str, str], Effect] = {}
         self._order: deque[tuple[int, str, str]] = deque()
         self.text_bytes = 0
@@ -43,6 +54,8 @@ class Effects:
         self._drop(group, key)
         self._entries[group, key] = effect
         self.text_bytes += len(effect.text)
+        self._totals.entries += 1
+        self._totals.text_bytes += len(effect.text)
         self._order.append((effect.expires, group, key))
 
     def keep_until(self, group: str, key: str, expires: int) -> None:
@@ -66,6 +79,11 @@ class Effects:
     def forget(self, group: str, key: str) -> None:
         self._drop(group, key)
 
+    def forget_all(self) -> None:
+        for group, key in list(self._entries):
+            self._drop(group, key)
+        self._order.clear()
+
     def forget_group(self, group: str) -> None:
         for name, key in [entry for entry in self._entries if entry[0] == group]:
             self._drop(name, key)
@@ -81,3 +99,5 @@ class Effects:
         effect = self._entries.pop((group, key), None)
         if effect is not None:
             self.text_bytes -= len(effect.text)
+            self._totals.entries -= 1
+            self._totals.text_bytes -= len(effect.text)

@@ -222,7 +222,8 @@ def _entry_image(entry: Unfinished) -> EntryImage:
 
 
 def _restore_topic(state: BrokerState, image: TopicImage) -> None:
-    topic = Topic(image.id, image.name, len(image.partitions), image.created_ms)
+    partitions = len(image.partitions)
+    topic = Topic(image.id, image.name, partitions, image.created_ms, state.effect_totals)
     topic.next_offset = image.next_offset
     topic.retention_ms = image.retention_ms
     topic.retention_bytes = image.retention_bytes

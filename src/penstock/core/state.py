@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.effects import Effect
+from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.partitioning import utf8_bytes
@@ -39,6 +39,7 @@ from penstock.model.records import (
 
 class BrokerState:
     __slots__ = (
+        "effect_totals",
         "groups",
         "last_ts",
         "limits",
@@ -55,12 +56,10 @@ class BrokerState:
         self.topics_by_id: dict[int, Topic] = {}
         self.groups: dict[int, Group] = {}
         self.produced = ProducedKeys()
+        self.effect_totals = EffectTotals()
         self.timers = Timers()
         self.next_id = 1
         self.last_ts = 0
-
-    def effect_count(self) -> int:
-        return sum(len(topic.effects) for topic in self.topics.values())
 
 
 def apply(state: BrokerState, record: Record) -> None:
@@ -103,7 +102,7 @@ def _message(state: BrokerState, record: Message) -> None:
 
 
 def _topic_created(state: BrokerState, record: TopicCreated) -> None:
-    topic = Topic(record.topic_id, record.name, record.partitions, record.ts)
+    topic = Topic(record.topic_id, record.name, record.partitions, record.ts, state.effect_totals)
     state.topics[record.name] = topic
     state.topics_by_id[record.topic_id] = topic
     state.next_id = max(state.next_id, record.topic_id + 1)
@@ -112,6 +111,7 @@ def _topic_created(state: BrokerState, record: TopicCreated) -> None:
 def _topic_deleted(state: BrokerState, record: TopicDeleted) -> None:
     topic = state.topics_by_id.pop(record.topic_id)
     del state.topics[topic.name]
+    topic.effects.forget_all()
     for group in list(topic.groups.values()):
         _forget_group(state, topic, group)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.backlog import Backlog
-from penstock.core.effects import Effects
+from penstock.core.effects import Effects, EffectTotals
 from penstock.core.groups import Group
 from penstock.model.names import is_dead_letter_topic
 
@@ -36,14 +36,16 @@ class Topic:
         "retention_ms",
     )
 
-    def __init__(self, topic_id: int, name: str, partitions: int, created_ms: int) -> None:
+    def __init__(
+        self, topic_id: int, name: str, partitions: int, created_ms: int, totals: EffectTotals
+    ) -> None:
         self.id = topic_id
         self.name = name
         self.created_ms = created_ms
         self.partitions = [Partition(index) for index in range(partitions)]
         self.next_offset = 0
         self.groups: dict[str, Group] = {}
-        self.effects = Effects()
+        self.effects = Effects(totals)
         self.retention_ms = 0
         self.retention_bytes = 0
         self.is_dead_letter = is_dead_letter_topic(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.core.deadletters import decide_burial
+from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState
@@ -46,6 +47,11 @@ class Burials:
             if progress.unfinished.get(entry.offset) is not entry or entry.state != DYING:
                 del self._dying[entry]
                 continue
+            if is_effect_committed(progress.group, entry.effect_key, self._journal.now_ms()):
+                # What it was for has happened: only the ack is missing.
+                if self._finish(entry):
+                    del self._dying[entry]
+                continue
             log = self._window.log(progress.group.topic.id, progress.partition)
             body = self._pages.message(log, entry.offset)
             if body is None:
@@ -57,6 +63,10 @@ class Burials:
                 return
         if self._dying:
             self._journal.wake()
+
+    def _finish(self, entry: Unfinished) -> bool:
+        item = redelivery(entry)
+        return self._journal.record(skip(entry.progress, item, self._journal.now_ms()))
 
     def _fetch(self, entry: Unfinished, last_error: str) -> None:
         def fetched() -> None:

@@ -29,6 +29,10 @@ class Sink(Protocol):
         ...
 
 
+Leaving = tuple[Unfinished, Item]
+"""A delivery on its way: the item is that of one attempt, the entry may have had others since."""
+
+
 class Feed:
     """Where a group reads in a partition: a page and the place in it."""
 
@@ -94,7 +98,7 @@ class Consumer:
         self.outstanding = 0
         self.unwritten: dict[Unfinished, Item] = {}
         self.unwritten_bytes = 0
-        self.held: list[Unfinished] = []
+        self.held: list[Leaving] = []
         self._changed = changed
 
     def can_take(self) -> bool:
@@ -134,17 +138,21 @@ class Consumer:
         self.unwritten_bytes -= len(item.value)
         return True
 
-    def write(self, entries: list[Unfinished]) -> None:
-        """Hands what is still wanted of `entries` to the sink, or holds it while paused."""
+    def is_wanted(self, entry: Unfinished, item: Item) -> bool:
+        """Is this very delivery still to be written? It may have been answered or given back."""
+        return self.unwritten.get(entry) is item
+
+    def write(self, leaving: list[Leaving]) -> None:
+        """Hands what is still wanted of `leaving` to the sink, or holds it while paused."""
         if self.closed:
             return
         if self.paused:
-            self.held.extend(entries)
+            self.held.extend(leaving)
             return
         items = []
-        for entry in entries:
-            item = self.unwritten.pop(entry, None)
-            if item is not None:
+        for entry, item in leaving:
+            if self.is_wanted(entry, item):
+                del self.unwritten[entry]
                 self.unwritten_bytes -= len(item.value)
                 items.append(item)
         if items:

@@ -24,7 +24,7 @@ from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
 from penstock.core.settle import delivery_id
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.engine.consumers import Consumer, Feed, GroupRun, Sink
+from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Sink
 from penstock.engine.histogram import Histogram
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
@@ -48,6 +48,8 @@ class Dispatcher:
         self._next_consumer = 1
         # An ordered set: groups are served in the order they asked.
         self._dirty: dict[Progress, None] = {}
+        # Had something to give when there was no room to record it.
+        self._unrecorded: dict[Progress, None] = {}
         self.deliveries = 0
         self.redeliveries = 0
         self.delivery_seconds = Histogram()
@@ -106,11 +108,11 @@ class Dispatcher:
             consumer.write(held)
             self._refresh(consumer)
 
-    def _renew(self, consumer: Consumer, held: list[Unfinished]) -> None:
+    def _renew(self, consumer: Consumer, held: list[Leaving]) -> None:
         """What waited for a full connection has its whole lease from now on."""
         until = self._journal.now_ms() + consumer.lease_ms
-        for entry in held:
-            if entry in consumer.unwritten:
+        for entry, item in held:
+            if consumer.is_wanted(entry, item):
                 entry.until = until
                 self._state.timers.set(entry, until)
 
@@ -137,12 +139,11 @@ class Dispatcher:
         for group in topic.groups.values():
             self.mark(group.progress[partition])
 
-    def mark_all(self) -> None:
-        """After a time in which nothing could be recorded."""
-        for run in self._runs.values():
-            for progress in run.group.progress:
-                self.mark(progress)
-        self._journal.wake()
+    def try_again(self) -> None:
+        """What found no room to be recorded may find some now."""
+        unrecorded, self._unrecorded = self._unrecorded, {}
+        for progress in unrecorded:
+            self._mark_and_wake(progress)
 
     def buried(self, entry: Unfinished, copy: Message) -> None:
         """The entry is done, which may let its partition give more; its copy is a new message."""
@@ -227,12 +228,12 @@ class Dispatcher:
             if message is None:
                 self._pages.load(log, entry.offset, lambda: self._mark_and_wake(progress))
                 continue
-            is_any_given = True
             item = redelivery(entry)
             if is_effect_committed(group, entry.effect_key, self._journal.now_ms()):
-                self._journal.record(skip(progress, item, self._journal.now_ms()))
+                is_any_given |= self._skip(progress, item)
                 continue
             self._assign(run, item, message, given)
+            is_any_given = True
         return is_any_given
 
     def _give_new(
@@ -260,12 +261,18 @@ class Dispatcher:
                 # Skipping moves the cursor, so what was given before it is recorded before it.
                 if not self._deliver(progress, given):
                     return False
-                if not self._journal.record(skip(progress, item, self._journal.now_ms())):
+                if not self._skip(progress, item):
                     return False
                 continue
             self._assign(run, item, message, given)
             room -= 1
         return True
+
+    def _skip(self, progress: Progress, item: DeliveredItem) -> bool:
+        is_recorded = self._journal.record(skip(progress, item, self._journal.now_ms()))
+        if not is_recorded:
+            self._unrecorded[progress] = None
+        return is_recorded
 
     def _assign(
         self,
@@ -334,12 +341,14 @@ class Dispatcher:
             else:
                 self._refresh(consumer)
         given.clear()
+        if not is_recorded:
+            self._unrecorded[progress] = None
         return is_recorded
 
     def _lease(
         self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int
     ) -> None:
-        entries = []
+        leaving: list[Leaving] = []
         until = now_ms + consumer.lease_ms
         group_id = progress.group.id
         unfinished, timers = progress.unfinished, self._state.timers
@@ -348,21 +357,22 @@ class Dispatcher:
             entry.until = until
             entry.consumer = consumer.id
             timers.set(entry, until)
-            consumer.expect(entry, _item(entry, message, group_id))
-            entries.append(entry)
+            delivery = _item(entry, message, group_id)
+            consumer.expect(entry, delivery)
+            leaving.append((entry, delivery))
             if entry.attempts > 1:
                 self.redeliveries += 1
             else:
                 self.delivery_seconds.observe((now_ms - message.ts) / 1000)
-        self.deliveries += len(entries)
-        self._journal.when_durable(lambda error: self._leave(consumer, entries, error))
+        self.deliveries += len(leaving)
+        self._journal.when_durable(lambda error: self._leave(consumer, leaving, error))
 
     def _leave(
-        self, consumer: Consumer, entries: list[Unfinished], error: PenstockError | None
+        self, consumer: Consumer, leaving: list[Leaving], error: PenstockError | None
     ) -> None:
         if error is not None or consumer.closed:
             return
-        consumer.write(entries)
+        consumer.write(leaving)
         self._refresh(consumer)
 
 

@@ -34,7 +34,6 @@ class Upkeep:
         self._alarm: Cancellable | None = None
         self._alarm_ms = 0
         self._housekeeping: Cancellable | None = None
-        self._was_full = False
         # Lapsed entries still to be recorded: a burst a turn.
         self._due: list[Unfinished] = []
 
@@ -119,17 +118,22 @@ class Upkeep:
         if dispatcher.is_unwritten(entry):
             # It never left: the connection is full. Somebody else may have it, uncounted.
             dispatcher.give_back([entry])
+            if entry.state == IN_FLIGHT:
+                self._wait_for_room(entry, now_ms)
             return
         record = decide_lapse(entry, entry.until, now_ms)
         if record.retry_at == DEAD:
             entry.progress.in_flight -= 1
             self._parts.burials.add(entry, LAPSED)
         elif not self._journal.record(record):
-            entry.until = now_ms + NO_ROOM_RETRY_MS
-            self._state.timers.set(entry, entry.until)
+            self._wait_for_room(entry, now_ms)
             return
         self.lapses += 1
         dispatcher.left_flight(entry)
+
+    def _wait_for_room(self, entry: Unfinished, now_ms: int) -> None:
+        entry.until = now_ms + NO_ROOM_RETRY_MS
+        self._state.timers.set(entry, entry.until)
 
     # -- once a second -------------------------------------------------------------------------
 
@@ -138,10 +142,7 @@ class Upkeep:
         if self._journal.failure is not None:
             return
         self._parts.log.check_space()
-        has_room = self._parts.log.has_room(4096)
-        if self._was_full and has_room:
-            self._parts.dispatcher.mark_all()
-        self._was_full = not has_room
+        self._parts.dispatcher.try_again()
         now_ms = self._journal.now_ms()
         self._state.produced.forget_expired(now_ms)
         for topic in self._state.topics.values():

@@ -241,6 +241,7 @@ class Wal:
             return
         logger.error("the log cannot be written any more: %s", error, exc_info=error)
         self.failed = error
+        self._busy = True  # for good: nothing more is handed over
         self._refuse_all()
         self._notify(self.on_failed, error)
 

@@ -1,0 +1,73 @@
+"""A router as an HTTP service, in any language: here with Python's standard library only.
+
+Run it, then a broker that asks it:
+
+    python router_http.py 8090
+    penstock serve --router http://127.0.0.1:8090/
+
+The broker POSTs {"topic": ..., "message": {"key", "value", "envelope"}} and takes the JSON of a
+200 as the decision: {"label", "target_topic", "partition_override", "meta"}, all optional.
+
+    penstock topic create orders
+    penstock produce orders '{"amount": 12000}'
+    penstock consume orders --group audit --ack --timeout 2
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+LARGE = 10_000
+
+
+def decide(topic: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Labels large orders; what is no order with an amount is left alone."""
+    try:
+        amount = json.loads(message["value"])["amount"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    if not isinstance(amount, int | float):
+        return {}
+    size = "large" if amount >= LARGE else "small"
+    return {"label": size, "meta": {"topic": topic, "amount": str(amount)}}
+
+
+class Router(BaseHTTPRequestHandler):
+    # Connections are kept open: the broker asks for every message.
+    protocol_version = "HTTP/1.1"
+    # The answer's head and body leave at once, not when the head is acknowledged.
+    wbufsize = -1
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        try:
+            asked = json.loads(body)
+            status, answer = 200, decide(asked["topic"], asked["message"])
+        except (ValueError, KeyError, TypeError) as error:
+            status, answer = 400, {"error": str(error)}
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in the base class
+        """One line a message is too much."""
+
+
+def main() -> None:
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8090
+    with ThreadingHTTPServer(("127.0.0.1", port), Router) as server:
+        print(f"router on http://127.0.0.1:{server.server_port}/", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped")
+
+
+if __name__ == "__main__":
+    main()

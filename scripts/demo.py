@@ -1,0 +1,375 @@
+"""Shows a broker at work, in a few seconds, on a free port and a directory that is removed after.
+
+scripts/demo            the whole tour
+scripts/demo --keep     leaves the broker running, with what the tour has put in it
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from penstock.client import Client, Delivery, Envelope, NewMessage, RetryPolicy, Worker
+from penstock.model.errors import PenstockError
+
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+QUIET = ["--log-level", "warning"]
+START_TIMEOUT_S = 20
+WORK_TIMEOUT_S = 10
+BATCH = 1000
+BATCHES = 20
+
+IS_TERMINAL = sys.stdout.isatty()
+
+
+def style(code: str, text: str) -> str:
+    return f"\033[{code}m{text}\033[0m" if IS_TERMINAL else text
+
+
+def title(number: int, text: str, why: str) -> None:
+    print(f"\n{style('1;36', f'{number}. {text}')}\n   {style('2', why)}", flush=True)
+
+
+def say(text: str) -> None:
+    print(f"   {text}", flush=True)
+
+
+def good(text: str) -> None:
+    print(f"   {style('32', '✓')} {text}", flush=True)
+
+
+class Broker:
+    """A broker in a process of its own, as anybody would start it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.url = "http://127.0.0.1:0"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    def start(self) -> list[str]:
+        """The lines it says for itself once it answers."""
+        port = self.url.rsplit(":", 1)[1]
+        self._process = subprocess.Popen(
+            [*PENSTOCK, "serve", "--port", port, "--data-dir", str(self.data_dir), *QUIET],
+            stdout=subprocess.PIPE,
+            env=environment(),
+            text=True,
+            # Ctrl-C is for the tour, which then stops the broker itself.
+            start_new_session=True,
+        )
+        lines = self._first_words(self._process)
+        found = re.search(r"http://[\w.]+:\d+", lines[0])
+        if found is None:
+            raise SystemExit(f"the broker said something unexpected: {lines[0]}")
+        self.url = found[0]
+        return lines
+
+    def kill(self) -> None:
+        self._running().send_signal(signal.SIGKILL)
+        self._end()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._end()
+
+    def let_go(self) -> None:
+        """It goes on after the tour."""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+            self._process.returncode = 0
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise SystemExit("the broker is not running")
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._running(), None
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+
+    @staticmethod
+    def _first_words(process: subprocess.Popen[str]) -> list[str]:
+        """Up to the last line of its greeting; a broker that cannot start says why on stderr."""
+        stdout = process.stdout
+        if stdout is None:
+            raise SystemExit("the broker has no output")
+        timer = threading.Timer(START_TIMEOUT_S, process.kill)
+        timer.start()
+        lines: list[str] = []
+        for line in stdout:
+            lines.append(line.rstrip())
+            if line.startswith("  read on"):
+                break
+        timer.cancel()
+        if not lines:
+            raise SystemExit(f"the broker did not start (exit code {process.wait()})")
+        return lines
+
+
+def environment() -> dict[str, str]:
+    """Without settings of the caller's own, which would make another tour of it."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def command(broker: Broker, *words: str) -> None:
+    """Runs the command line, and shows it as it would be typed."""
+    say(style("1", f"$ penstock {shlex.join(words)}"))
+    done = subprocess.run(
+        [*PENSTOCK, *words],
+        env=environment() | {"PENSTOCK_URL": broker.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for line in (done.stdout + done.stderr).splitlines():
+        say(f"  {line}")
+    if done.returncode:
+        raise SystemExit(f"the command ended with {done.returncode}")
+
+
+@contextlib.contextmanager
+def workers(
+    broker: Broker, topic: str, group: str, handlers: dict[str, Callable[[Delivery], object]]
+) -> Iterator[None]:
+    """A worker for each handler, by the owner's name, for as long as the block runs."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for owner, handler in handlers.items():
+            client = stack.enter_context(Client(broker.url))
+            worker = Worker(client, topic, group, handler, owner=owner)
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            running.append((worker, thread))
+        try:
+            yield
+        finally:
+            for worker, _ in running:
+                worker.stop()
+            for _, thread in running:
+                thread.join()
+
+
+def wait_for(done: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + WORK_TIMEOUT_S
+    while not done():
+        if time.monotonic() > until:
+            raise SystemExit(f"{what}: not within {WORK_TIMEOUT_S} s")
+        time.sleep(0.01)
+
+
+# -- the tour ------------------------------------------------------------------------------------
+
+
+def show_start(broker: Broker) -> None:
+    title(1, "Start a broker", "One process, one directory, no other service.")
+    say(style("1", "$ penstock serve"))
+    for line in broker.start():
+        say(f"  {line}")
+
+
+def show_produce(broker: Broker) -> None:
+    title(2, "Produce a message", "With an envelope: which run and step of a workflow it is of.")
+    command(broker, "topic", "create", "tasks", "--partitions", "3")
+    words = ["--key", "user-1", "--run-id", "run-1", "--step-id", "summarize"]
+    command(broker, "produce", "tasks", "summarize the report", *words)
+    command(broker, "consume", "tasks", "--group", "agents", "--ack", "--max", "1")
+
+
+def show_sharing(broker: Broker, client: Client) -> None:
+    title(
+        3, "Two workers share a group's work", "Each message goes to one of them, acked when done."
+    )
+    count = 30
+    client.produce_batch([NewMessage("tasks", f"task {n}", key=f"user-{n}") for n in range(count)])
+    done: Counter[str] = Counter()
+
+    def handle(delivery: Delivery) -> None:
+        time.sleep(0.005)
+        done[delivery.owner] += 1
+
+    with workers(broker, "tasks", "agents", {"ada": handle, "grace": handle}):
+        wait_for(lambda: done.total() >= count, "the workers")
+    shares = " and ".join(f"{owner} did {number}" for owner, number in sorted(done.items()))
+    good(f"{shares}; together {done.total()} of {count}")
+
+
+def show_retry(broker: Broker, client: Client) -> None:
+    title(4, "A failure is tried again", "A handler that raises is a nack; the retry knows why.")
+    client.create_topic("calls")
+    policy = RetryPolicy(max_attempts=5, backoff_ms=100)
+    client.produce("calls", "call upstream", envelope=Envelope(retry_policy=policy))
+    seen: list[str] = []
+
+    def handle(delivery: Delivery) -> None:
+        because = f" (before: {delivery.last_error})" if delivery.last_error else ""
+        outcome = "fails" if delivery.attempts < 3 else "works"
+        seen.append(f"attempt {delivery.attempts} {outcome}{because}")
+        if delivery.attempts < 3:
+            raise TimeoutError("upstream is slow")
+
+    with workers(broker, "calls", "agents", {"ada": handle}):
+        wait_for(lambda: len(seen) >= 3, "the retry")
+    for line in seen:
+        say(line)
+    good("acked after its third attempt, with a backoff that doubles")
+
+
+def show_dead_letter(broker: Broker, client: Client) -> None:
+    title(5, "What never works is set aside", "After max_attempts it moves to dlq.<topic>.")
+    policy = RetryPolicy(max_attempts=2, backoff_ms=50)
+    client.produce("calls", "call nobody", envelope=Envelope(retry_policy=policy))
+
+    def handle(delivery: Delivery) -> None:
+        raise LookupError("no such number")
+
+    with workers(broker, "calls", "agents", {"ada": handle}):
+        wait_for(lambda: "dlq.calls" in client.list_topics(), "the dead letter")
+    for delivery in client.consume("dlq.calls", "people", wait_s=1):
+        died = delivery.envelope.dlq
+        client.ack(delivery)
+        if died is not None:
+            good(f"{delivery.value!r} is in dlq.calls, after {died.attempts} attempts:")
+            say(f"  {died.last_error} (group {died.group}, offset {died.original_offset})")
+        break
+
+
+def show_idempotency(client: Client) -> None:
+    title(6, "The same message twice", "A producer that is unsure sends again, with the same key.")
+    client.create_topic("payments")
+    payment = NewMessage("payments", "17 EUR", envelope=Envelope(idempotency_key="payment-1"))
+    for attempt in ("first", "second"):
+        outcome = client.produce_batch([payment])[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        say(f"{attempt} time: {'known, not stored again' if outcome.duplicate else 'stored'}")
+    stored = client.describe_topic("payments").next_offset
+    good(f"{stored} message in the topic")
+
+
+def show_crash(broker: Broker, client: Client) -> None:
+    title(
+        7, "Pull the plug", "Half of 1,000 messages are acked; then the broker is killed (SIGKILL)."
+    )
+    client.create_topic("ledger")
+    client.produce_batch([NewMessage("ledger", f"entry {n}") for n in range(BATCH)])
+    half = BATCH // 2
+    with client.consume("ledger", "audit", wait_s=2) as stream:
+        acked = []
+        for delivery in stream:
+            client.ack(delivery)
+            acked.append(delivery.offset)
+            if len(acked) == half:
+                break
+    broker.kill()
+    say(f"killed, with {half} acked and {BATCH - half} not")
+    started = time.monotonic()
+    broker.start()
+    say(f"started again in {time.monotonic() - started:.1f} s")
+    topic = client.describe_topic("ledger")
+    lag = topic.groups[0].partitions[0].lag
+    if (topic.next_offset, lag) != (BATCH, BATCH - half):
+        raise SystemExit(f"something was lost: {topic}")
+    with client.consume("ledger", "audit", wait_s=2) as stream:
+        first = next(stream)
+    if first.offset in acked:
+        raise SystemExit(f"offset {first.offset} was acked and came again")
+    good(f"all {topic.next_offset} messages are there, and all {half} acks")
+
+
+def show_rate(client: Client) -> None:
+    title(8, "In batches", f"{BATCHES} requests of {BATCH:,} messages, each synced to disk.")
+    client.create_topic("events")
+    batch = [NewMessage("events", f"event {n}", key=f"k{n % 64}") for n in range(BATCH)]
+    started = time.monotonic()
+    for _ in range(BATCHES):
+        client.produce_batch(batch)
+    seconds = time.monotonic() - started
+    count = BATCH * BATCHES
+    good(f"{count:,} messages in {seconds:.2f} s: {count / seconds:,.0f} a second")
+    say(style("2", "from one Python client, one request after another; scripts/bench measures"))
+
+
+def show_the_way_on(broker: Broker, keep: bool) -> None:
+    where = Path(sys.executable).with_name("penstock")
+    penstock = os.path.relpath(where) if where.exists() else "penstock"
+    ways = {
+        f"{penstock} serve": "a broker of your own, in ./penstock-data",
+        "scripts/demo --keep": "this one again, left running",
+    }
+    print(f"\n{style('1;36', 'Go on')}")
+    if keep:
+        say(f"the broker goes on at {style('1', broker.url)}; `kill {broker.pid}` stops it")
+        say(f"its data is in {broker.data_dir}")
+        say(style("1", f"$ export PENSTOCK_URL={broker.url}"))
+        ways = {f"{penstock} topic describe ledger": "what the tour has left there"}
+    ways |= {
+        f"{penstock} --help": "what the command line can do",
+        f"{broker.url if keep else 'http://127.0.0.1:8080'}/docs": "a broker's API, with examples",
+        "examples/": "a worker, and routers",
+    }
+    width = max(map(len, ways))
+    for way, text in ways.items():
+        say(f"{way:<{width}}   {text}")
+
+
+def tour(broker: Broker, keep: bool) -> None:
+    show_start(broker)
+    with Client(broker.url) as client:
+        show_produce(broker)
+        show_sharing(broker, client)
+        show_retry(broker, client)
+        show_dead_letter(broker, client)
+        show_idempotency(client)
+        show_crash(broker, client)
+        show_rate(client)
+    show_the_way_on(broker, keep)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Show a broker at work.")
+    parser.add_argument("--keep", action="store_true", help="leave the broker running")
+    keep = parser.parse_args().keep
+    # Failures are part of the tour, and told there.
+    logging.getLogger("penstock.worker").setLevel(logging.CRITICAL)
+    data_dir = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    broker = Broker(data_dir)
+    kept = False
+    try:
+        tour(broker, keep)
+        kept = keep
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except PenstockError as error:
+        sys.exit(f"the tour failed: {error.code}: {error.message}")
+    finally:
+        if kept:
+            broker.let_go()
+        else:
+            broker.stop()
+            shutil.rmtree(data_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The tree of commands, and what becomes of an error.
+
+Invariant: a person sees one line on stderr that says what is wrong, never a stack trace. Exit
+code 1: the broker or the storage refused; 2: the command or its settings are wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock import __version__
+from penstock.cli.config import config
+from penstock.cli.delivery import ack, extend, nack
+from penstock.cli.group import group
+from penstock.cli.message import consume, produce
+from penstock.cli.serve import serve
+from penstock.cli.terminal import Failure
+from penstock.cli.topic import topic
+from penstock.cli.version import version
+from penstock.cli.wal import wal
+from penstock.model.errors import PenstockError
+from penstock.storage.errors import StorageError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class CommandTree(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PenstockError as error:
+            raise Failure(f"{error.code}: {error.message}") from error
+        except StorageError as error:
+            raise Failure(str(error)) from error
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which a newcomer needs them."""
+        return list(self.commands)
+
+
+@click.group(cls=CommandTree, context_settings=CONTEXT)
+@click.version_option(__version__, message="penstock %(version)s")
+def penstock() -> None:
+    """A durable message broker for agent and data workflows.
+
+    Start one with `penstock serve`; then, in another terminal:
+
+    \b
+      penstock topic create hello
+      penstock produce hello "my first message"
+      penstock consume hello --group readers --ack --timeout 2
+    """
+
+
+for command in (
+    serve, topic, produce, consume, ack, nack, extend, group, config, wal, version,
+):  # fmt: skip
+    penstock.add_command(command)

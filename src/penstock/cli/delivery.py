@@ -1,0 +1,65 @@
+"""What becomes of a delivery: `penstock ack`, `nack` and `extend`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from penstock.cli.connection import group_option, owner_option, topic_argument, with_client
+from penstock.cli.terminal import printable, show
+from penstock.client.deliveries import DEFAULT_LEASE_MS, DeliveryRef
+from penstock.client.sync import Client
+
+
+def _of_delivery(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the client and the delivery that its options name."""
+
+    @topic_argument
+    @group_option
+    @click.option("--offset", type=int, required=True, help="As `consume` showed it.")
+    @click.option("--partition", type=int, default=0, show_default=True)
+    @owner_option
+    @click.option("--delivery-id", default="", help="Mean this very delivery, no later one.")
+    @with_client
+    @functools.wraps(command)
+    def run(client: Client, **arguments: Any) -> None:
+        names = {name: arguments.pop(name) for name in DeliveryRef.__struct_fields__}
+        command(client, DeliveryRef(**names), **arguments)
+
+    return run
+
+
+@click.command()
+@_of_delivery
+def ack(client: Client, delivery: DeliveryRef) -> None:
+    """Finish a message of TOPIC for a group."""
+    client.ack(delivery)
+    show(f"acked {_place(delivery)}")
+
+
+@click.command()
+@click.option("--reason", default="", help="Why; the next delivery carries it.")
+@_of_delivery
+def nack(client: Client, delivery: DeliveryRef, reason: str) -> None:
+    """Give a message of TOPIC back, to be delivered again."""
+    client.nack(delivery, reason)
+    show(f"nacked {_place(delivery)}")
+
+
+@click.command()
+@click.option(
+    "--lease-ms", type=int, default=DEFAULT_LEASE_MS, show_default=True, help="From now on."
+)
+@_of_delivery
+def extend(client: Client, delivery: DeliveryRef, lease_ms: int) -> None:
+    """Keep a message of TOPIC for longer."""
+    client.extend(delivery, lease_ms)
+    show(f"extended {_place(delivery)} by {lease_ms} ms from now")
+
+
+def _place(delivery: DeliveryRef) -> str:
+    topic, group = printable(delivery.topic), printable(delivery.group)
+    return f"{topic} {delivery.partition}:{delivery.offset} for group {group}"

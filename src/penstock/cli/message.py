@@ -1,0 +1,232 @@
+"""`penstock produce` and `penstock consume`: messages in and out, by hand or through a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from msgspec import UNSET
+
+from penstock.cli.connection import (
+    group_option,
+    json_flag,
+    owner_option,
+    topic_argument,
+    with_client,
+)
+from penstock.cli.terminal import Failure, hint, printable, show, show_json
+from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
+from penstock.client.requests import NewMessage
+from penstock.client.results import Produced
+from penstock.client.sync import Client
+from penstock.model.envelope import Envelope, RetryPolicy, Routing
+from penstock.model.errors import PenstockError
+from penstock.model.item import Item
+from penstock.model.limits import MAX_BATCH_ITEMS
+
+READ_BYTES = 1 << 20
+"""What is read from a pipe at once goes out in one request, if it is not too many lines."""
+
+
+@click.command()
+@topic_argument
+@click.argument("value", required=False)
+@click.option("--key", default="", help="Messages of one key go to one partition.")
+@click.option("--run-id", default="", help="The workflow run.")
+@click.option("--step-id", default="", help="The step of the run.")
+@click.option("--parent-step-id", default="", help="The step that caused it.")
+@click.option("--tenant-id", default="", help="The tenant; idempotency keys are its own.")
+@click.option("--idempotency-key", default="", help="A second message with it is not stored.")
+@click.option("--target-topic", default="", help="Store it in this topic instead.")
+@click.option("--partition-override", type=int, default=None, help="Store it in this partition.")
+@click.option("--deadline", default="", help="Refuse it after this time (RFC 3339 with a zone).")
+@click.option("--retry-max-attempts", type=int, default=0, help="Then it is dead-lettered.")
+@click.option("--retry-backoff-ms", type=int, default=0, help="Wait before the first retry.")
+@click.option("--retry-max-backoff-ms", type=int, default=0, help="Longest wait.")
+@json_flag
+@with_client
+def produce(
+    client: Client, topic: str, value: str | None, key: str, as_json: bool, **fields: Any
+) -> None:
+    """Produce VALUE to TOPIC, or each line of stdin when VALUE is - or not given."""
+    envelope = _envelope(fields)
+    if value is not None and value != "-":
+        outcomes = client.produce_batch([NewMessage(topic, value, key, envelope)])
+        _show_produced(outcomes[0], as_json)
+        return
+    if value is None and sys.stdin.isatty():
+        raise click.UsageError("give a VALUE, or - to read lines from stdin")
+    _produce_lines(client, NewMessage(topic, "", key, envelope), as_json)
+
+
+def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
+    """Stops after the first request of which something was refused, and says which line."""
+    stored = 0
+    number = 0
+    for lines in _batches_of_lines():
+        batch = [
+            (number + index, line) for index, line in enumerate(lines, start=1) if line.strip()
+        ]
+        number += len(lines)
+        if not batch:
+            continue
+        messages = [NewMessage(like.topic, line, like.key, like.envelope) for _, line in batch]
+        refused: list[str] = []
+        for (place, _), outcome in zip(batch, client.produce_batch(messages), strict=True):
+            if isinstance(outcome, PenstockError):
+                refused.append(f"line {place}: {outcome.code}: {outcome.message}")
+            else:
+                stored += 1
+                if as_json:
+                    _show_produced(outcome, as_json)
+        if refused:
+            more = f" (and {len(refused) - 1} more lines)" if len(refused) > 1 else ""
+            raise Failure(f"{refused[0]}{more}; {stored} messages were produced")
+    if not as_json:
+        show(f"produced {stored} {'message' if stored == 1 else 'messages'}")
+
+
+def _batches_of_lines() -> Iterator[list[str]]:
+    """The lines that are there already: a slow writer's leave at once, a file's in batches."""
+    rest = b""
+    while chunk := os.read(sys.stdin.fileno(), READ_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for start in range(0, len(whole), MAX_BATCH_ITEMS):
+            yield [_text(line) for line in whole[start : start + MAX_BATCH_ITEMS]]
+    if rest:
+        yield [_text(rest)]
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise Failure(f"stdin is not UTF-8: {error.reason}") from error
+
+
+def _envelope(fields: dict[str, Any]) -> Envelope | None:
+    policy = RetryPolicy(
+        max_attempts=fields.pop("retry_max_attempts"),
+        backoff_ms=fields.pop("retry_backoff_ms"),
+        max_backoff_ms=fields.pop("retry_max_backoff_ms"),
+    )
+    envelope = Envelope(**fields, retry_policy=None if policy == RetryPolicy() else policy)
+    return None if envelope == Envelope() else envelope
+
+
+def _show_produced(outcome: Produced | PenstockError, as_json: bool) -> None:
+    if isinstance(outcome, PenstockError):
+        raise outcome
+    if as_json:
+        show_json(outcome)
+    elif outcome.duplicate:
+        show(f"{printable(outcome.topic)}: this idempotency key is known; nothing was stored again")
+    else:
+        show(
+            f"produced to {printable(outcome.topic)}, "
+            f"partition {outcome.partition}, offset {outcome.offset}"
+        )
+
+
+@click.command()
+@topic_argument
+@group_option
+@owner_option
+@click.option(
+    "--lease-ms", type=int, default=DEFAULT_LEASE_MS, show_default=True,
+    help="How long a message is kept from others.",
+)  # fmt: skip
+@click.option("--ack", "acks", is_flag=True, help="Ack each message once it is printed.")
+@click.option("--max", "most", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option(
+    "--timeout", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
+    help="Stop when nothing has come for so long.",
+)  # fmt: skip
+@json_flag
+@with_client
+def consume(
+    client: Client,
+    topic: str,
+    group: str,
+    owner: str,
+    lease_ms: int,
+    acks: bool,
+    most: int | None,
+    wait_s: float | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC as they come, until Ctrl-C.
+
+    Without --ack a message comes again when its lease ends; `penstock ack` finishes it by hand.
+    """
+    # No more than will be printed is taken from others.
+    prefetch = 1 if acks else most or 0
+    stream = client.consume(
+        topic, group, owner=owner, lease_ms=lease_ms, prefetch=prefetch, wait_s=wait_s
+    )
+    printed = 0
+    try:
+        with stream:
+            for delivery in stream:
+                _show_delivery(delivery, as_json)
+                printed += 1
+                if printed == most:
+                    stream.close()
+                if acks:
+                    client.ack(delivery)
+                elif printed == 1:
+                    hint(_how_to_ack(delivery))
+    except KeyboardInterrupt:
+        return
+    if stream.timed_out:
+        if not printed:
+            hint(f"nothing came within {wait_s:g} s")
+    elif printed != most:
+        raise Failure("the broker ended the stream: it is stopping, or the topic was deleted")
+
+
+def _show_delivery(delivery: Delivery, as_json: bool) -> None:
+    if as_json:
+        show_json(_item(delivery))
+        return
+    details = {"attempt": delivery.attempts if delivery.attempts > 1 else ""}
+    details |= {"key": delivery.key, "last_error": delivery.last_error}
+    details |= {"label": delivery.routing.label}
+    for name in ("run_id", "step_id", "tenant_id", "idempotency_key"):
+        details[name] = getattr(delivery.envelope, name)
+    if delivery.envelope.dlq is not None:
+        details["died_in"] = (
+            f"{delivery.envelope.dlq.original_topic} ({delivery.envelope.dlq.group})"
+        )
+        details["last_error"] = delivery.envelope.dlq.last_error
+    shown = "  ".join(f"{name}={printable(str(text))}" for name, text in details.items() if text)
+    line = f"{delivery.partition}:{delivery.offset}  {printable(delivery.value)}"
+    show(f"{line}   {click.style(shown, dim=True)}" if shown else line)
+
+
+def _item(delivery: Delivery) -> Item:
+    """As it was on the wire."""
+    return Item(
+        delivery.partition,
+        delivery.offset,
+        delivery.attempts,
+        delivery.key,
+        delivery.value,
+        delivery.last_error,
+        UNSET if delivery.routing == Routing() else delivery.routing,
+        UNSET if delivery.envelope == Envelope() else delivery.envelope,
+        delivery.delivery_id,
+    )
+
+
+def _how_to_ack(delivery: Delivery) -> str:
+    return (
+        "not acked: it comes again when its lease ends. To finish it: penstock ack "
+        f"{printable(delivery.topic)} --group {printable(delivery.group)} "
+        f"--partition {delivery.partition} --offset {delivery.offset}"
+        + (f" --owner {printable(delivery.owner)}" if delivery.owner != "cli" else "")
+        + "; or consume with --ack"
+    )

@@ -1,0 +1,126 @@
+"""`penstock topic`: create, list, describe, configure, delete."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
+from penstock.cli.terminal import printable, show, show_json, show_table, size
+from penstock.client.results import Topic
+from penstock.client.sync import Client
+
+
+@click.group()
+def topic() -> None:
+    """Create, look at and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--partitions", "-p", default=1, show_default=True, help="Ordered parts it is split into."
+)
+@json_flag
+@with_client
+def create(client: Client, name: str, partitions: int, as_json: bool) -> None:
+    """Create the topic NAME."""
+    created = client.create_topic(name, partitions)
+    if as_json:
+        show_json(created)
+        return
+    what = "created" if created.status == "created" else "exists already:"
+    show(f"{what} topic {printable(created.name)}, {_count(created.partitions, 'partition')}")
+
+
+@topic.command("list")
+@json_flag
+@with_client
+def list_(client: Client, as_json: bool) -> None:
+    """List all topics."""
+    names = client.list_topics()
+    if as_json:
+        show_json({"topics": names})
+        return
+    for name in names:
+        show(printable(name))
+
+
+@topic.command()
+@click.argument("name")
+@json_flag
+@with_client
+def describe(client: Client, name: str, as_json: bool) -> None:
+    """Show the partitions of NAME, its groups and how far they are."""
+    found = client.describe_topic(name)
+    if as_json:
+        show_json(found)
+        return
+    show(f"topic {printable(found.name)}, {_retention(found)}\n")
+    show_table(
+        ("partition", " first", " next", " messages", " bytes", " unfinished"),
+        [
+            (
+                each.partition,
+                each.first_offset,
+                each.next_offset,
+                each.retained_msgs,
+                each.retained_bytes,
+                each.buffered_msgs,
+            )
+            for each in found.partitions
+        ],
+    )
+    if not found.groups:
+        show("\nno group has consumed from it yet")
+        return
+    show("")
+    show_table(
+        ("group", " consumers", " partition", " last acked", " in flight", " lag"),
+        [
+            (group.name, group.consumers, each.partition, last, each.in_flight, each.lag)
+            for group in found.groups
+            for each in group.partitions
+            for last in ["-" if each.last_acked < 0 else each.last_acked]
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--retention-ms", type=int, help="Keep finished messages so long; 0 is for ever.")
+@click.option("--retention-bytes", type=int, help="Keep so many bytes a partition; 0 is all.")
+@with_client
+def configure(
+    client: Client, name: str, retention_ms: int | None, retention_bytes: int | None
+) -> None:
+    """Set how long NAME keeps what every group has finished."""
+    if retention_ms is None and retention_bytes is None:
+        raise click.UsageError("give --retention-ms or --retention-bytes, or both")
+    client.configure_topic(name, retention_ms=retention_ms, retention_bytes=retention_bytes)
+    show(f"topic {printable(name)}, {_retention(client.describe_topic(name))}")
+
+
+@topic.command()
+@click.argument("name")
+@yes_flag
+@with_client
+def delete(client: Client, name: str, yes: bool) -> None:
+    """Delete NAME with its messages and groups."""
+    confirm(f"Delete topic {printable(name)} with all its messages and groups?", yes)
+    client.delete_topic(name)
+    show(f"deleted topic {printable(name)}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _retention(found: Topic) -> str:
+    limits = []
+    if found.retention_ms:
+        limits.append(f"for {found.retention_ms:,} ms")
+    if found.retention_bytes:
+        limits.append(f"up to {size(found.retention_bytes)} a partition")
+    if not limits:
+        return "keeps messages for ever"
+    return "keeps finished messages " + " and ".join(limits)

@@ -1,0 +1,33 @@
+"""`penstock version`: of this command and, if asked, of the broker."""
+
+from __future__ import annotations
+
+import platform
+
+import click
+
+from penstock import __version__
+from penstock.cli.connection import json_flag, with_client
+from penstock.cli.terminal import printable, show, show_json
+from penstock.client.sync import Client
+
+
+@click.command()
+@click.option("--broker", is_flag=True, help="Ask the broker for its version and durability.")
+@json_flag
+@with_client
+def version(client: Client, broker: bool, as_json: bool) -> None:
+    """Show the version of this command, or of a running broker."""
+    if not broker:
+        mine = {"version": __version__, "python": platform.python_version()}
+        if as_json:
+            show_json(mine)
+        else:
+            show(f"penstock {__version__} on Python {mine['python']}")
+        return
+    found = client.version()
+    if as_json:
+        show_json(found)
+    else:
+        show(printable(f"penstock {found.version} ({found.commit}) at {client.url}"))
+        show(printable(f"durability: {found.durability}"))

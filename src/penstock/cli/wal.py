@@ -1,0 +1,158 @@
+"""`penstock wal`: looks at, checks and repairs the log of a stopped broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.connection import json_flag
+from penstock.cli.terminal import Failure, printable, show, show_json, show_table, size
+from penstock.storage import offline
+from penstock.storage.vfs import Vfs
+
+RECORD_CHARS = 200
+"""How much of a record is shown to a person."""
+
+_directory = click.argument("directory", metavar="DIR")
+
+
+@click.group()
+def wal() -> None:
+    """Inspect, verify and repair the log of a stopped broker."""
+
+
+@wal.command()
+@_directory
+@click.option("--records", is_flag=True, help="Every record too, not only the segments.")
+@json_flag
+def inspect(directory: str, records: bool, as_json: bool) -> None:
+    """List the segments of the log in DIR, and what is in them."""
+    with _readable():
+        seen = offline.inspect(Vfs(), directory, records=records)
+        if as_json:
+            for each in seen:
+                show_json(_record(each) if isinstance(each, offline.RecordSeen) else each)
+            return
+        if not records:
+            summaries = [each for each in seen if isinstance(each, offline.SegmentSummary)]
+            _show_segments(summaries)
+            return
+        for each in seen:
+            if isinstance(each, offline.SegmentSummary):
+                show(f"{each.path}: {each.state}, {each.records} records in {each.frames} frames")
+            else:
+                _show_record(each)
+
+
+@wal.command()
+@_directory
+@json_flag
+def verify(directory: str, as_json: bool) -> None:
+    """Read the whole log in DIR and say what a start would say. Changes nothing.
+
+    Exit code 1 when the log is damaged.
+    """
+    with _readable():
+        report = offline.verify(Vfs(), directory)
+    if as_json:
+        show_json(report)
+    else:
+        _show_segments(report.segments)
+        show(f"\n{report.records:,} records in {report.frames:,} frames")
+        for tail in report.torn:
+            show(
+                f"torn tail: {tail.path} at byte {tail.position}, {tail.bytes} bytes of a write "
+                "that a crash interrupted; the next start cuts it off, and nothing is lost"
+            )
+    if report.damage is not None:
+        damage = report.damage
+        raise Failure(f"{damage.path} is damaged at byte {damage.position}: {damage.detail}")
+    if not as_json and not report.torn:
+        show("the log is sound")
+
+
+@wal.command()
+@_directory
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--set-damage-aside",
+    is_flag=True,
+    help="End the log before damage; what cannot be read is kept under another name.",
+)
+@json_flag
+def repair(directory: str, dry_run: bool, set_damage_aside: bool, as_json: bool) -> None:
+    """Cut a torn tail off the log in DIR; explain damage, or set it aside.
+
+    Exit code 1 when damage remains.
+    """
+    with _readable():
+        outcome = offline.repair(
+            Vfs(), directory, dry_run=dry_run, set_damage_aside=set_damage_aside
+        )
+    if as_json:
+        show_json(outcome)
+    else:
+        show(outcome.explanation)
+        for path, aside in outcome.set_aside.items():
+            show(f"{'kept' if outcome.done else 'would keep'} {path} as {aside}")
+        if outcome.done and outcome.cut:
+            show("done: the torn tail is cut off")
+        elif outcome.done and outcome.damage is not None:
+            show("done: the log ends before the damage")
+        elif dry_run and (outcome.cut or outcome.damage is not None):
+            show("nothing was changed: this was a dry run")
+    if outcome.damage is not None and not outcome.done:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A directory that is not there, or not ours to read, is no defect."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise Failure(str(error)) from error
+
+
+def _show_segments(segments: list[offline.SegmentSummary]) -> None:
+    show_table(
+        ("segment", "state", " first frame", " frames", " records", " used", " size"),
+        [
+            (
+                each.path,
+                each.state,
+                each.first_seq,
+                each.frames,
+                each.records,
+                f"{each.used:,}",
+                size(each.bytes),
+            )
+            for each in segments
+        ],
+    )
+
+
+def _show_record(seen: offline.RecordSeen) -> None:
+    if seen.record is None:
+        show(f"  {seen.position:>12}  unknown: {printable(seen.error)}")
+        return
+    fields = msgspec.json.encode(_fields(seen.record)).decode()
+    if len(fields) > RECORD_CHARS:
+        fields = f"{fields[:RECORD_CHARS]}… ({seen.bytes} bytes)"
+    show(f"  {seen.position:>12}  {type(seen.record).__name__:<16} {printable(fields)}")
+
+
+def _record(seen: offline.RecordSeen) -> dict[str, Any]:
+    shown: dict[str, Any] = {"position": seen.position, "bytes": seen.bytes}
+    if seen.record is None:
+        return shown | {"error": seen.error}
+    return shown | {"record": type(seen.record).__name__, "fields": _fields(seen.record)}
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    """By name: on disk a record is an array."""
+    return {name: getattr(record, name) for name in record.__struct_fields__}
