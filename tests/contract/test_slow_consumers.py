@@ -9,7 +9,7 @@ from tests.contract.checks import (
     assert_done,
     assert_refused,
 )
-from tests.contract.conftest import StartBroker
+from tests.contract.conftest import MakeTopic, StartBroker
 from tests.ndjson import ConsumeStream, Item, NoItem
 
 BIG = 32 * 1024
@@ -47,6 +47,22 @@ def test_a_reader_that_stands_still_holds_up_nobody_and_memory_stays_bounded(
     assert grown < 250 * 2**20, f"{grown / 2**20:.0f} MiB for 25 readers that do not read"
     for stream in stalled:
         stream.close()
+
+
+def test_a_backlog_of_large_messages_comes_whole_from_every_partition(
+    broker: BrokerProcess, make_topic: MakeTopic
+) -> None:
+    """driftq-24: a connection that is full for a moment forgets no partition."""
+    topic = make_topic(4)
+    for start in range(0, 120, 20):
+        batch = [
+            {"topic": topic, "value": "x" * 100_000, "envelope": {"partition_override": n % 4}}
+            for n in range(start, start + 20)
+        ]
+        assert broker.client.post("/v1/produce/batch", json=batch).status_code == 200
+    for group in ("one", "two", "three"):
+        with broker.consume(topic, group) as stream:
+            assert sorted(item.offset for item in stream.take(120)) == list(range(120))
 
 
 def test_a_consumer_that_stands_still_leaves_the_rest_to_others_of_its_group(

@@ -157,6 +157,20 @@ def test_a_deleted_group_takes_its_effects_with_it():
     broker.close()
 
 
+def test_a_deleted_topic_takes_the_effects_of_groups_that_never_consumed_with_it():
+    """driftq-70, 60: they would use up the registry for ever."""
+    broker = broker_with_ttl(max_idempotency_keys=1)
+    for _ in range(3):
+        assert broker.begin("k", group="never consumed") is None
+        assert broker.commit("k", "result", group="never consumed") is None
+        broker.must(broker.engine.delete_topic, "t")
+        check(broker.state)
+        broker.topic()
+    broker.crash()
+    check(broker.state)
+    broker.close()
+
+
 def test_a_committed_effect_keeps_its_message_out_of_the_dead_letters():
     """driftq-62: the effect happened; a crash before the ack must not make it a failure."""
     broker = broker_with_ttl()

@@ -183,7 +183,7 @@ class RandomBroker:
         ][: 1 + b % 3]
         kept: list[DeliveredItem] = []
         for item in items:
-            if is_effect_committed(topic, progress.group, item.effect_key) and not kept:
+            if is_effect_committed(progress.group, item.effect_key, self.now_ms) and not kept:
                 self.emit(skip(progress, item, self.now_ms))
             else:
                 kept.append(item)

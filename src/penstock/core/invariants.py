@@ -28,6 +28,7 @@ def check(state: BrokerState) -> None:
         _check_topic(state, topic)
     _check_timers(state)
     _check_produced(state.produced)
+    _check_effect_totals(state)
 
 
 def _must(holds: bool, promise: str, *place: object) -> None:
@@ -209,6 +210,14 @@ def _check_produced(produced: ProducedKeys) -> None:
         len(items),
         len(produced),
     )
+
+
+def _check_effect_totals(state: BrokerState) -> None:
+    registries = [topic.effects for topic in state.topics.values()]
+    totals = state.effect_totals
+    _must(totals.entries == sum(map(len, registries)), "effect_totals counts", totals.entries)
+    texts = sum(effects.text_bytes for effects in registries)
+    _must(totals.text_bytes == texts, "effect_totals counts the texts", totals.text_bytes, texts)
 
 
 def _check_effects(topic: Topic) -> None:

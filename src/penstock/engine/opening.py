@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState, apply, apply_message
 from penstock.engine.clock import Clock, SystemClock
@@ -29,8 +27,6 @@ DURABILITY = {
     "none": "the operating system decides when data reaches the disk: "
     "a power cut may lose recent answers, a crash of the broker loses nothing",
 }
-_log = logging.getLogger("penstock.engine")
-
 IN_MEMORY = "nothing is kept: all is lost when the broker stops"
 
 
@@ -87,8 +83,6 @@ def open_on_disk(
     except BaseException:
         lock.release()
         raise
-    for tail in wal.torn_tails:
-        _log.warning("trimmed a torn tail, left by a crash: %s", tail)
     clock.start_at(state.last_ts)
     disk = DataDirectory(vfs, directory, checkpoint.files)
     parts = Parts(state, wal, window, clock, scheduler, disk)

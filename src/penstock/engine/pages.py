@@ -101,8 +101,7 @@ class Pages:
         if chunk is None:
             return list
         # A chunk may begin in a segment that is sealed and dropped; history had that part.
-        first = self._log.first_position
-        positions = [position for position in chunk.positions if position >= first]
+        positions = chunk.positions_from(self._log.first_position)
         return lambda: _from_log(self._log, positions, offset)
 
     def _finish(self, key: _Key, page: list[Message]) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
+CHUNK_SPAN = 2**62
+"""How far apart in the log a chunk's first and last message may be."""
 MESSAGE_OVERHEAD = 320
 """What a small message costs in memory beside its key and value (bench/ measures it)."""
 
@@ -28,16 +30,26 @@ MESSAGE_OVERHEAD = 320
 class Chunk:
     """Up to CHUNK_MSGS neighbouring messages of a partition."""
 
-    __slots__ = ("bytes", "first", "last", "last_ts", "messages", "msgs", "positions")
+    __slots__ = ("_places", "base", "bytes", "first", "last", "last_ts", "messages", "msgs")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, base: int) -> None:
         self.first = first
+        self.base = base
         self.last = first
         self.last_ts = 0
         self.msgs = 0
         self.bytes = 0
         self.messages: list[Message] | None = []
-        self.positions = array("Q")
+        # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
+        self._places = array("Q")
+
+    def place(self, position: int) -> None:
+        self._places.append(position - self.base)
+
+    def positions_from(self, first: int) -> list[int]:
+        """Where in the log the messages are, without what lies below `first`."""
+        base = self.base
+        return [base + place for place in self._places if base + place >= first]
 
 
 class PartitionLog:
@@ -94,15 +106,19 @@ class Window:
         messages = None
         if chunks:
             chunk = chunks[-1]
-            if chunk.msgs < CHUNK_MSGS and chunk.bytes < CHUNK_BYTES:
+            if (
+                chunk.msgs < CHUNK_MSGS
+                and chunk.bytes < CHUNK_BYTES
+                and position - chunk.base < CHUNK_SPAN
+            ):
                 messages = chunk.messages
         if messages is None:
-            chunk = Chunk(message.offset)
+            chunk = Chunk(message.offset, position)
             chunks.append(chunk)
             self._resident.append((log, chunk))
             messages = chunk.messages = []
         messages.append(message)
-        chunk.positions.append(position)
+        chunk.place(position)
         chunk.last = message.offset
         chunk.last_ts = message.ts
         chunk.msgs += 1

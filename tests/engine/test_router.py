@@ -1,0 +1,187 @@
+"""The router's turn in a produce, with a router that answers when the test says so."""
+
+from __future__ import annotations
+
+from penstock.core.produce import Produce
+from penstock.engine.routing import Decided
+from penstock.model.envelope import Envelope, RoutingDecision
+from penstock.model.errors import FailedPrecondition, NotFound
+from penstock.model.records import Message
+from tests.engine.harness import LONG_MS, Broker, policy, values
+from tests.storage.faulty_vfs import FaultyVfs
+
+
+class Waiting:
+    """Keeps what it was asked; a test decides."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Produce, Decided]] = []
+
+    def route(self, command: Produce, decided: Decided) -> None:
+        self.asked.append((command, decided))
+
+    def answer(self, decision: RoutingDecision | None) -> None:
+        self.asked.pop(0)[1](decision)
+
+
+def routed() -> tuple[Broker, Waiting]:
+    router = Waiting()
+    broker = Broker(FaultyVfs(), router=router)
+    broker.topic("t", 2)
+    broker.topic("u", 3)
+    return broker, router
+
+
+def failures(broker: Broker) -> int:
+    assert broker.engine.routing is not None
+    return broker.engine.routing.failures
+
+
+def test_the_routers_target_and_partition_beat_the_producers():
+    """driftq-54: and label and meta come back with the item."""
+    broker, router = routed()
+    envelope = Envelope(target_topic="t", partition_override=1)
+    outcomes = broker.submit(broker.engine.produce, broker.command("t", "v", envelope=envelope))
+    broker.settle()
+    assert not outcomes
+    assert router.asked[0][0].topic == "t"
+    router.answer(RoutingDecision("label", "u", 2, {"a": "b"}))
+    broker.settle()
+    assert (outcomes[0].topic_id, outcomes[0].partition) == (broker.state.topics["u"].id, 2)
+    reader = broker.consume("u", lease_ms=LONG_MS)
+    item = reader.one()
+    assert (item.routing.label, item.routing.meta) == ("label", {"a": "b"})  # type: ignore[union-attr]
+    broker.crash()
+    again = broker.consume("u", lease_ms=LONG_MS)
+    assert again.one().routing == item.routing
+    broker.close()
+
+
+def test_a_router_that_fails_leaves_the_message_unrouted_and_is_counted():
+    """driftq-55."""
+    broker, router = routed()
+    outcomes = broker.submit(broker.engine.produce, broker.command("t", "v"))
+    router.answer(None)
+    broker.settle()
+    assert isinstance(outcomes[0], Message)
+    assert outcomes[0].routing is None
+    assert failures(broker) == 1
+    broker.close()
+
+
+def test_a_router_that_answers_nonsense_leaves_the_message_unrouted():
+    """driftq-55: an unknown target, a partition out of range."""
+    broker, router = routed()
+    for nonsense in (
+        RoutingDecision("label", "nowhere"),
+        RoutingDecision("label", "u", 3),
+        RoutingDecision("label", None, -1),
+    ):
+        outcomes = broker.submit(broker.engine.produce, broker.command("t", "v"))
+        router.answer(nonsense)
+        broker.settle()
+        message = outcomes[0]
+        assert isinstance(message, Message)
+        assert message.routing is None
+        assert message.topic_id == broker.state.topics["t"].id
+    assert failures(broker) == 3
+    broker.close()
+
+
+def test_while_a_key_is_pending_at_the_router_its_second_produce_is_refused():
+    """driftq-58."""
+    broker, router = routed()
+    envelope = Envelope(idempotency_key="k")
+    first = broker.submit(broker.engine.produce, broker.command("t", "a", envelope=envelope))
+    second = broker.try_produce("t", "b", envelope=envelope)
+    assert isinstance(second, FailedPrecondition)
+    other = broker.submit(
+        broker.engine.produce,
+        broker.command("t", "c", envelope=Envelope(idempotency_key="k", tenant_id="x")),
+    )
+    router.answer(RoutingDecision())
+    router.answer(RoutingDecision())
+    broker.settle()
+    assert isinstance(first[0], Message)
+    assert isinstance(other[0], Message)
+    third = broker.submit(broker.engine.produce, broker.command("t", "d", envelope=envelope))
+    router.answer(RoutingDecision())
+    broker.settle()
+    assert third == [None], "committed now"
+    broker.close()
+
+
+def test_a_produce_that_is_refused_after_the_router_leaves_its_key_free():
+    """driftq-58."""
+    broker, router = routed()
+    envelope = Envelope(idempotency_key="k")
+    command = broker.command("gone", "a", envelope=envelope)
+    for _ in range(2):
+        outcomes = broker.submit(broker.engine.produce, command)
+        router.answer(RoutingDecision("label"))
+        broker.settle()
+        assert isinstance(outcomes[0], NotFound)
+    broker.close()
+
+
+def test_two_keys_that_the_router_sends_to_one_topic_are_one_key_there():
+    """driftq-59: the final topic counts."""
+    broker, router = routed()
+    envelope = Envelope(idempotency_key="k")
+    outcomes = [
+        broker.submit(broker.engine.produce, broker.command(topic, "v", envelope=envelope))
+        for topic in ("t", "u")
+    ]
+    router.answer(RoutingDecision("", "u"))
+    router.answer(RoutingDecision("", "u"))
+    broker.settle()
+    assert isinstance(outcomes[0][0], Message)
+    assert outcomes[1] == [None]
+    broker.close()
+
+
+def test_a_batch_is_stored_in_order_when_its_last_message_is_routed():
+    """driftq-71, 54: whatever the order of the router's answers."""
+    broker, router = routed()
+    commands = [
+        broker.command("t", f"v{n}", envelope=Envelope(partition_override=0)) for n in range(3)
+    ]
+    outcomes = broker.submit(broker.engine.produce_many, commands)
+    for index in (2, 0, 1):
+        router.asked[index][1](RoutingDecision(f"label {index}"))
+        broker.settle()
+    assert [message.offset for message in outcomes[0]] == [0, 1, 2]
+    assert [message.routing.label for message in outcomes[0]] == ["label 0", "label 1", "label 2"]
+    broker.close()
+
+
+def test_an_empty_batch_is_answered():
+    """driftq-71: every item of a batch may be refused before it comes here."""
+    broker, _ = routed()
+    assert broker.must(broker.engine.produce_many, []) == []
+    assert broker.must(broker.engine.ack_many, []) == []
+    broker.close()
+
+
+def test_dead_letters_are_never_routed():
+    """driftq-56."""
+    broker, router = routed()
+    broker.submit(broker.engine.produce, broker.command("t", "v", envelope=policy(1)))
+    router.answer(RoutingDecision())
+    broker.settle()
+    reader = broker.consume()
+    assert broker.nack(reader, reader.one()) is None
+    assert not router.asked
+    assert values(broker.stored("dlq.t")) == ["v"]
+    broker.close()
+
+
+def test_a_topic_deleted_while_the_router_thinks_is_not_found():
+    """driftq-11, 70: an answer, not an accident."""
+    broker, router = routed()
+    outcomes = broker.submit(broker.engine.produce, broker.command("t", "v"))
+    broker.must(broker.engine.delete_topic, "t")
+    router.answer(RoutingDecision())
+    broker.settle()
+    assert isinstance(outcomes[0], NotFound)
+    broker.close()
