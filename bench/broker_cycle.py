@@ -67,7 +67,9 @@ class BrokerCycle:
             self._produces.write(_PRODUCE * freed)
         else:
             self._in_the_air -= freed
-            if not self._in_the_air and not self._ended.done():
+            if self._in_the_air < 0:
+                self._failed(BenchFailed("more was acked than produced: the topic was not empty"))
+            elif not self._in_the_air and not self._ended.done():
                 self._ended.set_result(None)
 
     def _failed(self, error: Exception) -> None:

@@ -15,6 +15,7 @@ The broker POSTs {"topic": ..., "message": {"key", "value", "envelope"}} and tak
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,10 +64,8 @@ def main() -> None:
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8090
     with ThreadingHTTPServer(("127.0.0.1", port), Router) as server:
         print(f"router on http://127.0.0.1:{server.server_port}/", flush=True)
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        except KeyboardInterrupt:
-            print("stopped")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
+from tests.contract.http_router import HttpRouter
 
 SMALL_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
 """Segments are filled with zeros ahead of their use: small ones make a start cheap."""
@@ -67,3 +68,10 @@ def make_topic(broker: BrokerProcess) -> MakeTopic:
         return broker.create_topic(new_name(), partitions)
 
     return make
+
+
+@pytest.fixture
+def http_router() -> Iterator[HttpRouter]:
+    router = HttpRouter()
+    yield router
+    router.close()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import assert_done, assert_not_found, assert_nothing_stored, new_name
 from tests.contract.conftest import StartBroker
+from tests.contract.http_router import HttpRouter
 from tests.ndjson import Item
 
 
@@ -265,52 +263,6 @@ def test_a_router_that_hangs_holds_up_nobody_else(routed: BrokerProcess) -> None
 
 
 # -- driftq-54, driftq-55 over HTTP ------------------------------------------------------------
-
-
-class HttpRouter:
-    """A router of the HTTP kind whose answer a test may set; it keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.answer: Callable[[Any], tuple[int, bytes]] = lambda _: (200, b"{}")
-        self.delay_s = 0.0
-        router = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                router.asked.append(body)
-                status, answer = router.answer(body)
-                time.sleep(router.delay_s)
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(answer)))
-                    self.end_headers()
-                    self.wfile.write(answer)
-                except (BrokenPipeError, ConnectionResetError):
-                    pass  # the broker did not wait
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/route"
-
-    def says(self, answer: Any) -> None:
-        self.answer = lambda _: (200, json.dumps(answer).encode())
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-@pytest.fixture
-def http_router() -> Iterator[HttpRouter]:
-    router = HttpRouter()
-    yield router
-    router.close()
 
 
 def test_an_http_router_is_asked_and_obeyed(

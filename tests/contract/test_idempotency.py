@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually, wait_until
@@ -17,6 +18,7 @@ from tests.contract.checks import (
     new_name,
 )
 from tests.contract.conftest import MakeTopic, StartBroker
+from tests.contract.http_router import HttpRouter
 
 
 def values(broker: BrokerProcess, topic: str, count: int) -> list[str]:
@@ -98,6 +100,44 @@ def test_of_many_at_once_one_message_is_stored(broker: BrokerProcess, topic: str
     assert 200 in statuses
     broker.put(topic, "after", envelope=keyed("k"))
     assert len(values(broker, topic, 1)) == 1
+
+
+def test_while_the_first_is_pending_the_second_is_409(
+    start_broker: StartBroker, http_router: HttpRouter
+) -> None:
+    """driftq-58: the first is with the router, and nobody knows yet how it will end."""
+    broker = start_broker("--router", http_router.url, "--router-timeout-ms", "10000")
+    topic = broker.create_topic("t")
+    replies: list[httpx.Response] = []
+
+    def produce(where: str) -> threading.Thread:
+        http_router.may_answer.clear()
+        asked = len(http_router.asked)
+
+        def send() -> None:
+            body = {"topic": where, "value": "first", "envelope": keyed("k")}
+            with broker.new_client() as client:
+                replies.append(client.post("/v1/produce", json=body))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        eventually(lambda: len(http_router.asked) > asked)
+        return thread
+
+    refused = produce("nowhere")
+    http_router.may_answer.set()
+    refused.join()
+    assert_not_found(replies.pop())
+    pending = produce(topic)
+    assert_refused(broker.produce(topic, "second", envelope=keyed("k")))
+    batch = [{"topic": topic, "value": "third", "envelope": keyed("k")}]
+    (result,) = broker.client.post("/v1/produce/batch", json=batch).json()["results"]
+    assert (result.get("code"), result.get("error")) == (409, "FAILED_PRECONDITION")
+    http_router.may_answer.set()
+    pending.join()
+    assert replies.pop().status_code == 200
+    broker.put(topic, "fourth", envelope=keyed("k"))
+    assert values(broker, topic, 1) == ["first"]
 
 
 def test_a_refused_produce_leaves_its_key_free(start_broker: StartBroker) -> None:

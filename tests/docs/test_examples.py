@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ curl() { local code=0; command curl "$@" || code=$?; [ $code -eq 28 ] || return 
 """
 
 
+@pytest.mark.skipif(
+    shutil.which("curl") is None and "CI" not in os.environ, reason="curl is not installed"
+)
 @pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> None:
     blocks = blocks_of(page.read_text(encoding="utf-8"))

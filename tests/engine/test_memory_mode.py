@@ -117,7 +117,7 @@ def test_the_contract_holds_without_a_disk():
     assert values(broker.stored("dlq.t", 0)) == ["a"]
     broker.pass_ms(310)
     assert (reader.items[0].value, reader.items[0].attempts) == ("b", 2)
-    broker.pass_ms(1010)
+    broker.pass_ms(1620)
     assert reader.items[-1].last_error == "ack_timeout"
     broker.must(broker.engine.delete_topic, "t")
     assert reader.ended

@@ -94,7 +94,7 @@ def test_a_lagging_group_goes_on_in_order_after_a_restart(restart):
 
 def test_redeliveries_and_burials_find_their_bodies_on_disk():
     """driftq-36, 39: long after memory forgot them."""
-    broker = on_disk(limits=TIGHT, options=SEGMENTS)
+    broker = on_disk(limits=Limits(memory_bytes=20 * KIB), options=SEGMENTS)
     broker.topic()
     reader = broker.consume(lease_ms=1000)
     broker.produce("t", "dying".ljust(400, "."), envelope=policy(2, 500))
@@ -110,6 +110,7 @@ def test_redeliveries_and_burials_find_their_bodies_on_disk():
             else:
                 assert broker.ack(reader, item) is None
         broker.pass_ms(510)
+    broker.pass_ms(510)
     (copy,) = broker.stored("dlq.t")
     assert copy.value.startswith("dying")
     assert any(item.value.startswith("waiting") for item in reader.items)

@@ -6,11 +6,10 @@ what they mean.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
@@ -30,34 +29,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncOperation(Generic[P, T]):
-    """A method of the client that sends the call which `build` makes of its arguments."""
+def _operation(
+    build: Callable[P, Call[T]],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """A method that sends the call which `build` makes of its arguments."""
 
-    def __init__(self, build: Callable[P, Call[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-        self.__name__ = build.__name__
-        self.__signature__ = inspect.signature(build)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(build(*args, **kwargs))
 
-    @overload
-    def __get__(self, client: None, owner: type[AsyncClient]) -> Self: ...
-
-    @overload
-    def __get__(
-        self, client: AsyncClient, owner: type[AsyncClient]
-    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-
-    def __get__(
-        self, client: AsyncClient | None, owner: type[AsyncClient]
-    ) -> Self | Callable[P, Coroutine[Any, Any, T]]:
-        if client is None:
-            return self
-
-        async def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            return await client.send(self._build(*args, **kwargs))
-
-        method.__doc__, method.__name__ = self.__doc__, self.__name__
-        return method
+    return requests.named_like(method, build)
 
 
 class AsyncClient:
@@ -66,25 +46,25 @@ class AsyncClient:
     `transport` is httpx's, for tests that want no socket.
     """
 
-    create_topic = AsyncOperation(requests.create_topic)
-    list_topics = AsyncOperation(requests.list_topics)
-    describe_topic = AsyncOperation(requests.describe_topic)
-    configure_topic = AsyncOperation(requests.configure_topic)
-    delete_topic = AsyncOperation(requests.delete_topic)
-    delete_group = AsyncOperation(requests.delete_group)
-    produce = AsyncOperation(requests.produce)
-    produce_batch = AsyncOperation(requests.produce_batch)
-    ack = AsyncOperation(requests.ack)
-    ack_batch = AsyncOperation(requests.ack_batch)
-    nack = AsyncOperation(requests.nack)
-    extend = AsyncOperation(requests.extend)
-    begin_effect = AsyncOperation(requests.begin_effect)
-    renew_effect = AsyncOperation(requests.renew_effect)
-    commit_effect = AsyncOperation(requests.commit_effect)
-    fail_effect = AsyncOperation(requests.fail_effect)
-    version = AsyncOperation(requests.version)
-    health = AsyncOperation(requests.health)
-    ready = AsyncOperation(requests.ready)
+    create_topic = _operation(requests.create_topic)
+    list_topics = _operation(requests.list_topics)
+    describe_topic = _operation(requests.describe_topic)
+    configure_topic = _operation(requests.configure_topic)
+    delete_topic = _operation(requests.delete_topic)
+    delete_group = _operation(requests.delete_group)
+    produce = _operation(requests.produce)
+    produce_batch = _operation(requests.produce_batch)
+    ack = _operation(requests.ack)
+    ack_batch = _operation(requests.ack_batch)
+    nack = _operation(requests.nack)
+    extend = _operation(requests.extend)
+    begin_effect = _operation(requests.begin_effect)
+    renew_effect = _operation(requests.renew_effect)
+    commit_effect = _operation(requests.commit_effect)
+    fail_effect = _operation(requests.fail_effect)
+    version = _operation(requests.version)
+    health = _operation(requests.health)
+    ready = _operation(requests.ready)
 
     def __init__(
         self,

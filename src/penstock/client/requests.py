@@ -8,6 +8,7 @@ broker raised, by its code.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,7 @@ from penstock.model.errors import (
 )
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
 _BY_STATUS: dict[int, type[PenstockError]] = {
     error.http_status: error
@@ -72,6 +74,19 @@ class Call(Generic[T]):
                 f"{self.method} {self.path} was answered with something unexpected "
                 f"({error}); is this a Penstock broker?"
             ) from error
+
+
+def named_like(method: M, build: Callable[..., object]) -> M:
+    """The method of a client, with the name, the text and the parameters of its call."""
+    signature = inspect.signature(build)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    answer = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")
+    signature = signature.replace(
+        parameters=[own, *signature.parameters.values()], return_annotation=answer
+    )
+    method.__name__, method.__doc__ = build.__name__, build.__doc__
+    setattr(method, "__signature__", signature)  # noqa: B010 - no attribute a type checker knows
+    return method
 
 
 class NewMessage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,11 +6,10 @@ only carries them, and must not know what they mean.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Generic, ParamSpec, Self, TypeVar, overload
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
@@ -30,30 +29,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Operation(Generic[P, T]):
-    """A method of the client that sends the call which `build` makes of its arguments."""
+def _operation(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    """A method that sends the call which `build` makes of its arguments."""
 
-    def __init__(self, build: Callable[P, Call[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-        self.__name__ = build.__name__
-        self.__signature__ = inspect.signature(build)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(build(*args, **kwargs))
 
-    @overload
-    def __get__(self, client: None, owner: type[Client]) -> Self: ...
-
-    @overload
-    def __get__(self, client: Client, owner: type[Client]) -> Callable[P, T]: ...
-
-    def __get__(self, client: Client | None, owner: type[Client]) -> Self | Callable[P, T]:
-        if client is None:
-            return self
-
-        def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            return client.send(self._build(*args, **kwargs))
-
-        method.__doc__, method.__name__ = self.__doc__, self.__name__
-        return method
+    return requests.named_like(method, build)
 
 
 class Client:
@@ -62,25 +44,25 @@ class Client:
     `transport` is httpx's, for tests that want no socket.
     """
 
-    create_topic = Operation(requests.create_topic)
-    list_topics = Operation(requests.list_topics)
-    describe_topic = Operation(requests.describe_topic)
-    configure_topic = Operation(requests.configure_topic)
-    delete_topic = Operation(requests.delete_topic)
-    delete_group = Operation(requests.delete_group)
-    produce = Operation(requests.produce)
-    produce_batch = Operation(requests.produce_batch)
-    ack = Operation(requests.ack)
-    ack_batch = Operation(requests.ack_batch)
-    nack = Operation(requests.nack)
-    extend = Operation(requests.extend)
-    begin_effect = Operation(requests.begin_effect)
-    renew_effect = Operation(requests.renew_effect)
-    commit_effect = Operation(requests.commit_effect)
-    fail_effect = Operation(requests.fail_effect)
-    version = Operation(requests.version)
-    health = Operation(requests.health)
-    ready = Operation(requests.ready)
+    create_topic = _operation(requests.create_topic)
+    list_topics = _operation(requests.list_topics)
+    describe_topic = _operation(requests.describe_topic)
+    configure_topic = _operation(requests.configure_topic)
+    delete_topic = _operation(requests.delete_topic)
+    delete_group = _operation(requests.delete_group)
+    produce = _operation(requests.produce)
+    produce_batch = _operation(requests.produce_batch)
+    ack = _operation(requests.ack)
+    ack_batch = _operation(requests.ack_batch)
+    nack = _operation(requests.nack)
+    extend = _operation(requests.extend)
+    begin_effect = _operation(requests.begin_effect)
+    renew_effect = _operation(requests.renew_effect)
+    commit_effect = _operation(requests.commit_effect)
+    fail_effect = _operation(requests.fail_effect)
+    version = _operation(requests.version)
+    health = _operation(requests.health)
+    ready = _operation(requests.ready)
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ if and only if it can take another delivery; the ring's order is the round robin
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
@@ -15,6 +16,8 @@ from penstock.core.groups import Group, Progress, Unfinished
 from penstock.model.item import Item
 from penstock.model.limits import MAX_UNWRITTEN_BYTES
 from penstock.model.records import Message
+
+_log = logging.getLogger("penstock.engine")
 
 
 class Sink(Protocol):
@@ -123,6 +126,13 @@ class Consumer:
         if not self.closed:
             self.closed = True
             self._changed(self)
+
+    def end(self, reason: str) -> None:
+        """The broker ends the stream."""
+        try:
+            self.sink.end(reason)
+        except Exception:  # noqa: BLE001 - one departed client must not stop the others
+            _log.exception("a stream could not be ended; the others go on")
 
     def expect(self, entry: Unfinished, item: Item) -> None:
         """A delivery was decided for this consumer; it leaves when its record is durable."""

@@ -86,11 +86,11 @@ class Dispatcher:
             consumer.closed = True
             consumer.unwritten.clear()
             del self._consumers[consumer.id]
-            consumer.sink.end(reason)
+            consumer.end(reason)
 
     def end_all(self, reason: str) -> None:
         for consumer in list(self._consumers.values()):
-            consumer.sink.end(reason)
+            consumer.end(reason)
             consumer.close()
 
     def _consumer_changed(self, consumer: Consumer) -> None:

@@ -11,10 +11,12 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from msgspec import MsgspecError
+
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import MESSAGE_OVERHEAD, PartitionLog, Window
 from penstock.model.records import Message, decode_record
-from penstock.storage.errors import SegmentGone
+from penstock.storage.errors import SegmentGone, StorageError
 from penstock.storage.history import HistoryGone
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
@@ -81,7 +83,7 @@ class Pages:
             except (SegmentGone, HistoryGone):
                 # Sealed or rewritten between the look-up and the read: look again.
                 self._scheduler.post(lambda: self._start(key, log))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, StorageError, MsgspecError) as error:
                 _log.error("cannot read topic %d partition %d: %s", key[0], key[1], error)
                 self._scheduler.post(lambda: self._again(key, log))
             else:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.topics import Partition, Topic
 from penstock.engine.parts import Parts
-from penstock.engine.window import PartitionLog
+from penstock.engine.window import Chunk, PartitionLog
 from penstock.model.records import Trimmed
 from penstock.storage.history import BatchRef
+
+RECLAIM_CHUNKS = 64
+"""Looked at for one produce that finds no memory; the next one looks further."""
 
 
 class _Cut:
@@ -58,21 +61,29 @@ class Retention:
         return removed
 
     def reclaim_memory(self) -> None:
-        """Without a disk: lets go of the oldest messages that every group has finished."""
-        window, state = self._parts.window, self._parts.state
-        while window.is_over():
-            log = window.oldest()
-            if log is None:
+        """Without a disk: lets go of messages that every group has finished, oldest first. What
+        has to stay is put back, so that it keeps nothing else."""
+        window = self._parts.window
+        for _ in range(RECLAIM_CHUNKS):
+            if not window.is_over():
                 return
-            topic = state.topics_by_id[log.topic_id]
-            partition = topic.partitions[log.partition]
-            cut = _Cut(topic, partition, _floor(topic, partition), 0)
-            chunk = log.chunks[0]
-            if not topic.groups or chunk.last >= _floor(topic, partition):
+            oldest = window.take_oldest()
+            if oldest is None:
                 return
-            cut.take(chunk.last, chunk.msgs, chunk.bytes)
-            if not self._record(topic, partition, log, cut):
-                return
+            if not self._reclaim(*oldest):
+                window.put_back(*oldest)
+
+    def _reclaim(self, log: PartitionLog, chunk: Chunk) -> bool:
+        topic = self._parts.state.topics_by_id[log.topic_id]
+        partition = topic.partitions[log.partition]
+        floor = _floor(topic, partition)
+        if not topic.groups or chunk.last >= floor or chunk is not log.chunks[0]:
+            return False
+        cut = _Cut(topic, partition, floor, 0)
+        for message in chunk.messages or ():
+            if message.offset >= partition.first_offset:
+                cut.take(message.offset, 1, utf8_bytes(message.key) + utf8_bytes(message.value))
+        return self._record(topic, partition, log, cut)
 
     def _trim(self, topic: Topic, partition: Partition, now_ms: int) -> int:
         log = self._parts.window.log(topic.id, partition.index)

@@ -86,6 +86,8 @@ def route_many(
         if not left:
             store(outcomes)
 
+    if not commands:
+        store(outcomes)
     own = gate.free_among(commands)
     for index, command in enumerate(commands):
         try:

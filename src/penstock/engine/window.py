@@ -23,6 +23,8 @@ CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
 CHUNK_SPAN = 2**62
 """How far apart in the log a chunk's first and last message may be."""
+MOST_REMOVED = 1000
+"""Removed chunks that may wait in the queue of those to evict, however few there are."""
 MESSAGE_OVERHEAD = 320
 """What a small message costs in memory beside its key and value (bench/ measures it)."""
 
@@ -86,16 +88,18 @@ class Window:
         self.memory_bytes = memory_bytes
         self.used_bytes = 0
         self._topics: dict[int, list[PartitionLog]] = {}
+        # Oldest first; those that were removed before their turn stay until they are many.
         self._resident: deque[tuple[PartitionLog, Chunk]] = deque()
+        self._removed = 0
 
     def open_topic(self, topic_id: int, partitions: int) -> None:
         self._topics[topic_id] = [PartitionLog(topic_id, index) for index in range(partitions)]
 
     def drop_topic(self, topic_id: int) -> None:
         for log in self._topics.pop(topic_id):
-            for chunk in log.chunks:
-                self._evict(chunk)
+            self._remove(log.chunks)
             log.chunks.clear()
+            log.refs.clear()
 
     def log(self, topic_id: int, partition: int) -> PartitionLog:
         return self._topics[topic_id][partition]
@@ -135,11 +139,16 @@ class Window:
             self._evict(chunk)
             _drop_sealed(log)
 
-    def oldest(self) -> PartitionLog | None:
-        """The partition whose resident messages have been in memory longest."""
-        while self._resident and self._resident[0][1].messages is None:
-            self._resident.popleft()
-        return self._resident[0][0] if self._resident else None
+    def take_oldest(self) -> tuple[PartitionLog, Chunk] | None:
+        """The chunk whose turn it is to go; it goes, or is put back to the end of the queue."""
+        while self._resident:
+            log, chunk = self._resident.popleft()
+            if chunk.messages is not None:
+                return log, chunk
+        return None
+
+    def put_back(self, log: PartitionLog, chunk: Chunk) -> None:
+        self._resident.append((log, chunk))
 
     def resident(self, log: PartitionLog, offset: int) -> list[Message] | None:
         """The messages of the chunk around the first one at or after `offset`, if in memory."""
@@ -176,10 +185,19 @@ class Window:
         log.first_offset = before
         log.refs = [ref for ref in log.refs if ref.last >= before]
         gone = bisect_left(log.chunks, before, key=_last_of)
-        for chunk in log.chunks[:gone]:
-            self._evict(chunk)
+        self._remove(log.chunks[:gone])
         del log.chunks[:gone]
         log.dropped_end = max(log.dropped_end, before)
+
+    def _remove(self, chunks: list[Chunk]) -> None:
+        """These hold nothing that is wanted any more, in memory or elsewhere."""
+        for chunk in chunks:
+            self._evict(chunk)
+        self._removed += len(chunks)
+        if self._removed > MOST_REMOVED and self._removed * 2 > len(self._resident):
+            self._removed = 0
+            live = [entry for entry in self._resident if entry[1].messages is not None]
+            self._resident = deque(live)
 
     def _evict(self, chunk: Chunk) -> None:
         if chunk.messages is not None:

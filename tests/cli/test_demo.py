@@ -1,0 +1,89 @@
+"""The tour that a newcomer takes first, and the examples beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import SOURCE, BrokerProcess
+
+ROOT = SOURCE.parent
+
+
+def test_the_demo_runs_to_its_end_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "demo.py"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "all 1000 messages are there, and all 500 acks" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("function", ["route", "route_async"])
+def test_the_callable_router_of_the_examples_routes(function: str) -> None:
+    env = {"PYTHONPATH": str(ROOT / "examples")}
+    broker = BrokerProcess(None, "--router", f"router_callable:{function}", env=env)
+    try:
+        broker.start()
+        for topic in ("tickets", "tickets.urgent"):
+            broker.create_topic(topic)
+        broker.put("tickets", "the printer is on FIRE")
+        with broker.consume("tickets.urgent") as stream:
+            assert stream.next().members["routing"] == {
+                "label": "urgent",
+                "meta": {"because": "fire"},
+            }
+    finally:
+        broker.close()
+
+
+def test_the_http_router_of_the_examples_routes() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-u", ROOT / "examples" / "router_http.py", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as router:
+        assert router.stdout is not None
+        address = router.stdout.readline().split()[-1]
+        broker = BrokerProcess(None, "--router", address)
+        try:
+            broker.start().create_topic("orders")
+            broker.put("orders", '{"amount": 12000}')
+            with broker.consume("orders") as stream:
+                assert stream.next().members["routing"]["label"] == "large"
+        finally:
+            broker.close()
+            router.send_signal(signal.SIGINT)
+    assert router.returncode == 0
+
+
+def test_the_worker_of_the_examples_works_and_stops() -> None:
+    broker = BrokerProcess(None)
+    try:
+        broker.start().create_topic("orders")
+        broker.put("orders", "17 EUR", envelope={"idempotency_key": "o1"})
+        env = {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url}
+        with subprocess.Popen(
+            [sys.executable, "-u", ROOT / "examples" / "worker.py"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        ) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline().startswith("waiting for orders")
+            assert worker.stdout.readline() == "charging 17 EUR (attempt 1)\n"
+            worker.terminate()
+        assert worker.returncode == 0
+    finally:
+        broker.close()

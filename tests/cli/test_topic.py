@@ -1,0 +1,71 @@
+"""`penstock topic` and `penstock group`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.broker_process import BrokerProcess
+from tests.cli.conftest import Run
+
+
+def test_a_topic_is_created_listed_and_deleted(penstock: Run) -> None:
+    created = penstock("topic", "create", "life", "--partitions", "3")
+    assert (created.code, created.out) == (0, "created topic life, 3 partitions\n")
+    assert "life" in penstock("topic", "list").out.splitlines()
+    assert penstock("topic", "create", "life", "-p", "3").out.startswith("exists already")
+    assert penstock("topic", "delete", "life", "--yes").code == 0
+    assert "life" not in penstock("topic", "list").out.splitlines()
+
+
+def test_deleting_asks_first(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("precious")
+    refused = penstock("topic", "delete", "precious", stdin="n\n")
+    assert refused.code == 1
+    assert "Delete topic precious" in refused.err
+    assert "precious" in penstock("topic", "list").out.splitlines()
+    assert penstock("topic", "delete", "precious", stdin="y\n").code == 0
+
+
+def test_describe_shows_partitions_and_groups(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("shown", 2)
+    assert "no group has consumed" in penstock("topic", "describe", "shown").out
+    broker.put("shown", "v")
+    with broker.consume("shown", group="readers") as stream:
+        stream.next()
+    text = penstock("topic", "describe", "shown").out
+    assert "readers" in text
+    assert "in flight" in text
+    found = json.loads(penstock("topic", "describe", "shown", "--json").out)
+    assert [each["partition"] for each in found["partitions"]] == [0, 1]
+    assert found["groups"][0]["partitions"][0]["in_flight"] == 1
+
+
+def test_configure_sets_the_retention_and_shows_it(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("kept")
+    done = penstock("topic", "configure", "kept", "--retention-ms", "60000")
+    assert (done.code, done.out) == (
+        0,
+        "topic kept, keeps finished messages for 60,000 ms\n",
+    )
+    assert penstock("topic", "configure", "kept").code == 2
+
+
+def test_a_group_is_deleted(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("grouped")
+    with broker.consume("grouped", group="gone"):
+        pass
+    assert penstock("group", "delete", "grouped", "gone", "--yes").code == 0
+    assert json.loads(penstock("topic", "describe", "grouped", "--json").out)["groups"] == []
+
+
+def test_a_name_with_a_slash_and_a_space_is_reached(penstock: Run) -> None:
+    assert penstock("topic", "create", "a b/c?").code == 0
+    assert penstock("topic", "describe", "a b/c?").code == 0
+    assert penstock("topic", "delete", "a b/c?", "-y").code == 0
+
+
+def test_an_error_of_the_broker_is_its_code_and_message(penstock: Run) -> None:
+    unknown = penstock("topic", "describe", "nowhere")
+    assert unknown.code == 1
+    assert unknown.err.startswith("Error: NOT_FOUND: ")
+    assert unknown.err.count("\n") == 1

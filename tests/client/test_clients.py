@@ -1,0 +1,299 @@
+"""Both clients against a real broker: the same operations, awaited or not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.client import (
+    AsyncClient,
+    Client,
+    DeliveryRef,
+    EffectRef,
+    Envelope,
+    NewMessage,
+    RetryPolicy,
+    requests,
+)
+from penstock.client.requests import Call
+from penstock.client.results import Begun
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    Unauthenticated,
+    Unavailable,
+)
+from tests.broker_process import SOURCE, BrokerProcess
+
+
+def test_a_message_goes_all_the_way(client: Client, topic: str) -> None:
+    policy = RetryPolicy(max_attempts=3)
+    envelope = Envelope(run_id="r", tenant_id="t", partition_override=0, retry_policy=policy)
+    assert client.produce(topic, "a\u2028b", key="k", envelope=envelope).topic == topic
+    with client.consume(topic, "g", owner="me") as stream:
+        delivery = next(stream)
+        assert (delivery.value, delivery.key, delivery.envelope) == ("a\u2028b", "k", envelope)
+        assert (delivery.topic, delivery.group, delivery.owner) == (topic, "g", "me")
+        client.extend(delivery, 60_000)
+        client.nack(delivery, "not now")
+        again = next(stream)
+        assert (again.attempts, again.last_error) == (2, "not now")
+        with pytest.raises(FailedPrecondition):
+            client.ack(delivery)  # its delivery_id is of the attempt before
+        client.ack(again)
+    assert list(client.consume(topic, "g", wait_s=0.2)) == []
+
+
+def test_the_items_of_a_batch_stand_or_fall_alone(client: Client, topic: str) -> None:
+    good, bad = client.produce_batch([NewMessage(topic, "v"), NewMessage("nowhere", "v")])
+    assert not isinstance(good, PenstockError)
+    assert (good.partition, good.offset) == (0, 0)
+    assert isinstance(bad, NotFound)
+    delivery = next(client.consume(topic, "g"))
+    other = DeliveryRef(topic=topic, group="g", partition=0, offset=99, owner="me")
+    acked, refused = client.ack_batch([delivery, other])
+    assert acked is None
+    assert isinstance(refused, FailedPrecondition)
+
+
+def test_topics_are_described_configured_and_deleted(client: Client) -> None:
+    assert client.create_topic("life", 2).status == "created"
+    assert client.create_topic("life", 2).status == "exists"
+    client.configure_topic("life", retention_ms=60_000)
+    with client.consume("life", "g"):
+        described = client.describe_topic("life")
+    assert (described.retention_ms, len(described.partitions)) == (60_000, 2)
+    assert described.groups[0].name == "g"
+    client.delete_group("life", "g")
+    assert client.describe_topic("life").groups == []
+    client.delete_topic("life")
+    assert "life" not in client.list_topics()
+    with pytest.raises(NotFound):
+        client.describe_topic("life")
+
+
+def test_an_effect_is_begun_renewed_failed_and_committed(client: Client, topic: str) -> None:
+    effect = EffectRef(topic=topic, group="g", key="k", owner="me")
+    theirs = EffectRef(topic=topic, group="g", key="k", owner="they")
+    assert client.begin_effect(effect) == Begun("RUN")
+    with pytest.raises(FailedPrecondition):
+        client.begin_effect(theirs)
+    client.renew_effect(effect)
+    client.fail_effect(effect, "no")
+    assert client.begin_effect(theirs).status == "RUN"
+    client.commit_effect(theirs, "done")
+    assert client.begin_effect(effect) == Begun("COMMITTED", "done")
+
+
+def test_version_and_health(client: Client) -> None:
+    assert client.version().wal_enabled is False
+    assert client.health().status == "ok"
+    assert client.ready().status == "ready"
+
+
+def test_consume_of_an_unknown_topic_fails_when_it_is_opened(client: Client) -> None:
+    with pytest.raises(NotFound), client.consume("nowhere", "g"):
+        pass
+    with pytest.raises(NotFound):
+        next(client.consume("nowhere", "g"))
+
+
+def test_the_end_of_the_topic_ends_the_iteration(client: Client, topic: str) -> None:
+    stream = client.consume(topic, "g").open()
+    client.delete_topic(topic)
+    assert list(stream) == []
+    assert stream.ended
+    assert not stream.timed_out
+
+
+def test_wait_s_ends_the_iteration_in_time(client: Client, topic: str) -> None:
+    client.produce(topic, "v")
+    stream = client.consume(topic, "g", wait_s=0.3)
+    started = time.monotonic()
+    assert [delivery.value for delivery in stream] == ["v"]
+    assert 0.3 <= time.monotonic() - started < 3
+    assert stream.timed_out
+
+
+def test_an_idle_stream_outlives_the_timeout(broker: BrokerProcess, topic: str) -> None:
+    """Blank lines show that the broker is there; they are no deliveries."""
+    with Client(broker.url, timeout_s=0.25) as client:
+        stream = client.consume(topic, "g", wait_s=1.0)
+        assert list(stream) == []
+        assert stream.timed_out
+
+
+def test_prefetch_bounds_what_is_taken(client: Client, topic: str) -> None:
+    client.produce_batch([NewMessage(topic, str(n)) for n in range(5)])
+    with client.consume(topic, "g", prefetch=2, wait_s=0.2) as stream:
+        assert [delivery.value for delivery in stream] == ["0", "1"]
+
+
+def test_a_client_may_be_shared_by_threads(client: Client, topic: str) -> None:
+    def produce() -> None:
+        for _ in range(20):
+            client.produce(topic, "v")
+
+    threads = [threading.Thread(target=produce) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert client.describe_topic(topic).next_offset == 160
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_no_broker_is_unavailable_and_says_how_to_start_one(nowhere: str) -> None:
+    with Client(nowhere) as client:
+        for ask in (client.version, client.consume("t", "g").open):
+            with pytest.raises(Unavailable, match="penstock serve") as failure:
+                ask()
+            assert failure.value.retryable
+            assert nowhere in failure.value.message
+
+
+def test_a_broker_that_does_not_answer_is_unavailable() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url, timeout_s=0.2) as client, pytest.raises(Unavailable, match="in time"):
+            client.version()
+
+
+def test_a_killed_broker_breaks_the_stream_as_unavailable() -> None:
+    broker = BrokerProcess(None)
+    try:
+        broker.start().create_topic("t")
+        with Client(broker.url) as client:
+            stream = client.consume("t", "g").open()
+            broker.kill()
+            with pytest.raises(Unavailable):
+                next(stream)
+            assert stream.ended
+    finally:
+        broker.close()
+
+
+@pytest.mark.parametrize("url", ["", "nonsense", "http://", "ftp://127.0.0.1", "http://h:port"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidArgument):
+            kind(url)
+
+
+def test_a_token_is_sent_and_a_wrong_one_refused() -> None:
+    broker = BrokerProcess(None, env={"PENSTOCK_TOKEN": "sesame"})
+    try:
+        broker.start()
+        with Client(broker.url, token="sesame") as client:
+            assert client.list_topics() == []
+        with Client(broker.url, token="salami") as client, pytest.raises(Unauthenticated):
+            client.list_topics()
+        with pytest.raises(InvalidArgument):
+            Client(broker.url, token="two\nlines")
+    finally:
+        broker.close()
+
+
+def test_a_proxy_of_the_environment_is_not_used(
+    broker: BrokerProcess, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", nowhere)
+    with Client(broker.url) as client:
+        assert client.health().status == "ok"
+
+
+# -- the async client ----------------------------------------------------------------------------
+
+
+def test_the_async_client_goes_all_the_way(broker: BrokerProcess, topic: str) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url) as client:
+            await asyncio.gather(*(client.produce(topic, str(n)) for n in range(5)))
+            values = set()
+            async with client.consume(topic, "g", wait_s=0.3) as stream:
+                async for delivery in stream:
+                    values.add(delivery.value)
+                    await client.ack(delivery)
+            assert values == {"0", "1", "2", "3", "4"}
+            assert stream.timed_out
+            with pytest.raises(NotFound):
+                await client.produce("nowhere", "v")
+            with pytest.raises(NotFound):
+                await client.consume("nowhere", "g").open()
+
+    asyncio.run(scenario())
+
+
+def test_the_async_client_without_a_broker_is_unavailable(nowhere: str) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(nowhere) as client:
+            with pytest.raises(Unavailable, match="penstock serve"):
+                await client.version()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_topic_ends_the_async_iteration(broker: BrokerProcess, topic: str) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url) as client:
+            stream = await client.consume(topic, "g").open()
+            await client.delete_topic(topic)
+            assert [delivery async for delivery in stream] == []
+            assert stream.ended
+
+    asyncio.run(scenario())
+
+
+def test_both_clients_offer_every_operation() -> None:
+    operations = {
+        name
+        for name, function in vars(requests).items()
+        if inspect.isfunction(function)
+        and function.__module__ == requests.__name__
+        and not name.startswith("_")
+        and str(inspect.signature(function).return_annotation).startswith(Call.__name__)
+    }
+    assert len(operations) == 19
+    for name in operations:
+        expected = inspect.signature(getattr(requests, name))
+        for kind in (Client, AsyncClient):
+            method = getattr(kind("http://127.0.0.1:1"), name)
+            offered = inspect.signature(method)
+            assert offered.parameters == expected.parameters, name
+            assert (method.__name__, bool(method.__doc__)) == (name, True)
+
+
+def test_the_sdk_imports_without_the_servers_libraries() -> None:
+    absent = ("click", "rich", "uvicorn", "starlette", "pyarrow", "uvloop", "httptools")
+    program = (
+        f"import sys\nfor name in {absent!r}: sys.modules[name] = None\n"
+        "from penstock.client import AsyncClient, Client, Worker"
+    )
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+
+
+def test_the_package_imports_lazily() -> None:
+    program = "import sys, penstock.client; sys.exit('httpx' in sys.modules)"
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)

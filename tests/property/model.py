@@ -1,0 +1,263 @@
+"""What an outside observer knows of a broker: a plain model, kept beside the real one.
+
+It remembers what was answered and what was delivered, and says of every new delivery and every
+look at the broker whether it can be. It knows no records, no cursors and no pages. Where a crash
+came before an answer, both outcomes are allowed (`maybe`), and the broker is asked which it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.core.retries import backoff_ms
+from penstock.model.envelope import Envelope, RetryPolicy
+from penstock.model.item import Item
+from penstock.model.records import Message
+
+
+@dataclass
+class Seen:
+    """What became of one message in one group, as far as it was seen."""
+
+    attempts: int = 0
+    owner: str = ""
+    lease_until: int = 0
+    not_before: int = 0
+    errors: set[str] = field(default_factory=lambda: {""})
+    is_nacked: bool = False
+
+    def is_leased(self, now_ms: int) -> bool:
+        return not self.is_nacked and self.lease_until > now_ms
+
+
+@dataclass
+class GroupModel:
+    owed: set[int]
+    done: set[int] = field(default_factory=set)
+    seen: dict[int, Seen] = field(default_factory=dict)
+    last_first: dict[int, int] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    """Came back unwritten: may be delivered first after later ones were."""
+    uncertain: set[int] = field(default_factory=set)
+    """In flight at a crash, seen or not: may have been counted without having been seen."""
+    committed: dict[str, int] = field(default_factory=dict)
+    """Effect keys committed at some time, and until when they are so for certain."""
+
+    def of(self, offset: int) -> Seen:
+        return self.seen.setdefault(offset, Seen())
+
+
+@dataclass
+class TopicModel:
+    name: str
+    partitions: int
+    messages: dict[int, Message] = field(default_factory=dict)
+    groups: dict[str, GroupModel] = field(default_factory=dict)
+    keys: dict[tuple[str, str], int] = field(default_factory=dict)
+    has_retention: bool = False
+
+    @property
+    def is_dead_letter(self) -> bool:
+        return self.name.startswith("dlq.")
+
+    def add(self, message: Message, ttl_ms: int) -> None:
+        assert message.offset not in self.messages, "an offset was given twice"
+        assert message.offset == max([-1, *self.messages, *self.trimmed]) + 1, "offsets have a gap"
+        self.messages[message.offset] = message
+        for group in self.groups.values():
+            group.owed.add(message.offset)
+        envelope = message.envelope
+        if envelope is not None and envelope.idempotency_key and envelope.dlq is None:
+            key = (envelope.tenant_id, envelope.idempotency_key)
+            assert self.keys.get(key, 0) <= message.ts, f"{key} was stored twice within its TTL"
+            self.keys[key] = message.ts + ttl_ms
+
+    trimmed: set[int] = field(default_factory=set)
+
+    def group(self, name: str) -> GroupModel:
+        if name not in self.groups:
+            self.groups[name] = GroupModel(owed=set(self.messages))
+        return self.groups[name]
+
+
+def policy_of(message: Message) -> RetryPolicy | None:
+    return message.envelope.retry_policy if message.envelope is not None else None
+
+
+def effect_key_of(message: Message) -> str:
+    envelope = message.envelope
+    if envelope is None or not envelope.idempotency_key:
+        return ""
+    return f"{envelope.tenant_id}|{envelope.idempotency_key}"
+
+
+class Model:
+    """Every method raises AssertionError when the broker did what it must not."""
+
+    def __init__(self, ttl_ms: int, max_in_flight: int) -> None:
+        self.ttl_ms = ttl_ms
+        self.max_in_flight = max_in_flight
+        self.topics: dict[str, TopicModel] = {}
+        self.buried: set[tuple[int, str, int]] = set()
+
+    # -- deliveries ---------------------------------------------------------------------------
+
+    def delivered(
+        self, topic_name: str, group_name: str, owner: str, lease_ms: int, item: Item, now_ms: int
+    ) -> None:
+        topic = self.topics[topic_name]
+        group = topic.groups[group_name]
+        message = topic.messages.get(item.offset)
+        assert message is not None, f"{item.offset} was never stored, or is trimmed"
+        self._is_as_sent(item, message)
+        assert item.offset not in group.done, f"{item.offset} is done, and was delivered again"
+        assert item.offset in group.owed
+        seen = group.of(item.offset)
+        assert not seen.is_leased(now_ms), f"{item.offset} is leased to {seen.owner!r}"
+        assert now_ms >= seen.not_before, f"{item.offset} came before its backoff ended"
+        self._counts(group, seen, item, message)
+        key = effect_key_of(message)
+        assert now_ms >= group.committed.get(key, 0), f"the effect of {item.offset} is committed"
+        self._keeps_order(group, seen, item)
+        seen.attempts = item.attempts
+        seen.owner = owner
+        seen.lease_until = now_ms + lease_ms
+        seen.is_nacked = False
+        seen.errors = {"ack_timeout"}
+        wait = backoff_ms(policy_of(message), item.attempts)
+        seen.not_before = seen.lease_until + wait
+        group.uncertain.discard(item.offset)
+        leased = sum(
+            group.of(offset).is_leased(now_ms)
+            for offset, other in topic.messages.items()
+            if offset in group.seen
+            and other.partition == item.partition
+            and offset not in group.done
+        )
+        assert leased <= self.max_in_flight, f"{leased} in flight"
+
+    def _is_as_sent(self, item: Item, message: Message) -> None:
+        assert (item.key, item.value, item.partition) == (
+            message.key,
+            message.value,
+            message.partition,
+        )
+        assert (item.envelope or None) == message.envelope
+
+    def _counts(self, group: GroupModel, seen: Seen, item: Item, message: Message) -> None:
+        is_uncertain = item.offset in group.uncertain
+        assert item.attempts > seen.attempts, "fewer attempts than deliveries"
+        if not is_uncertain:
+            assert item.attempts == seen.attempts + 1, "a delivery was counted that never was"
+        allowed = seen.errors | ({"ack_timeout"} if is_uncertain else set())
+        assert item.last_error in allowed, f"last_error {item.last_error!r} is not {allowed}"
+        policy = policy_of(message)
+        if policy is not None and policy.max_attempts:
+            is_dlq = message.envelope is not None and message.envelope.dlq is not None
+            assert is_dlq or item.attempts <= policy.max_attempts, "one attempt too many"
+
+    def _keeps_order(self, group: GroupModel, seen: Seen, item: Item) -> None:
+        if seen.attempts or item.offset in group.late or item.offset in group.uncertain:
+            return
+        last = group.last_first.get(item.partition, -1)
+        assert item.offset > last, f"first delivery of {item.offset} after that of {last}"
+        group.last_first[item.partition] = item.offset
+
+    # -- settling -----------------------------------------------------------------------------
+
+    def acked(self, topic: str, group: str, offset: int, now_ms: int) -> None:
+        model = self.topics[topic].groups[group]
+        model.done.add(offset)
+        self._keep_effect(topic, model, offset, now_ms)
+
+    def nacked(self, topic_name: str, group: str, offset: int, reason: str, now_ms: int) -> None:
+        topic = self.topics[topic_name]
+        seen = topic.groups[group].of(offset)
+        if seen.is_leased(now_ms):
+            wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+            seen.not_before = now_ms + wait
+        seen.is_nacked = True
+        seen.errors = {reason}
+
+    def extended(self, topic_name: str, group: str, offset: int, lease_ms: int, now: int) -> None:
+        topic = self.topics[topic_name]
+        seen = topic.groups[group].of(offset)
+        wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+        seen.lease_until = now + lease_ms
+        seen.not_before = seen.lease_until + wait
+
+    def restarted(self, now_ms: int, *, is_crash: bool) -> None:
+        """Leases end; what was in flight may have been counted, sent or not."""
+        for topic in self.topics.values():
+            for group in topic.groups.values():
+                if is_crash:
+                    group.uncertain |= set(topic.messages) - group.done
+                for offset, seen in group.seen.items():
+                    if offset not in group.done and seen.is_leased(now_ms):
+                        wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+                        seen.lease_until = now_ms
+                        seen.not_before = now_ms + wait
+
+    def _keep_effect(self, topic: str, group: GroupModel, offset: int, now_ms: int) -> None:
+        """The entry's last TTL begins with the end of its message."""
+        message = self.topics[topic].messages.get(offset)
+        if message is None:
+            return
+        key = effect_key_of(message)
+        if group.committed.get(key, 0) > now_ms:
+            group.committed[key] = now_ms + self.ttl_ms
+
+    # -- looking at the broker ----------------------------------------------------------------
+
+    def finished(self, topic_name: str, group_name: str, offsets: set[int], now_ms: int) -> None:
+        """The broker says these are done for the group: each for a reason, and none is missing."""
+        topic = self.topics[topic_name]
+        group = topic.groups[group_name]
+        kept = set(topic.messages)
+        lost = (group.done & kept) - offsets
+        assert not lost, f"{topic_name}/{group_name}: {lost} are done and came back"
+        for offset in offsets - group.done:
+            key = effect_key_of(topic.messages[offset])
+            assert key in group.committed, f"{topic_name}/{group_name}: {offset} was forgotten"
+            group.done.add(offset)
+
+    def stored(self, topic_name: str, found: dict[int, Message], maybe: set[str]) -> None:
+        """The broker holds these messages: all that were answered, and no other."""
+        topic = self.topics[topic_name]
+        for offset, message in topic.messages.items():
+            if offset in found:
+                assert found[offset] == message, f"{offset} has changed"
+        gone = set(topic.messages) - set(found)
+        for offset in gone:
+            assert topic.has_retention, f"{topic_name}: {offset} is lost"
+            late = [n for n, g in topic.groups.items() if offset in g.owed and offset not in g.done]
+            assert not late, f"{topic_name}: {offset} was trimmed before {late} had it"
+            del topic.messages[offset]
+            topic.trimmed.add(offset)
+        for offset in sorted(set(found) - set(topic.messages)):
+            message = found[offset]
+            if topic.is_dead_letter and message.envelope and message.envelope.dlq:
+                self._buried(message, message.envelope)
+            else:
+                assert message.value in maybe, f"{message.value!r} was never answered"
+            topic.add(message, self.ttl_ms)
+
+    def _buried(self, copy: Message, envelope: Envelope) -> None:
+        story = envelope.dlq
+        assert story is not None
+        source = self.topics.get(story.original_topic)
+        group = source.groups.get(story.group) if source is not None else None
+        if source is None or group is None:
+            return
+        offset = story.original_offset
+        message = source.messages[offset]
+        assert offset not in group.done, f"{offset} was done, or is buried twice"
+        policy = policy_of(message)
+        assert policy is not None
+        assert story.attempts == policy.max_attempts
+        assert (copy.key, copy.value) == (message.key, message.value)
+        if offset not in group.uncertain:
+            assert group.of(offset).attempts == policy.max_attempts
+            assert story.last_error in group.of(offset).errors
+        group.done.add(offset)
+        self._keep_effect(source.name, group, offset, copy.ts)

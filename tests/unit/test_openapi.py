@@ -1,0 +1,256 @@
+"""The API's document: complete, sound in itself, true of the broker, and readable as a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.server import answers
+from penstock.server.docs_page import curl_of, render_page
+from penstock.server.openapi import ERRORS, build_document
+from penstock.server.operations import OPERATIONS, Operation
+from penstock.server.routes import ROUTES
+from penstock.server.topic_routes import topic_route
+from tests.broker_process import BrokerProcess
+
+DOCUMENT = build_document()
+DYNAMIC = ("/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}")
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name == "$ref":
+                yield member
+            else:
+                yield from references(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from references(member)
+
+
+def test_every_route_of_the_table_is_described_and_no_other() -> None:
+    table = {(method.decode(), path.decode()) for path, row in ROUTES.items() for method in row}
+    for path in DYNAMIC:
+        methods = topic_route(path.encode())
+        assert methods is not None
+        table |= {(method.decode(), path) for method in methods}
+    assert {(method, path) for method, path, _ in operations()} == table
+
+
+def test_the_document_is_openapi_3_1() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    assert {"title", "version"} <= set(DOCUMENT["info"])
+    tags = {tag["name"] for tag in DOCUMENT["tags"]}
+    ids = []
+    for method, path, operation in operations():
+        assert method in {"GET", "POST", "PATCH", "DELETE"}
+        assert set(operation["tags"]) <= tags
+        assert operation["summary"]
+        ids.append(operation["operationId"])
+        assert any(status.startswith("2") for status in operation["responses"]), path
+        for response in operation["responses"].values():
+            assert "$ref" in response or response["description"]
+    assert len(set(ids)) == len(ids)
+    assert msgspec.json.decode(msgspec.json.encode(DOCUMENT)) == DOCUMENT
+
+
+def test_every_reference_leads_somewhere() -> None:
+    found = set(references(DOCUMENT))
+    assert found
+    for reference in found:
+        node: Any = DOCUMENT
+        for part in reference.removeprefix("#/").split("/"):
+            node = node[part]
+        assert node
+
+
+def test_parameters_are_complete_and_those_of_a_path_are_in_it() -> None:
+    for _, path, operation in operations():
+        parameters = operation.get("parameters", [])
+        keys = [(each["in"], each["name"]) for each in parameters]
+        assert len(set(keys)) == len(keys)
+        in_path = {name for where, name in keys if where == "path"}
+        assert in_path == set(re.findall(r"\{(\w+)\}", path))
+        for each in parameters:
+            assert each["description"]
+            assert each["schema"]["type"] in {"string", "integer"}
+            assert each["in"] == "query" or each["required"] is True
+
+
+def test_every_error_answer_has_the_common_shape() -> None:
+    for status, response in DOCUMENT["components"]["responses"].items():
+        example = response["content"]["application/json"]["example"]
+        assert example["error"] == ERRORS[int(status)][0]
+        assert {"error", "message"} <= set(example)
+    for _, path, operation in operations():
+        assert {"403", "405", "500"} <= set(operation["responses"]), path
+
+
+def named(operation: Operation) -> str:
+    return f"{operation.method} {operation.path}"
+
+
+@pytest.mark.parametrize(
+    "operation", [each for each in OPERATIONS if each.body is not None], ids=named
+)
+def test_the_example_of_a_body_is_one(operation: Operation) -> None:
+    examples = operation.example if operation.batch else [operation.example]
+    for example in examples:
+        msgspec.convert(example, operation.body)
+        assert set(operation.required) <= set(example)
+
+
+def test_required_members_and_descriptions_are_in_the_schemas() -> None:
+    schema = DOCUMENT["components"]["schemas"]["ProduceBody"]
+    assert schema["required"] == ["topic", "value"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["envelope"]["$ref"].endswith("/EnvelopeBody")
+    for name in ("ProduceBody", "EnvelopeBody", "AckBody", "ConsumeBody", "LeasedEffectBody"):
+        for member, text in DOCUMENT["components"]["schemas"][name]["properties"].items():
+            assert "null" not in str(text)
+            assert text.get("description") or "$ref" in text, (name, member)
+
+
+# -- against a broker ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    process = BrokerProcess(None)
+    try:
+        yield process.start()
+    finally:
+        process.close()
+
+
+def test_answers_have_the_shapes_that_are_documented(broker: BrokerProcess) -> None:
+    client = broker.client
+
+    def check(reply: Any, shape: type[msgspec.Struct]) -> None:
+        body = reply if isinstance(reply, dict) else reply.json()
+        msgspec.convert(body, shape, strict=True)
+        assert set(body) <= set(shape.__struct_fields__)
+
+    check(client.post("/v1/topics", json={"name": "orders"}), answers.TopicAnswer)
+    check(client.get("/v1/topics"), answers.TopicNames)
+    check(client.get("/v1/healthz"), answers.Status)
+    check(client.get("/v1/readyz"), answers.Status)
+    check(client.get("/v1/version"), answers.VersionAnswer)
+    effect = {"topic": "orders", "group": "g", "key": "k", "owner": "o"}
+    check(client.post("/v1/idempotency/begin", json=effect), answers.Begun)
+    batch = client.post("/v1/produce/batch", json=[{"topic": "nowhere", "value": "v"}])
+    check(batch.json()["results"][0], answers.BatchError)
+
+
+def test_the_document_and_the_page_are_served(broker: BrokerProcess) -> None:
+    """driftq-63"""
+    assert broker.client.get("/docs/openapi.json").json() == DOCUMENT
+    page = broker.client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert f"{broker.url}/v1/produce" in page.text
+
+
+@pytest.mark.parametrize("path", ["/docs/", "/docs/nothing", "/docsy", "/docs/openapi.json/x"])
+def test_an_unknown_path_below_docs_is_404_in_the_common_shape(
+    broker: BrokerProcess, path: str
+) -> None:
+    """driftq-65"""
+    reply = broker.client.get(path, headers={"X-Request-Id": "mine"})
+    assert reply.status_code == 404
+    assert set(reply.json()) == {"error", "message"}
+    assert reply.json()["error"] == "NOT_FOUND"
+    assert reply.headers["x-request-id"] == "mine"
+
+
+def test_a_wrong_method_below_docs_is_405_in_the_common_shape(broker: BrokerProcess) -> None:
+    """driftq-64"""
+    reply = broker.client.post("/docs")
+    assert reply.status_code == 405
+    assert "GET" in reply.headers["allow"]
+    assert reply.json()["error"] == "METHOD_NOT_ALLOWED"
+    assert reply.headers["x-request-id"]
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Collects the tags that are open, the links, the anchors and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.anchors.add(value or "")
+            elif name in {"href", "src"}:
+                self.links.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
+    page = Page(render_page(DOCUMENT, "http://127.0.0.1:8080"))
+    assert page.open == []
+    assert not page.tags & {"script", "link", "img", "iframe"}
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.anchors, link
+        else:
+            assert link in {"/docs/openapi.json", "/metrics"}
+    for method, path, operation in operations():
+        assert operation["operationId"] in page.anchors
+        assert curl_of(method, path, operation, "http://127.0.0.1:8080") in page.text
+
+
+def test_nothing_of_the_document_or_the_address_gets_out_of_its_place() -> None:
+    document = msgspec.json.decode(msgspec.json.encode(DOCUMENT))
+    evil = "<script>'\"&"
+    operation = document["paths"]["/v1/ack"]["post"]
+    operation |= {"summary": evil, "description": evil, "operationId": evil}
+    document["info"]["title"] = evil
+    page = Page(render_page(document, f"http://{evil}"))
+    assert "script" not in page.tags
+    assert page.open == []
+    assert evil in page.text
+
+
+def test_an_example_can_be_pasted_into_a_shell() -> None:
+    produce = DOCUMENT["paths"]["/v1/produce"]["post"]
+    command = curl_of("POST", "/v1/produce", produce, "http://h:1")
+    assert command.startswith("curl -s http://h:1/v1/produce \\\n  -d '{")
+    consume = DOCUMENT["paths"]["/v1/consume"]["get"]
+    assert curl_of("GET", "/v1/consume", consume, "http://h:1") == (
+        "curl -sN 'http://h:1/v1/consume?topic=orders&group=billing&owner=w1&lease_ms=30000'"
+    )
+    delete = DOCUMENT["paths"][DYNAMIC[1]]["delete"]
+    assert curl_of("DELETE", DYNAMIC[1], delete, "http://h:1") == (
+        "curl -s -X DELETE http://h:1/v1/topics/orders/groups/billing"
+    )

@@ -1,0 +1,151 @@
+"""Settings: defaults, file, environment and flags, in rising order, each with its origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import CONTRACT_LIMITS, GIB, MIB, Limits
+from penstock.server.settings import Settings, load_settings, read_token
+
+NOTHING: dict[str, str] = {}
+
+
+def load(
+    flags: dict[str, Any] | None = None, config: str = "", environ: dict[str, str] | None = None
+) -> tuple[Settings, dict[str, str]]:
+    return load_settings(flags or {}, config, environ or NOTHING)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "penstock.toml"
+    path.write_text('port = 1111\nhost = "127.0.0.2"\nfsync = "none"\nmemory = true\n')
+    return path
+
+
+def test_the_defaults_are_the_profile_work() -> None:
+    settings, origins = load()
+    assert settings == Settings()
+    assert settings.limits() == Limits()
+    assert set(origins.values()) == {"default"}
+    assert set(origins) == set(Settings.__struct_fields__)
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(file: Path) -> None:
+    environ = {"PENSTOCK_PORT": "2222", "PENSTOCK_HOST": "127.0.0.3"}
+    settings, origins = load({"port": "3333"}, str(file), environ)
+    assert (settings.port, origins["port"]) == (3333, "flag")
+    assert (settings.host, origins["host"]) == ("127.0.0.3", "environment")
+    assert (settings.fsync, origins["fsync"]) == ("none", f"file {file}")
+    assert settings.memory is True
+
+
+def test_a_flag_of_none_says_nothing(file: Path) -> None:
+    settings, origins = load({"port": None, "memory": None}, str(file))
+    assert (settings.port, settings.memory) == (1111, True)
+    assert origins["port"] == f"file {file}"
+
+
+def test_the_file_may_be_named_by_the_environment(file: Path) -> None:
+    settings, _ = load(environ={"PENSTOCK_CONFIG": str(file)})
+    assert settings.port == 1111
+
+
+def test_the_profile_contract_sets_the_documents_limits_and_no_others() -> None:
+    settings, origins = load({"profile": "contract"})
+    assert settings.limits() == CONTRACT_LIMITS
+    assert origins["max_in_flight"] == "profile contract"
+    assert origins["lease_ms"] == "default"
+
+
+def test_a_value_of_ones_own_beats_the_profile() -> None:
+    settings, origins = load({"profile": "contract"}, environ={"PENSTOCK_MAX_IN_FLIGHT": "9"})
+    assert (settings.max_in_flight, origins["max_in_flight"]) == (9, "environment")
+    assert settings.max_partition_msgs == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("20", 20), ("1KiB", 1024), ("8 MiB", 8 * MIB), ("2gb", 2 * GIB), ("5B", 5)],
+)
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert load({"max_partition_bytes": text})[0].max_partition_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("YES", True), ("0", False), ("off", False)]
+)
+def test_booleans_of_the_environment(text: str, value: bool) -> None:
+    assert load(environ={"PENSTOCK_MEMORY": text})[0].memory is value
+
+
+def test_origins_are_a_list_or_a_text_with_commas(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text('allowed_origins = ["https://a.example", "https://b.example"]\n')
+    expected = ("https://a.example", "https://b.example")
+    assert load(config=str(file))[0].allowed_origins == expected
+    environ = {"PENSTOCK_ALLOWED_ORIGINS": "https://a.example, https://b.example,"}
+    assert load(environ=environ)[0].allowed_origins == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"port": "65536"}, "at most 65535"),
+        ({"port": "-1"}, "port"),
+        ({"port": "1.5"}, "port"),
+        ({"port": 1.5}, "port"),
+        ({"max_in_flight": "0"}, "max_in_flight must be 1 or more"),
+        ({"max_partition_bytes": "1 furlong"}, "max_partition_bytes"),
+        ({"fsync": "perhaps"}, "fsync"),
+        ({"profile": "play"}, "profile"),
+        ({"memory": "perhaps"}, "memory"),
+        ({"segment_bytes": "1KiB"}, "segment_bytes"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidArgument, match=complaint):
+        load(flags)
+
+
+def test_an_unknown_name_in_the_file_is_refused_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("colour = 'red'\n")
+    with pytest.raises(InvalidArgument, match=r"colour.*penstock\.toml"):
+        load(config=str(file))
+
+
+def test_a_variable_of_the_environment_that_is_no_setting_is_ignored() -> None:
+    assert load(environ={"PENSTOCK_URL": "http://127.0.0.1:1"})[0] == Settings()
+
+
+@pytest.mark.parametrize("text", ["port = ", "port = 1\nport = 2"])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidArgument, match=r"penstock\.toml"):
+        load(config=str(file))
+    with pytest.raises(InvalidArgument):
+        load(config=str(tmp_path / "none.toml"))
+
+
+def test_the_token_comes_from_its_file_before_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("of the file\n")
+    environ = {"PENSTOCK_TOKEN": "of the environment"}
+    assert read_token(load(environ=environ)[0]) == "of the environment"
+    assert read_token(load({"token_file": str(file)}, environ=environ)[0]) == "of the file"
+    assert read_token(load()[0]) == ""
+
+
+def test_a_token_file_that_is_empty_or_absent_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("\n")
+    for path in (file, tmp_path / "none"):
+        with pytest.raises(InvalidArgument, match="token_file"):
+            read_token(load({"token_file": str(path)})[0])
