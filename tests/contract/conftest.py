@@ -31,6 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process = BrokerProcess(data_dir, env=SMALL_SEGMENTS)
     try:
         yield process.start()
+        assert_no_traceback(process)
     finally:
         process.close()
         shutil.rmtree(data_dir)
@@ -48,10 +49,20 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
         started.append(process)
         return process.start()
 
-    yield start
-    for process in started:
-        process.close()
-    shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    try:
+        yield start
+        for process in started:
+            assert_no_traceback(process)
+    finally:
+        for process in started:
+            process.close()
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+
+
+def assert_no_traceback(process: BrokerProcess) -> None:
+    """driftq-65: whatever was sent, the broker met no surprise of its own."""
+    log = process.stderr()
+    assert "Traceback" not in log, log[-5000:]
 
 
 @pytest.fixture

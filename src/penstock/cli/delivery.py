@@ -57,7 +57,7 @@ def nack(client: Client, delivery: DeliveryRef, reason: str) -> None:
 def extend(client: Client, delivery: DeliveryRef, lease_ms: int) -> None:
     """Keep a message of TOPIC for longer."""
     client.extend(delivery, lease_ms)
-    show(f"extended {_place(delivery)} by {lease_ms} ms from now")
+    show(f"extended {_place(delivery)}: the lease ends {lease_ms} ms from now")
 
 
 def _place(delivery: DeliveryRef) -> str:

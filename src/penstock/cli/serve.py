@@ -63,10 +63,9 @@ def serve(file: str | None, **flags: Any) -> None:
 
 def _announce(settings: Settings, has_token: bool, address: str, engine: Engine) -> None:
     capabilities = engine.capabilities
+    local = address
     for anywhere, here in ANYWHERE.items():
-        local = address.replace(f"//{anywhere}:", f"//{here}:")
-        if local != address:
-            break
+        local = local.replace(f"//{anywhere}:", f"//{here}:")
     where = "none" if settings.memory else os.path.abspath(settings.data_dir)
     show(f"Penstock {__version__} listens on {address}")
     show(f"  durability  {capabilities.durability}")

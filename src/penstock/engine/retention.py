@@ -27,14 +27,14 @@ class _Cut:
         self._floor = floor
         self._oldest_ts = now_ms - topic.retention_ms if topic.retention_ms else -1
         self._retained = partition.backlog.retained_bytes()
-        self._limit_bytes = topic.retention_bytes
+        self._limit_bytes = _share(topic, self._retained) if topic.retention_bytes else -1
 
     def takes(self, last: int, last_ts: int, msgs: int, size: int) -> bool:
         """Takes the unit in if it may go; a unit goes for its bytes only if enough is left."""
         if last >= self._floor:
             return False
         is_old = last_ts < self._oldest_ts
-        is_excess = bool(self._limit_bytes) and self._retained - size >= self._limit_bytes
+        is_excess = 0 <= self._limit_bytes <= self._retained - size
         if not (is_old or is_excess):
             return False
         self.take(last, msgs, size)
@@ -110,6 +110,9 @@ class Retention:
                 continue
             if chunk.messages is None:
                 return
+            is_whole = chunk.first >= cut.before
+            if is_whole and cut.takes(chunk.last, chunk.last_ts, chunk.msgs, chunk.bytes):
+                continue
             for message in chunk.messages:
                 if message.offset < cut.before:
                     continue
@@ -125,6 +128,12 @@ class Retention:
         self._parts.window.trim(log, cut.before)
         self._parts.journal.wake()
         return True
+
+
+def _share(topic: Topic, retained_bytes: int) -> int:
+    """The limit is the topic's: a partition has the share of it that it has of the bytes."""
+    total = sum(partition.backlog.retained_bytes() for partition in topic.partitions)
+    return topic.retention_bytes * retained_bytes // total if total else topic.retention_bytes
 
 
 def _floor(topic: Topic, partition: Partition) -> int:

@@ -137,7 +137,9 @@ def _parameters(operation: Json) -> list[str]:
         rows.append(_row(parameter["name"], f"{parameter['description']} ({kind})"))
     if not rows:
         return []
-    title = "Parameters" if "requestBody" not in operation else "Parameters in place of a body"
+    title = "Parameters"
+    if "requestBody" in operation:
+        title = "Parameters, those of the query in place of a body"
     return [f"<details><summary>{title}</summary><table>", *rows, "</table></details>"]
 
 
