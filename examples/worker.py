@@ -4,7 +4,7 @@ Run a broker, this worker, and give it work:
 
     penstock serve
     python worker.py
-    penstock produce orders "17 EUR from ada" --idempotency-key order-1 --retry-max-attempts 3
+    penstock produce orders "17 EUR" --idempotency-key order-1 --retry-max-attempts 3
     penstock produce orders "no amount" --retry-max-attempts 3 --retry-backoff-ms 200
 
 The second order fails three times and is then found in `dlq.orders`:

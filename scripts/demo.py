@@ -209,7 +209,7 @@ def show_sharing(broker: Broker, client: Client) -> None:
         time.sleep(0.005)
         done[delivery.owner] += 1
 
-    with workers(broker, "tasks", "agents", {"ada": handle, "grace": handle}):
+    with workers(broker, "tasks", "agents", {"worker-a": handle, "worker-b": handle}):
         wait_for(lambda: done.total() >= count, "the workers")
     shares = " and ".join(f"{owner} did {number}" for owner, number in sorted(done.items()))
     good(f"{shares}; together {done.total()} of {count}")
@@ -229,7 +229,7 @@ def show_retry(broker: Broker, client: Client) -> None:
         if delivery.attempts < 3:
             raise TimeoutError("upstream is slow")
 
-    with workers(broker, "calls", "agents", {"ada": handle}):
+    with workers(broker, "calls", "agents", {"worker-a": handle}):
         wait_for(lambda: len(seen) >= 3, "the retry")
     for line in seen:
         say(line)
@@ -244,7 +244,7 @@ def show_dead_letter(broker: Broker, client: Client) -> None:
     def handle(delivery: Delivery) -> None:
         raise LookupError("no such number")
 
-    with workers(broker, "calls", "agents", {"ada": handle}):
+    with workers(broker, "calls", "agents", {"worker-a": handle}):
         wait_for(lambda: "dlq.calls" in client.list_topics(), "the dead letter")
     for delivery in client.consume("dlq.calls", "people", wait_s=1):
         died = delivery.envelope.dlq

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -141,7 +140,7 @@ def test_the_token_is_never_shown(guarded: BrokerProcess) -> None:
     assert TOKEN not in guarded.stdout() + guarded.stderr()
 
 
-def test_binding_elsewhere_without_a_token_must_be_asked_for_by_name(tmp_path: Path) -> None:
+def test_binding_elsewhere_without_a_token_must_be_asked_for_by_name() -> None:
     """driftq-68"""
     refused = BrokerProcess(None, host="0.0.0.0")
     with pytest.raises(StartFailed) as failure:

@@ -19,6 +19,7 @@ from tests.contract.checks import (
     new_name,
 )
 from tests.contract.conftest import MakeTopic, StartBroker
+from tests.contract.wire import Wire
 
 # -- driftq-63: health and version -------------------------------------------------------------
 
@@ -156,6 +157,22 @@ def test_a_request_id_is_echoed_or_made_up(broker: BrokerProcess, path: str) -> 
     assert first
     assert second
     assert first != second
+
+
+def test_made_up_request_ids_differ(broker: BrokerProcess) -> None:
+    """driftq-65: also those of refused requests, and of two that arrive side by side."""
+    foreign = {"Origin": "https://evil.example"}
+    ids = [broker.client.get("/v1/topics", headers=foreign).headers["x-request-id"]]
+    ids += [broker.client.get("/v1/topics", headers=foreign).headers["x-request-id"]]
+    head = b"POST /v1/produce HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n"
+    with Wire(broker.port) as one, Wire(broker.port) as two:
+        for wire in (one, two):
+            wire.send(head)
+        assert broker.client.get("/v1/healthz").status_code == 200
+        for wire in (one, two):
+            wire.send(b"{}")
+            ids.append(wire.read().headers["x-request-id"])
+    assert len(set(ids)) == 4, ids
 
 
 @pytest.mark.parametrize("sent", [b"x" * 129, b"caf\xc3\xa9", b"a\tb"])

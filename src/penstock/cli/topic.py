@@ -88,7 +88,7 @@ def describe(client: Client, name: str, as_json: bool) -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--retention-ms", type=int, help="Keep finished messages so long; 0 is for ever.")
-@click.option("--retention-bytes", type=int, help="Keep so many bytes a partition; 0 is all.")
+@click.option("--retention-bytes", type=int, help="Keep so many bytes; 0 is all.")
 @with_client
 def configure(
     client: Client, name: str, retention_ms: int | None, retention_bytes: int | None
@@ -120,7 +120,7 @@ def _retention(found: Topic) -> str:
     if found.retention_ms:
         limits.append(f"for {found.retention_ms:,} ms")
     if found.retention_bytes:
-        limits.append(f"up to {size(found.retention_bytes)} a partition")
+        limits.append(f"up to {size(found.retention_bytes)}")
     if not limits:
         return "keeps messages for ever"
     return "keeps finished messages " + " and ".join(limits)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import msgspec
 
 
-class RetryPolicy(
-    msgspec.Struct, frozen=True, omit_defaults=True, gc=False, forbid_unknown_fields=True
-):
+class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """`max_attempts` 0: no limit; `max_backoff_ms` 0: capped at a day."""
 
     max_attempts: int = 0

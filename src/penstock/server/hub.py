@@ -66,7 +66,8 @@ class Hub:
         self._path_route = path_route
         self._request_timeout_s = request_timeout_ms / 1000
         self._idle_timeout_s = idle_timeout_ms / 1000
-        self._id_prefix = secrets.token_hex(6)
+        self._id_prefix = secrets.token_hex(6).encode()
+        self._last_id = 0
         self.tick(())
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -82,10 +83,11 @@ class Hub:
             reply.send_error(Internal("internal error; the broker's log says more"))
 
     def is_app_path(self, path: bytes) -> bool:
-        return path == b"/metrics" or path.startswith((b"/docs", b"/console"))
+        return path in (b"/metrics", b"/docs") or path.startswith(b"/docs/")
 
     def next_request_id(self) -> bytes:
-        return b"%b-%x" % (self._id_prefix.encode(), self.requests)
+        self._last_id += 1
+        return b"%b-%x" % (self._id_prefix, self._last_id)
 
     def too_many_bodies(self) -> ResourceExhausted:
         return ResourceExhausted("too many large requests at once", limit="bodies_bytes")

@@ -33,7 +33,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         engine = self._hub.engine
-        yield _gauge("penstock_requests", "Requests answered on the fast lane", self._hub.requests)
+        yield _counter("penstock_requests", "Requests on the fast lane", self._hub.requests)
         if isinstance(engine, EmbeddedEngine):
             yield from _topics(engine)
             yield from _counters(engine)

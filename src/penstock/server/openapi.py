@@ -64,7 +64,7 @@ FIELDS = {
     "reason": "Why it failed; the next delivery's last_error.",
     "result": "What the effect came to, for those who ask later.",
     "retention_ms": "Finished messages are kept so long; 0 is for ever.",
-    "retention_bytes": "Finished messages are kept up to so many bytes a partition; 0 is all.",
+    "retention_bytes": "Finished messages are kept up to so many bytes; 0 is all.",
     "run_id": "The workflow run.",
     "step_id": "The step of the run.",
     "parent_step_id": "The step that caused it.",

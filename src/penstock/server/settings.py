@@ -166,7 +166,8 @@ def _parse(name: str, value: Any, origin: str) -> Any:
     size = _SIZE.fullmatch(value.strip())
     if kind is int and size is not None:
         return int(size[1]) * _UNITS[(size[2] or "").lower()]
-    raise InvalidArgument(f"{name} from {origin}: {value!r} is no {kind.__name__}")
+    raise InvalidArgument(f"{name} from {origin}: {value!r} is no {_KINDS[kind]}")
 
 
+_KINDS = {int: "whole number or size such as 64MiB", bool: "yes or no", tuple: "list"}
 _DEFAULTS = msgspec.structs.asdict(Settings())

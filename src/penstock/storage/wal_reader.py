@@ -1,126 +1,148 @@
 """Records by position, for whoever pages through a backlog.
 
-Invariant: returns exactly the bytes that were appended at each position, or raises. Opens its
-own descriptors, so that a segment may be rolled or dropped while it is read. Must not know who
-asks, nor hold any state.
+Invariant: returns exactly the bytes that were appended at each position, or raises: a frame is
+read and checked whole before a record is taken from it, so that a byte that changed on disk since
+is never handed on. Opens its own descriptors, so that a segment may be rolled or dropped while it
+is read. Must not know who asks, nor hold any state.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.storage.errors import CorruptLog, SegmentGone
 from penstock.storage.frames import (
-    FRAME_HEADER_BYTES,
     LENGTH_BYTES,
-    MAX_FRAME_BYTES,
     OFFSET_MASK,
     POSITION_BITS,
+    frame_at,
     record_length,
 )
 from penstock.storage.segments import Segment
 from penstock.storage.vfs import Vfs
 
 _GAP_BYTES = 16 * 1024
-"""Neighbours no further apart are read together: reading on is cheaper than another call."""
+"""Frames no further apart are read together: reading on is cheaper than another call."""
 _RUN_BYTES = 1024 * 1024
-_GUESS_BYTES = 4 * 1024
-"""How much is read of a run's last record before its length is known."""
+"""How much is read together, unless one frame alone is larger."""
+
+
+class _Place(NamedTuple):
+    """Where frame `seq` is in its segment."""
+
+    seq: int
+    start: int
+    end: int
+
+
+class _Payload(NamedTuple):
+    """A frame's records: `data[start:end]`."""
+
+    data: bytes
+    start: int
+    end: int
 
 
 def read_records(
     vfs: Vfs, segments: Sequence[Segment], unwritten: Mapping[int, bytes], positions: Sequence[int]
 ) -> list[bytes]:
-    """The records, in the order of `positions`; quickest when those rise."""
-    found: list[bytes] = []
+    """The records, in the order of `positions`. Whatever that is, each frame is read once."""
+    found = [b""] * len(positions)
+    order = iter(sorted(range(len(positions)), key=positions.__getitem__))
+    index = next(order, None)
+    seqs = sorted({position >> POSITION_BITS for position in positions})
+    for seq, payload in _payloads(vfs, segments, unwritten, seqs):
+        while index is not None and positions[index] >> POSITION_BITS == seq:
+            found[index] = _record_in(payload, positions[index])
+            index = next(order, None)
+    return found
+
+
+def _record_in(payload: _Payload, position: int) -> bytes:
+    data, start, end = payload
+    begin = start + (position & OFFSET_MASK) + LENGTH_BYTES
+    stop = begin + record_length(data, begin - LENGTH_BYTES) if begin <= end else begin
+    if stop > end:
+        raise ValueError(f"position {position} is not that of a record")
+    return data[begin:stop]
+
+
+def _payloads(
+    vfs: Vfs, segments: Sequence[Segment], unwritten: Mapping[int, bytes], seqs: Sequence[int]
+) -> Iterator[tuple[int, _Payload]]:
+    """Each frame's records; `seqs` rise. One run at a time is in memory."""
     fd = -1
     opened: Segment | None = None
     at = 0
     try:
-        while at < len(positions):
+        while at < len(seqs):
             # In this order: a frame gets its place after it is kept, and is kept until written.
-            segment = _segment_of(segments, positions[at])
-            payload = unwritten.get(positions[at] >> POSITION_BITS)
-            if payload is not None:
-                found.append(_record_in(payload, positions[at]))
+            segment = _segment_of(segments, seqs[at])
+            kept = unwritten.get(seqs[at])
+            if kept is not None:
+                yield seqs[at], _Payload(kept, 0, len(kept))
                 at += 1
                 continue
             if segment is not opened:
                 if fd >= 0:
                     vfs.close(fd)
                     fd = -1
-                fd = _open(vfs, segment, positions[at])
+                fd = _open(vfs, segment, seqs[at])
                 opened = segment
-            places = _run(segment, unwritten, positions, at)
-            found.extend(_read_run(vfs, fd, segment, places))
-            at += len(places)
+            run = _run(segment, unwritten, seqs, at)
+            yield from _read_run(vfs, fd, segment, run)
+            at += len(run)
     finally:
         if fd >= 0:
             vfs.close(fd)
-    return found
 
 
-def _record_in(payload: bytes, position: int) -> bytes:
-    start = (position & OFFSET_MASK) + LENGTH_BYTES
-    return payload[start : start + record_length(payload, start - LENGTH_BYTES)]
-
-
-def _segment_of(segments: Sequence[Segment], position: int) -> Segment:
-    seq = position >> POSITION_BITS
+def _segment_of(segments: Sequence[Segment], seq: int) -> Segment:
     index = bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1
     if index < 0:
-        raise SegmentGone(position)
+        raise SegmentGone(seq << POSITION_BITS)
     if seq - segments[index].first_seq >= len(segments[index].offsets):
-        raise ValueError(f"position {position} is not in the log yet")
+        raise ValueError(f"frame {seq} is not in the log yet")
     return segments[index]
 
 
-def _open(vfs: Vfs, segment: Segment, position: int) -> int:
+def _open(vfs: Vfs, segment: Segment, seq: int) -> int:
     try:
         return vfs.open_read(segment.path)
     except FileNotFoundError:
-        raise SegmentGone(position) from None
+        raise SegmentGone(seq << POSITION_BITS) from None
 
 
 def _run(
-    segment: Segment, unwritten: Mapping[int, bytes], positions: Sequence[int], at: int
-) -> list[int]:
-    """Places in the file of the positions from `at` on that are worth reading together."""
+    segment: Segment, unwritten: Mapping[int, bytes], seqs: Sequence[int], at: int
+) -> list[_Place]:
+    """The frames from `at` on that are worth reading together."""
     offsets = segment.offsets
-    first_seq = segment.first_seq
-    last_seq = first_seq + len(offsets) - 1
-    places: list[int] = []
-    for index in range(at, len(positions)):
-        position = positions[index]
-        seq = position >> POSITION_BITS
-        if not first_seq <= seq <= last_seq or seq in unwritten:
+    places: list[_Place] = []
+    for index in range(at, len(seqs)):
+        seq = seqs[index]
+        number = seq - segment.first_seq
+        if number >= len(offsets) or seq in unwritten:
             break
-        place = offsets[seq - first_seq] + FRAME_HEADER_BYTES + (position & OFFSET_MASK)
-        if places and not (
-            places[-1] < place <= places[-1] + _GAP_BYTES and place <= places[0] + _RUN_BYTES
-        ):
+        # In this order: the next frame is listed before it moves `used`.
+        used = segment.used
+        start = offsets[number]
+        end = offsets[number + 1] if number + 1 < len(offsets) else used
+        if places and (start > places[-1].end + _GAP_BYTES or end > places[0].start + _RUN_BYTES):
             break
-        places.append(place)
+        places.append(_Place(seq, start, end))
     return places
 
 
-def _read_run(vfs: Vfs, fd: int, segment: Segment, places: list[int]) -> list[bytes]:
-    start = places[0]
-    data = vfs.read_at(fd, places[-1] + _GUESS_BYTES - start, start)
-    found: list[bytes] = []
-    for place in places:
-        begin = place - start + LENGTH_BYTES
-        if begin > len(data):
-            raise CorruptLog(segment.path, place, "the file ends before this record")
-        length = record_length(data, begin - LENGTH_BYTES)
-        end = begin + length
-        if end > len(data):
-            # Only a run's last record can reach past what was read: records do not overlap.
-            if place != places[-1] or length >= MAX_FRAME_BYTES:
-                raise CorruptLog(segment.path, place, f"a record of {length} bytes cannot be here")
-            data += vfs.read_at(fd, end - len(data), start + len(data))
-            if end > len(data):
-                raise CorruptLog(segment.path, place, "the file ends within this record")
-        found.append(data[begin:end])
-    return found
+def _read_run(
+    vfs: Vfs, fd: int, segment: Segment, run: list[_Place]
+) -> Iterator[tuple[int, _Payload]]:
+    base = run[0].start
+    data = vfs.read_at(fd, run[-1].end - base, base)
+    for seq, start, end in run:
+        frame = frame_at(data, start - base, segment.salt)
+        if frame is None or frame.seq != seq or frame.end != end - base:
+            raise CorruptLog(segment.path, start, f"frame {seq}, which was sound, is invalid")
+        yield seq, _Payload(data, frame.payload, frame.end)
