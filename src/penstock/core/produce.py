@@ -115,12 +115,14 @@ def _check_room(state: BrokerState, partition: Partition, size: int) -> None:
             f"partition {partition.index} holds {msgs} unfinished messages; "
             f"max_partition_msgs is {limits.max_partition_msgs}",
             limit="partition_msgs",
+            partition=partition.index,
         )
     if nbytes + size > limits.max_partition_bytes:
         raise ResourceExhausted(
             f"partition {partition.index} holds {nbytes} unfinished bytes and {size} more do "
             f"not fit; max_partition_bytes is {limits.max_partition_bytes}",
             limit="partition_bytes",
+            partition=partition.index,
         )
     if partition.end_offset > MAX_OFFSET:
         raise ResourceExhausted("the topic has used up its offsets", limit="offsets")

@@ -18,7 +18,7 @@ Outcome = Message | PenstockError | None
 
 class Intake:
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
-        self.rejected: dict[tuple[str, str], int] = {}
+        self.rejected: dict[tuple[str, str, str], int] = {}
         self._parts = parts
         self._upkeep = upkeep
 
@@ -61,7 +61,11 @@ class Intake:
             raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
 
     def _count(self, command: Produce, error: PenstockError) -> None:
-        reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
+        reason, partition = error.code.lower(), ""
+        if isinstance(error, ResourceExhausted):
+            reason = error.limit
+            partition = "" if error.partition is None else str(error.partition)
         # A name that is no topic is not made a label: anyone could make up any number of them.
         topic = command.topic if command.topic in self._parts.state.topics else ""
-        self.rejected[topic, reason] = self.rejected.get((topic, reason), 0) + 1
+        key = (topic, partition, reason)
+        self.rejected[key] = self.rejected.get(key, 0) + 1

@@ -72,15 +72,24 @@ class FailedPrecondition(PenstockError):
 
 
 class ResourceExhausted(PenstockError):
-    """`limit` names what is full; `retry_after_ms` is when it is worth trying again."""
+    """`limit` names what is full, and `partition` where, if it is one's own; `retry_after_ms`
+    is when it is worth trying again."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 429
     retryable = True
 
-    def __init__(self, message: str, *, limit: str, retry_after_ms: int = 1000) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: str,
+        retry_after_ms: int = 1000,
+        partition: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.limit = limit
+        self.partition = partition
         self.retry_after_ms = retry_after_ms
 
 

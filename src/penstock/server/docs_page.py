@@ -27,7 +27,8 @@ h3 code { font-size: 1rem; } .method { color: var(--accent); font-weight: 700; }
 pre { background: var(--soft); border-radius: 6px; overflow-x: auto; padding: .7rem .9rem; }
 code, pre { font: .86rem/1.5 ui-monospace, monospace; } p { margin: .4rem 0; }
 table { border-collapse: collapse; font-size: .9rem; width: 100%; }
-td { border-top: 1px solid var(--line); padding: .25rem .8rem .25rem 0; vertical-align: top; }
+td { border-top: 1px solid var(--line); padding: .25rem .8rem .25rem 0; vertical-align: top;
+  overflow-wrap: anywhere; }
 td:first-child { white-space: nowrap; } summary { cursor: pointer; opacity: .8; }
 details { margin: .4rem 0; }
 """

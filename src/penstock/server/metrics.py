@@ -69,10 +69,10 @@ def _counters(engine: EmbeddedEngine) -> Iterator[Metric]:
     for (topic, group, partition), count in engine.parts.burials.counts.items():
         dead.add_metric([topic, group, str(partition)], count)
     rejected = CounterMetricFamily(
-        "penstock_rejected", "Produces refused", labels=["topic", "reason"]
+        "penstock_rejected", "Produces refused", labels=["topic", "partition", "reason"]
     )
-    for (topic, reason), count in engine.rejected.items():
-        rejected.add_metric([topic, reason], count)
+    for labels, count in engine.rejected.items():
+        rejected.add_metric(labels, count)
     yield from (dead, rejected)
     dispatcher = engine.parts.dispatcher
     yield _counter("penstock_deliveries", "Deliveries decided", dispatcher.deliveries)

@@ -15,7 +15,7 @@ import msgspec
 from penstock.core.image import restore_image
 from penstock.core.state import BrokerState
 from penstock.model.limits import Limits
-from penstock.storage.errors import CorruptLog, DirectoryInUse
+from penstock.storage.errors import CorruptHistory, CorruptManifest, DirectoryInUse
 from penstock.storage.history import BatchRef, HistoryFile, history_name, history_number
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.segments import list_segments
@@ -41,16 +41,17 @@ class Checkpoint(msgspec.Struct):
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
     """The caller holds the directory's lock. Without a manifest the state is empty."""
-    lock = _wait_for_orphan(vfs, directory)
+    lock = wait_for_orphan(vfs, directory)
     try:
         manifest = load_manifest(vfs, directory)
         if manifest is None:
-            _check_never_sealed(vfs, directory)
+            check_never_sealed(vfs, directory)
             manifest = Manifest()
         for file in manifest.history:
-            _check_whole(vfs, directory, file)
+            check_whole(vfs, directory, file)
         state = load_state(vfs, directory, manifest, limits)
-        _remove_leftovers(vfs, directory, manifest)
+        for path in leftovers(vfs, directory, manifest):
+            remove_if_there(vfs, path)
     finally:
         vfs.close(lock)
     return Checkpoint(
@@ -78,7 +79,7 @@ def is_live(ref: BatchRef, state: BrokerState) -> bool:
     return topic is not None and ref.last >= topic.partitions[ref.partition].first_offset
 
 
-def _wait_for_orphan(vfs: Vfs, directory: str) -> int:
+def wait_for_orphan(vfs: Vfs, directory: str) -> int:
     """A sealing process whose broker was killed ends by itself within moments."""
     path = os.path.join(directory, SEAL_LOCK_NAME)
     deadline = time.monotonic() + _ORPHAN_WAIT_S
@@ -91,38 +92,40 @@ def _wait_for_orphan(vfs: Vfs, directory: str) -> int:
         time.sleep(_ORPHAN_STEP_S)
 
 
-def _check_never_sealed(vfs: Vfs, directory: str) -> None:
+def check_never_sealed(vfs: Vfs, directory: str) -> None:
     """A first sealing that a crash interrupted left all of the log; a lost manifest did not."""
     names = vfs.listdir(directory)
     sealed = any(map(_is_sealed, names))
     segments = list_segments(vfs, directory)
     if sealed and (not segments or segments[0][0] != 1):
         path = os.path.join(directory, MANIFEST_NAME)
-        raise CorruptLog(path, 0, "missing, but there are sealed files beside it")
+        raise CorruptManifest(path, 0, "missing, but there are sealed files beside it")
 
 
-def _check_whole(vfs: Vfs, directory: str, file: HistoryFile) -> None:
+def check_whole(vfs: Vfs, directory: str, file: HistoryFile) -> None:
     path = os.path.join(directory, history_name(file.number))
     try:
         fd = vfs.open_read(path)
     except FileNotFoundError:
-        raise CorruptLog(path, 0, "the manifest names it and it is missing") from None
+        raise CorruptHistory(path, 0, "the manifest names it and it is missing") from None
     try:
         size = vfs.size(fd)
     finally:
         vfs.close(fd)
     if size != file.size:
-        raise CorruptLog(path, min(size, file.size), f"{size} bytes long, it had {file.size}")
+        raise CorruptHistory(path, min(size, file.size), f"{size} bytes long, it had {file.size}")
 
 
-def _remove_leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> None:
+def leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> list[str]:
     """What a crash left between writing files and naming them, or naming and removing."""
     wanted = {MANIFEST_NAME, snapshot_name(manifest.snapshot)}
     wanted.update(history_name(file.number) for file in manifest.history)
-    for name in vfs.listdir(directory):
+    found = []
+    for name in sorted(vfs.listdir(directory)):
         whole = name.removesuffix(".tmp")
         if name not in wanted and (whole == MANIFEST_NAME or _is_sealed(whole)):
-            remove_if_there(vfs, os.path.join(directory, name))
+            found.append(os.path.join(directory, name))
+    return found
 
 
 def _is_sealed(name: str) -> bool:

@@ -67,6 +67,17 @@ SCHEMA = pa.schema(
 _NO_ENVELOPE = Envelope()
 
 
+def is_history_schema(schema: pa.Schema) -> bool:
+    """Whether these are the columns that this release writes, or fewer (an older one) or more (a
+    later one)."""
+    count = min(len(schema), len(SCHEMA))
+    return count >= len(PLAIN_SCHEMA) and _first(schema, count).equals(_first(SCHEMA, count))
+
+
+def _first(schema: pa.Schema, count: int) -> pa.Schema:
+    return schema if len(schema) == count else pa.schema(list(schema)[:count])
+
+
 def to_batch(messages: list[Message]) -> pa.RecordBatch:
     """One partition's messages, in offset order. Without any envelope or routing only the columns
     of PLAIN_SCHEMA, which `complete` turns into all of them."""

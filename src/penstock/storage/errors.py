@@ -1,12 +1,19 @@
 """What can be wrong with a data directory. These are for the operator, never for a client.
 
 StorageError
-├── CorruptLog        the start is refused; nothing was changed or deleted
-├── DirectoryInUse    another process has the directory
-└── SegmentGone       a position was read whose segment has been dropped (sealed or expired)
+├── CorruptLog             a segment of the log is damaged
+│   ├── CorruptManifest    the same of the MANIFEST,
+│   ├── CorruptSnapshot    of a snapshot,
+│   └── CorruptHistory     of a history file
+├── DirectoryInUse         another process has the directory
+└── SegmentGone            a position was read whose segment has been dropped (sealed or expired)
+
+Whoever raises a CorruptLog has changed and deleted nothing. Each says what helps against it.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 
 class StorageError(Exception):
@@ -14,17 +21,52 @@ class StorageError(Exception):
 
 
 class CorruptLog(StorageError):
-    """Bytes that were once durable are damaged. Run `penstock wal verify` to see the extent."""
+    """Bytes that were once durable are damaged. A start that finds them so is refused."""
+
+    advice: ClassVar[str] = (
+        "Restore the file from a copy. Without one, `penstock wal repair --set-damage-aside` can "
+        "end the log before the damage; `penstock wal verify` says what can still be read. Both "
+        "are for a stopped broker"
+    )
 
     def __init__(self, path: str, position: int, detail: str) -> None:
         super().__init__(
-            f"{path} is damaged at byte {position}: {detail}. Nothing was changed. "
-            "Run `penstock wal verify` to see what can still be read, and restore the file from "
-            "a copy or set the damaged part aside with `penstock wal repair`"
+            f"{path} is damaged at byte {position}: {detail}. Nothing was changed. {self.advice}"
         )
         self.path = path
         self.position = position
         self.detail = detail
+
+
+class CorruptManifest(CorruptLog):
+    """Without it nothing says which files are the store: the start is refused."""
+
+    advice = (
+        "Restore the whole data directory from a copy: a manifest of another time names other "
+        "files. `penstock wal repair` cannot mend it, since what it says is nowhere else"
+    )
+
+
+class CorruptSnapshot(CorruptLog):
+    """The state it holds is nowhere else once its segments are dropped: the start is refused."""
+
+    advice = (
+        "Restore this file from a copy that has it (under one name it never changes), or else the "
+        "whole data directory. `penstock wal repair` cannot mend it, since the state in it is "
+        "nowhere else"
+    )
+
+
+class CorruptHistory(CorruptLog):
+    """A start is refused only if the file is missing or has another length; a damaged batch is
+    found when it is read, and stops the groups that need it."""
+
+    advice = (
+        "Restore this file from a copy that has it: under one name it never changes. Damage "
+        "within it stops only the groups that need these messages; if it is missing or has "
+        "another length, the broker does not start before it is restored or `penstock wal repair "
+        "--set-damage-aside` has given up its messages"
+    )
 
 
 class DirectoryInUse(StorageError):

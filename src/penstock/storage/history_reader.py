@@ -18,8 +18,8 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.model.records import Message
-from penstock.storage.columns import to_messages
-from penstock.storage.errors import CorruptLog
+from penstock.storage.columns import is_history_schema, to_messages
+from penstock.storage.errors import CorruptHistory
 from penstock.storage.history import BatchRef, HistoryGone, history_name
 from penstock.storage.vfs import Vfs
 
@@ -97,8 +97,11 @@ class _MappedFile:
         self._bytes = map_file(vfs, path)
         try:
             self._schema = pa.ipc.open_file(pa.BufferReader(self._bytes)).schema
-        except (pa.ArrowInvalid, OSError) as error:
-            raise CorruptLog(path, 0, f"no Arrow file: {error}") from None
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptHistory(path, 0, f"no Arrow file: {error}") from None
+        # No checksum covers the file's foot, where this was read from.
+        if not is_history_schema(self._schema):
+            raise CorruptHistory(path, self._bytes.size, "the columns it names are not history's")
         self._batches: dict[int, pa.RecordBatch] = {}
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
@@ -115,7 +118,7 @@ def map_file(vfs: Vfs, path: str) -> pa.Buffer:
     try:
         return pa.py_buffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
     except ValueError:
-        raise CorruptLog(path, 0, "the file is empty") from None
+        raise CorruptHistory(path, 0, "the file is empty") from None
     finally:
         vfs.close(fd)
 
@@ -128,7 +131,7 @@ def _open(vfs: Vfs, path: str) -> int:
 
 
 def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
-    """CorruptLog unless the batch's bytes are those that were written.
+    """CorruptHistory unless the batch's bytes are those that were written.
 
     They are read, not mapped: a disk that fails then raises an error, where a mapping would end
     the process.
@@ -142,7 +145,7 @@ def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
     finally:
         vfs.close(fd)
     if at != end or crc != ref.crc:
-        raise CorruptLog(path, ref.start, f"batch {ref.index} does not match its checksum")
+        raise CorruptHistory(path, ref.start, f"batch {ref.index} does not match its checksum")
 
 
 def row_at(batch: pa.RecordBatch, offset: int) -> int:

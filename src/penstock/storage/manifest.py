@@ -12,7 +12,7 @@ import zlib
 
 import msgspec
 
-from penstock.storage.errors import CorruptLog
+from penstock.storage.errors import CorruptManifest
 from penstock.storage.history import HistoryFile
 from penstock.storage.vfs import Vfs
 
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(Manifest)
 
 
 def load_manifest(vfs: Vfs, directory: str) -> Manifest | None:
-    """None where nothing was ever sealed. CorruptLog if it is not what was written."""
+    """None where nothing was ever sealed. CorruptManifest if it is not what was written."""
     path = os.path.join(directory, MANIFEST_NAME)
     try:
         data = vfs.read_file(path)
@@ -46,16 +46,17 @@ def load_manifest(vfs: Vfs, directory: str) -> Manifest | None:
     head, newline, body = data.partition(b"\n")
     words = head[:_MAX_HEAD_BYTES].split(b" ")
     if not newline or len(words) != 3 or words[0] != _HEAD.encode():
-        raise CorruptLog(path, 0, "the first line is not that of a manifest")
+        raise CorruptManifest(path, 0, "the first line is not that of a manifest")
     if words[1] != b"%d" % FORMAT_VERSION:
         version = words[1].decode(errors="replace")
-        raise CorruptLog(path, 0, f"format version {version}; this release reads {FORMAT_VERSION}")
+        detail = f"format version {version}; this release reads {FORMAT_VERSION}"
+        raise CorruptManifest(path, 0, detail)
     if words[2] != b"%08x" % zlib.crc32(body):
-        raise CorruptLog(path, len(head) + 1, "the checksum does not hold")
+        raise CorruptManifest(path, len(head) + 1, "the checksum does not hold")
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise CorruptLog(path, len(head) + 1, str(error)) from None
+        raise CorruptManifest(path, len(head) + 1, str(error)) from None
 
 
 def write_manifest(vfs: Vfs, directory: str, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ changes nothing the second time. Must not know what a record means.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.storage.segments import (
     judge_tail,
     list_segments,
     records_of,
+    segment_name,
     walk_frames,
 )
 from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
@@ -71,7 +73,8 @@ def walk_log(
             _check_begins(found, path, number, header)
             _walk_segment(found, path, data, header, replay)
     if first_segment > 1 and not found.segments:
-        raise CorruptLog(directory, 0, f"segment {first_segment}, where the log begins, is missing")
+        path = os.path.join(directory, segment_name(first_segment))
+        raise CorruptLog(path, 0, f"segment {first_segment}, where the log begins, is missing")
     return found
 
 
@@ -79,11 +82,12 @@ def _check_begins(found: Recovered, path: str, number: int, header: SegmentHeade
     """Everything before a segment that has begun was on disk: nothing there may be amiss."""
     if header.number != number:
         raise CorruptLog(path, 0, f"the header is that of segment {header.number}")
-    if found.blanks:
-        raise CorruptLog(found.blanks[0].path, 0, f"no header, but segment {number} has begun")
-    if found.tails:
+    blank = found.blanks[0] if found.blanks else None
+    if found.tails and (blank is None or found.tails[0].path < blank.path):
         tail = found.tails[0]
         raise CorruptLog(tail.path, tail.position, f"invalid frame, but segment {number} has begun")
+    if blank is not None:
+        raise CorruptLog(blank.path, 0, f"no header, but segment {number} has begun")
     if (found.segments or number == 1) and header.first_seq != found.next_seq:
         detail = f"frame {found.next_seq} is missing: the file begins with {header.first_seq}"
         raise CorruptLog(path, 0, detail)

@@ -1,6 +1,6 @@
 """Snapshot files: an image of the state at a segment's boundary, whole or refused.
 
-Invariant: what `load_snapshot` returns is what was written, or CorruptLog names the file. Must
+Invariant: what `load_snapshot` returns is what was written, or CorruptSnapshot names the file. Must
 not know when a snapshot is taken or which one is in force (manifest.py). The layout is in
 docs/storage-format.md.
 """
@@ -15,7 +15,7 @@ from struct import Struct
 import msgspec
 
 from penstock.core.image import StateImage, decode_image, encode_image
-from penstock.storage.errors import CorruptLog
+from penstock.storage.errors import CorruptSnapshot
 from penstock.storage.vfs import Vfs
 
 SNAPSHOT_MAGIC = b"PENSNAP\n"
@@ -48,18 +48,19 @@ def load_snapshot(vfs: Vfs, directory: str, number: int) -> StateImage:
     try:
         data = vfs.read_file(path)
     except FileNotFoundError:
-        raise CorruptLog(path, 0, "the manifest names it and it is missing") from None
+        raise CorruptSnapshot(path, 0, "the manifest names it and it is missing") from None
     if len(data) < _HEADER.size:
-        raise CorruptLog(path, 0, "shorter than its header")
+        raise CorruptSnapshot(path, 0, "shorter than its header")
     magic, version, crc, length = _HEADER.unpack_from(data)
     if magic != SNAPSHOT_MAGIC:
-        raise CorruptLog(path, 0, "no snapshot")
+        raise CorruptSnapshot(path, 0, "no snapshot")
     if version != FORMAT_VERSION:
-        raise CorruptLog(path, 0, f"format version {version}; this release reads {FORMAT_VERSION}")
+        detail = f"format version {version}; this release reads {FORMAT_VERSION}"
+        raise CorruptSnapshot(path, 0, detail)
     with memoryview(data) as view, view[_HEADER.size :] as body:
         if len(body) != length or zlib.crc32(body, zlib.crc32(_LENGTH.pack(length))) != crc:
-            raise CorruptLog(path, _HEADER.size, "the checksum does not hold")
+            raise CorruptSnapshot(path, _HEADER.size, "the checksum does not hold")
         try:
             return decode_image(body)
         except msgspec.MsgspecError as error:
-            raise CorruptLog(path, _HEADER.size, str(error)) from None
+            raise CorruptSnapshot(path, _HEADER.size, str(error)) from None
