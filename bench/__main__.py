@@ -78,11 +78,18 @@ def _run(options: argparse.Namespace, setting: Setting) -> int:
         except BenchFailed as error:
             failed = True
             print(f"{name} failed: {error}", file=sys.stderr)
+        finally:
+            _clear(setting.out)
     print(f"\n{text_table(rows)}")
     if options.write and not failed:
         command = shlex.join(["scripts/bench", *sys.argv[1:]])
         write_results(Path(__file__).with_name("RESULTS.md"), command, machine, rows, setting.runs)
     return 1 if failed else 0
+
+
+def _clear(directory: Path) -> None:
+    for path in directory.iterdir():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+QUIET_PERCENT = 10
+
 
 class Cores(msgspec.Struct, frozen=True):
     server: int
@@ -47,7 +49,7 @@ def on_server_core(cores: Cores) -> Iterator[None]:
 
 
 class BusyCores:
-    """How busy both cores were between `start` and `stop`, whoever used them, in percent."""
+    """How busy both cores were inside a `with`, whoever used them, in percent."""
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
@@ -75,10 +77,12 @@ class BusyCores:
         return round(100 * (1 - idle / total)) if total else 0
 
 
-def look_around(cores: Cores, seconds: float = 1.0) -> str:
+def look_around(cores: Cores, seconds: float = 2.0) -> str:
     """What else the machine is doing before anything is measured."""
     with BusyCores(cores) as busy:
         time.sleep(seconds)
+    if max(busy.server, busy.load) > QUIET_PERCENT:
+        return f"{busy}: there is other work on this machine, and the figures mean little"
     return str(busy)
 
 

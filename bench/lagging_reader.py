@@ -1,6 +1,7 @@
 """A process that reads a topic from its beginning and acks it, again and again, until it is ended.
 
-It yields the core to the load that is measured. Arguments: the port, and how many messages.
+It yields the core to the load that is measured. Arguments: the port, how many messages, and a
+name for its groups.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import uvloop
 from bench.batches import consume_and_ack
 
 
-async def main(port: int, messages: int) -> None:
+async def main(port: int, messages: int, name: str) -> None:
     for number in count():
-        await consume_and_ack(port, messages, group=f"lagging-{number}")
+        await consume_and_ack(port, messages, group=f"{name}-{number}")
 
 
 if __name__ == "__main__":
     os.nice(19)
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

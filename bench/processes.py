@@ -40,6 +40,7 @@ ROOMY: dict[str, int | str] = {
 """No produce is refused for what is waiting: that is not what is measured here."""
 
 _ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+_SAID_CHARS = 2000
 _Self = TypeVar("_Self", bound="Server")
 
 
@@ -62,6 +63,9 @@ class Server:
         self.stop()
         if error is None:
             shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            print(f"The last that {self.directory.name} said:", file=sys.stderr)
+            print(self._said()[-_SAID_CHARS:], file=sys.stderr)
 
     @property
     def pid(self) -> int:
@@ -70,6 +74,14 @@ class Server:
         return self._process.pid
 
     def start(self) -> None:
+        """Returns when the server answers; leaves no process behind when it does not."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -107,12 +119,14 @@ class Server:
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:
-            output = self._output.read_text(encoding="utf-8", errors="replace")
-            raise BenchFailed(f"the server ended with {self._process.returncode}:\n{output}")
+            raise BenchFailed(f"it ended with {self._process.returncode}:\n{self._said()}")
+
+    def _said(self) -> str:
+        return self._output.read_text(encoding="utf-8", errors="replace")
 
 
 class BareResponder(Server):
-    def start(self) -> None:
+    def _start(self) -> None:
         self._spawn([sys.executable, "-m", "bench.bare_responder"], _python_environment())
         self.port = self._wait_for_address()
 
@@ -126,8 +140,8 @@ class Broker(Server):
         self._settings = ROOMY | settings
         self._segment_bytes = int(settings.get("segment_bytes", Settings().segment_bytes))
 
-    def start(self) -> None:
-        """Returns when the broker says that it is ready; data of an earlier start is used."""
+    def _start(self) -> None:
+        """Ready is what the broker calls ready. Data of an earlier start is used."""
         environment = _python_environment()
         for name, value in self._settings.items():
             environment[f"PENSTOCK_{name.upper()}"] = str(value)
@@ -218,7 +232,7 @@ class RedisServer(Server):
     Its log is never rewritten and no snapshot is taken: both would only slow it down.
     """
 
-    def start(self) -> None:
+    def _start(self) -> None:
         self.port = _free_port()
         settings = {
             "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "",

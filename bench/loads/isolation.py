@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +18,7 @@ import uvloop
 from bench.batches import batch_requests, produce_batches
 from bench.paced_produce import PacedProduce
 from bench.processes import ROOT, Broker
-from bench.rows import Row
+from bench.rows import BenchFailed, Row
 from bench.setting import Setting
 
 LOAD = "isolation"
@@ -36,13 +37,13 @@ def measure(setting: Setting) -> list[Row]:
         broker.create_topic()
         uvloop.run(produce_batches(broker.port, batch_requests(setting.messages)))
         broker.seal_everything()
-        for _ in setting.each_run(LOAD):
+        for run in setting.each_run(LOAD):
             alone.values.append(_p99(setting, broker))
             _forget_cached(broker)
-            with _lagging_reader(setting, broker):
-                before = broker.metric("penstock_page_reads_total")
+            with _lagging_reader(setting, broker, f"lagging-{run}"):
+                before = _page_reads(broker)
                 beside.values.append(_p99(setting, broker))
-                pages = broker.metric("penstock_page_reads_total") - before
+                pages = _page_reads(broker) - before
             beside.note = f"{pages / setting.seconds:,.0f} pages a second were read back"
             ratio.values.append(beside.values[-1] / alone.values[-1])
     return [alone, beside, ratio]
@@ -55,14 +56,24 @@ def _p99(setting: Setting, broker: Broker) -> float:
 
 
 @contextmanager
-def _lagging_reader(setting: Setting, broker: Broker) -> Iterator[None]:
-    arguments = [str(broker.port), str(setting.messages)]
+def _lagging_reader(setting: Setting, broker: Broker, group: str) -> Iterator[None]:
+    """The reader is under way once inside."""
+    before = _page_reads(broker)
+    arguments = [str(broker.port), str(setting.messages), group]
     reader = subprocess.Popen([sys.executable, "-m", "bench.lagging_reader", *arguments], cwd=ROOT)
     try:
+        while _page_reads(broker) == before:
+            if reader.poll() is not None:
+                raise BenchFailed("the lagging reader ended")
+            time.sleep(0.05)
         yield
     finally:
         reader.kill()
         reader.wait()
+
+
+def _page_reads(broker: Broker) -> float:
+    return broker.metric("penstock_page_reads_total")
 
 
 def _forget_cached(broker: Broker) -> None:

@@ -77,9 +77,10 @@ def _stopped(
 def _time_to_ready(broker: Broker) -> float:
     began = time.perf_counter()
     broker.start()
-    took = time.perf_counter() - began
-    broker.stop()
-    return took
+    try:
+        return time.perf_counter() - began
+    finally:
+        broker.stop()
 
 
 def _records(broker: Broker) -> int:

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.model.limits import Limits
+from penstock.storage.history import history_name
+from penstock.storage.seal import Job, seal
+from penstock.storage.segments import SegmentHeader, encode_header, segment_name
+from penstock.storage.snapshot import snapshot_name
+from penstock.storage.vfs import Vfs
 from tests.broker_process import BrokerProcess
 from tests.cli.conftest import run_penstock
 from tests.cli.test_serve import damage
@@ -29,7 +35,7 @@ def stopped(tmp_path: Path) -> Iterator[Path]:
 def test_a_sound_log_is_verified_and_nothing_repaired(stopped: Path) -> None:
     verified = run_penstock("wal", "verify", str(stopped))
     assert verified.code == 0
-    assert "the log is sound" in verified.out
+    assert "all is sound: a start succeeds" in verified.out
     repaired = run_penstock("wal", "repair", "--dry-run", str(stopped))
     assert repaired.code == 0
     assert "nothing to repair" in repaired.out
@@ -61,6 +67,69 @@ def test_damage_is_named_and_set_aside_only_when_asked(stopped: Path) -> None:
     assert run_penstock("wal", "repair", str(stopped), "--set-damage-aside").code == 0
     assert list(stopped.glob("*.damaged"))
     assert run_penstock("wal", "verify", str(stopped)).code == 0
+
+
+def seal_all(directory: Path) -> None:
+    """Seals the log's first segment, as a broker does once it is closed."""
+    vfs = Vfs()
+    path = directory / segment_name(1)
+    path.write_bytes(path.read_bytes().rstrip(b"\0") + bytes(64))
+    header = SegmentHeader(2, 1_000, salt=5)
+    (directory / segment_name(2)).write_bytes(encode_header(header))
+    seal(vfs, Job(directory=str(directory), up_to_segment=1, limits=Limits()))
+    path.unlink()
+
+
+def test_sealed_files_are_verified_and_a_given_up_one_lets_the_broker_start(stopped: Path) -> None:
+    seal_all(stopped)
+    sound = run_penstock("wal", "verify", str(stopped))
+    assert sound.code == 0
+    for name in ("MANIFEST", history_name(1), snapshot_name(1)):
+        assert name in sound.out
+    history = stopped / history_name(1)
+    history.write_bytes(history.read_bytes()[:-1])
+    verified = run_penstock("wal", "verify", str(stopped))
+    assert verified.code == 1
+    assert "A start is refused" in verified.err
+    assert "cannot be delivered: offsets 0 to 1 (2 messages)" in verified.out
+    repaired = run_penstock("wal", "repair", str(stopped), "--set-damage-aside")
+    assert repaired.code == 0
+    assert "a start succeeds" in repaired.out
+    assert "lost: " in repaired.out
+    verified = run_penstock("wal", "verify", str(stopped))
+    assert verified.code == 1
+    assert "A start succeeds" in verified.err
+    broker = BrokerProcess(stopped)
+    try:
+        broker.start().put("t", "third")
+    finally:
+        broker.close()
+
+
+def test_a_header_that_is_set_aside_leaves_a_directory_that_starts(stopped: Path) -> None:
+    seal_all(stopped)
+    active = stopped / segment_name(2)
+    data = bytearray(active.read_bytes())
+    data[20] ^= 1
+    active.write_bytes(data)
+    assert run_penstock("wal", "verify", str(stopped)).code == 1
+    repaired = run_penstock("wal", "repair", str(stopped), "--set-damage-aside")
+    assert repaired.code == 0
+    assert "goes back to the snapshot" in repaired.out
+    broker = BrokerProcess(stopped)
+    try:
+        broker.start().put("t", "third")
+    finally:
+        broker.close()
+
+
+def test_a_lost_snapshot_is_said_to_be_beyond_repair(stopped: Path) -> None:
+    seal_all(stopped)
+    (stopped / snapshot_name(1)).unlink()
+    repaired = run_penstock("wal", "repair", str(stopped), "--set-damage-aside")
+    assert repaired.code == 1
+    assert "cannot be repaired" in repaired.out
+    assert "nothing was changed" in repaired.out
 
 
 def test_a_running_brokers_log_is_left_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.effect_rules import EffectCommand
-from penstock.core.effects import Effect
+from penstock.core.effects import Effect, effect_key
 from penstock.core.image import comparable, take_image
 from penstock.core.invariants import check
 from penstock.core.produce import Produce
@@ -53,8 +53,11 @@ class Watcher(Reader):
         super().__init__(topic, group, owner)
         self.machine = machine
         self.lease_ms = lease_ms
+        self.is_dead = False
 
     def write(self, items: list[Item]) -> None:
+        if self.is_dead:
+            return
         super().write(items)
         for item in items:
             self.machine.heard(lambda item=item: self._given(item))  # type: ignore[misc]
@@ -149,6 +152,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert isinstance(outcome, NotFound)
         else:
             assert outcome is None
+            topic.committed = {k: until for k, until in topic.committed.items() if k[0] != group}
         self._ended(lambda reader: (reader.topic, reader.group) == (topic.name, group))
 
     @rule(pick=choice, age=st.sampled_from([None, 0, 300]), size=st.sampled_from([None, 0, 30]))
@@ -400,18 +404,16 @@ class BrokerMachine(RuleBasedStateMachine):
         topic = self._topic(pick)
         tenant = "tenant" if once % 2 else ""
         command = EffectCommand(tenant, topic.name, group, f"once {once % 4}", owner)
-        key = f"{tenant}|{command.key}"
+        key = effect_key(tenant, command.key)
         engine = self.broker.engine
         began = self.broker.call(engine.begin_effect, command, 200)
-        known = topic.groups.get(group)
-        if known is not None and known.committed.get(key, 0) > self.now:
+        if topic.committed.get((group, key), 0) > self.now:
             assert isinstance(began, Effect), "a committed effect is to be run again"
         if began is not None:
             return
         if then == "commit":
             assert self.broker.call(engine.commit_effect, command, "result") is None
-            if known is not None:
-                known.committed[key] = self.now + TTL_MS
+            topic.committed[group, key] = self.now + TTL_MS
         elif then == "fail":
             assert self.broker.call(engine.fail_effect, command, "reason") is None
 
@@ -468,6 +470,9 @@ class BrokerMachine(RuleBasedStateMachine):
                 self._naming(reader, item, None, False), "doubtful", lambda outcome: None
             )
         broker.scheduler.run()
+        if broker.log.has_pending:
+            broker.scheduler.run_until(lambda: broker.disk.is_held)
+            broker.scheduler.run()
         assert not [a for a in answers if not isinstance(a, PenstockError) and a is not None]
         self._crash(flavour, seed, doubtful)
 
@@ -484,8 +489,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def _crash(
         self, flavour: str, seed: int, doubtful: list[tuple[Watcher, Item]] | None = None
     ) -> None:
-        self.is_held = True
         survivor = self.broker.disk.crash(flavour, seed)
+        for reader in self.readers:
+            reader.is_dead = True
         self.broker.abandon()
         self.is_held = False
         survivor._dsync_flag = 0
@@ -518,20 +524,26 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert name.startswith("dlq."), f"{name} came from nowhere"
                 self.model.topics[name] = TopicModel(name, len(topics[name].partitions))
         assert sorted(topics) == sorted(self.model.topics)
-        for name in sorted(topics, key=lambda name: not name.startswith("dlq.")):
-            found: dict[int, Message] = {}
-            for partition in range(self.model.topics[name].partitions):
-                messages = self.broker.stored(name, partition)
-                offsets = [message.offset for message in messages]
-                assert offsets == sorted(offsets)
-                assert all(message.partition == partition for message in messages)
-                found.update(zip(offsets, messages, strict=True))
-            self.model.stored(name, found, self.maybe)
+        held = {name: self._held(name) for name in topics}
+        for name in sorted(topics, key=lambda name: name.startswith("dlq.")):
+            self.model.appeared(name, held[name], self.maybe)
         for name, topic in self.model.topics.items():
             assert sorted(topics[name].groups) == sorted(topic.groups)
             for group in topic.groups:
-                finished = self._finished(name, group) & set(topic.messages)
-                self.model.finished(name, group, finished, self.now)
+                finished = self._finished(name, group) & set(held[name])
+                self.model.finished(name, group, finished, set(held[name]))
+            self.model.vanished(name, held[name])
+
+    def _held(self, name: str) -> dict[int, Message]:
+        """Every message of the topic, read in pages."""
+        found: dict[int, Message] = {}
+        for partition in range(self.model.topics[name].partitions):
+            messages = self.broker.stored(name, partition)
+            offsets = [message.offset for message in messages]
+            assert offsets == sorted(offsets)
+            assert all(message.partition == partition for message in messages)
+            found.update(zip(offsets, messages, strict=True))
+        return found
 
     def _finished(self, topic: str, group: str) -> set[int]:
         done: set[int] = set()

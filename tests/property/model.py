@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.core.effects import effect_key
 from penstock.core.retries import backoff_ms
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.item import Item
@@ -40,8 +41,6 @@ class GroupModel:
     """Came back unwritten: may be delivered first after later ones were."""
     uncertain: set[int] = field(default_factory=set)
     """In flight at a crash, seen or not: may have been counted without having been seen."""
-    committed: dict[str, int] = field(default_factory=dict)
-    """Effect keys committed at some time, and until when they are so for certain."""
 
     def of(self, offset: int) -> Seen:
         return self.seen.setdefault(offset, Seen())
@@ -54,6 +53,9 @@ class TopicModel:
     messages: dict[int, Message] = field(default_factory=dict)
     groups: dict[str, GroupModel] = field(default_factory=dict)
     keys: dict[tuple[str, str], int] = field(default_factory=dict)
+    committed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Groups and effect keys committed at some time, and until when they are so for certain."""
+    trimmed: set[int] = field(default_factory=set)
     has_retention: bool = False
 
     @property
@@ -72,8 +74,6 @@ class TopicModel:
             assert self.keys.get(key, 0) <= message.ts, f"{key} was stored twice within its TTL"
             self.keys[key] = message.ts + ttl_ms
 
-    trimmed: set[int] = field(default_factory=set)
-
     def group(self, name: str) -> GroupModel:
         if name not in self.groups:
             self.groups[name] = GroupModel(owed=set(self.messages))
@@ -88,7 +88,7 @@ def effect_key_of(message: Message) -> str:
     envelope = message.envelope
     if envelope is None or not envelope.idempotency_key:
         return ""
-    return f"{envelope.tenant_id}|{envelope.idempotency_key}"
+    return effect_key(envelope.tenant_id, envelope.idempotency_key)
 
 
 class Model:
@@ -116,8 +116,8 @@ class Model:
         assert not seen.is_leased(now_ms), f"{item.offset} is leased to {seen.owner!r}"
         assert now_ms >= seen.not_before, f"{item.offset} came before its backoff ended"
         self._counts(group, seen, item, message)
-        key = effect_key_of(message)
-        assert now_ms >= group.committed.get(key, 0), f"the effect of {item.offset} is committed"
+        until = topic.committed.get((group_name, effect_key_of(message)), 0)
+        assert now_ms >= until, f"the effect of {item.offset} is committed"
         self._keeps_order(group, seen, item)
         seen.attempts = item.attempts
         seen.owner = owner
@@ -168,7 +168,7 @@ class Model:
     def acked(self, topic: str, group: str, offset: int, now_ms: int) -> None:
         model = self.topics[topic].groups[group]
         model.done.add(offset)
-        self._keep_effect(topic, model, offset, now_ms)
+        self._keep_effect(topic, group, offset, now_ms)
 
     def nacked(self, topic_name: str, group: str, offset: int, reason: str, now_ms: int) -> None:
         topic = self.topics[topic_name]
@@ -198,49 +198,53 @@ class Model:
                         seen.lease_until = now_ms
                         seen.not_before = now_ms + wait
 
-    def _keep_effect(self, topic: str, group: GroupModel, offset: int, now_ms: int) -> None:
+    def _keep_effect(self, topic_name: str, group: str, offset: int, now_ms: int) -> None:
         """The entry's last TTL begins with the end of its message."""
-        message = self.topics[topic].messages.get(offset)
-        if message is None:
-            return
-        key = effect_key_of(message)
-        if group.committed.get(key, 0) > now_ms:
-            group.committed[key] = now_ms + self.ttl_ms
+        topic = self.topics[topic_name]
+        message = topic.messages.get(offset)
+        if message is not None:
+            key = (group, effect_key_of(message))
+            if topic.committed.get(key, 0) > now_ms:
+                topic.committed[key] = now_ms + self.ttl_ms
 
     # -- looking at the broker ----------------------------------------------------------------
 
-    def finished(self, topic_name: str, group_name: str, offsets: set[int], now_ms: int) -> None:
-        """The broker says these are done for the group: each for a reason, and none is missing."""
+    def finished(self, topic_name: str, group_name: str, offsets: set[int], held: set[int]) -> None:
+        """Of the messages held, the broker says these are done for the group: each for a reason,
+        and none is missing."""
         topic = self.topics[topic_name]
         group = topic.groups[group_name]
-        kept = set(topic.messages)
-        lost = (group.done & kept) - offsets
+        lost = (group.done & held) - offsets
         assert not lost, f"{topic_name}/{group_name}: {lost} are done and came back"
         for offset in offsets - group.done:
-            key = effect_key_of(topic.messages[offset])
-            assert key in group.committed, f"{topic_name}/{group_name}: {offset} was forgotten"
+            key = (group_name, effect_key_of(topic.messages[offset]))
+            assert key in topic.committed, f"{topic_name}/{group_name}: {offset} was forgotten"
             group.done.add(offset)
 
-    def stored(self, topic_name: str, found: dict[int, Message], maybe: set[str]) -> None:
-        """The broker holds these messages: all that were answered, and no other."""
+    def appeared(self, topic_name: str, found: dict[int, Message], maybe: set[str]) -> None:
+        """The broker holds these messages: as they were stored, and none came from nowhere."""
         topic = self.topics[topic_name]
-        for offset, message in topic.messages.items():
-            if offset in found:
-                assert found[offset] == message, f"{offset} has changed"
-        gone = set(topic.messages) - set(found)
-        for offset in gone:
+        for offset, message in sorted(found.items()):
+            if offset in topic.messages:
+                assert message == topic.messages[offset], f"{offset} has changed"
+                continue
+            if topic.is_dead_letter and message.envelope and message.envelope.dlq:
+                self._buried(message, message.envelope)
+            else:
+                assert message.value in maybe, f"{message.value!r} was never answered"
+                for group in topic.groups.values():
+                    group.uncertain.add(offset)
+            topic.add(message, self.ttl_ms)
+
+    def vanished(self, topic_name: str, found: dict[int, Message]) -> None:
+        """What the broker does not hold was finished by every group, and retention asked for."""
+        topic = self.topics[topic_name]
+        for offset in set(topic.messages) - set(found):
             assert topic.has_retention, f"{topic_name}: {offset} is lost"
             late = [n for n, g in topic.groups.items() if offset in g.owed and offset not in g.done]
             assert not late, f"{topic_name}: {offset} was trimmed before {late} had it"
             del topic.messages[offset]
             topic.trimmed.add(offset)
-        for offset in sorted(set(found) - set(topic.messages)):
-            message = found[offset]
-            if topic.is_dead_letter and message.envelope and message.envelope.dlq:
-                self._buried(message, message.envelope)
-            else:
-                assert message.value in maybe, f"{message.value!r} was never answered"
-            topic.add(message, self.ttl_ms)
 
     def _buried(self, copy: Message, envelope: Envelope) -> None:
         story = envelope.dlq
@@ -260,4 +264,4 @@ class Model:
             assert group.of(offset).attempts == policy.max_attempts
             assert story.last_error in group.of(offset).errors
         group.done.add(offset)
-        self._keep_effect(source.name, group, offset, copy.ts)
+        self._keep_effect(source.name, story.group, offset, copy.ts)

@@ -237,6 +237,24 @@ def test_a_damaged_batch_is_refused_and_its_file_named(tmp_path: Path, place: st
         HistoryReader(Vfs(), str(tmp_path)).read(ref, 0, 1)
 
 
+def test_a_changed_byte_of_the_foot_is_refused_or_changes_nothing(tmp_path: Path):
+    """driftq-48: no checksum covers the file's foot."""
+    messages = plain(20)
+    [ref] = write(tmp_path, messages).batches
+    path = path_of(tmp_path)
+    whole = path.read_bytes()
+    refused = 0
+    for byte in range(ref.start + ref.length, len(whole)):
+        data = bytearray(whole)
+        data[byte] ^= 1 << byte % 8
+        path.write_bytes(data)
+        try:
+            assert HistoryReader(Vfs(), str(tmp_path)).read(ref, 0, 100) == messages
+        except CorruptLog:
+            refused += 1
+    assert refused
+
+
 @pytest.mark.parametrize("keep", [0, 5, 1000])
 def test_a_shortened_file_is_refused_and_named(tmp_path: Path, keep: int):
     [ref] = write(tmp_path, plain(100)).batches

@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from penstock.storage.errors import CorruptLog
+from penstock.storage.frames import POSITION_BITS
+from penstock.storage.segments import SEGMENT_HEADER_BYTES
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.storage.harness import Bench, record, written
 
@@ -86,4 +89,60 @@ def test_readers_on_other_threads_see_every_record_while_the_log_rolls(vfs: Faul
         reader.join()
     assert wrong == []
     assert bench.rolls > 2
+    bench.close()
+
+
+def test_a_byte_changed_under_a_running_log_is_never_read_as_a_record(vfs: FaultyVfs) -> None:
+    """driftq-48"""
+    bench = written(vfs, 12)
+    bench.await_spare()
+    [segment] = bench.wal._segments
+    wanted = list(zip(bench.positions, bench.appended, strict=True))
+    whole = vfs.content(segment.path)
+    ends = [*segment.offsets[1:], segment.used]
+    for byte in range(SEGMENT_HEADER_BYTES, segment.used):
+        data = bytearray(whole)
+        data[byte] ^= 1 << byte % 8
+        vfs.plant(segment.path, bytes(data))
+        damaged = next(index for index, end in enumerate(ends) if byte < end)
+        others = [(at, data) for at, data in wanted if at >> POSITION_BITS != damaged + 1]
+        assert bench.wal.read([at for at, _ in others]) == [data for _, data in others]
+        with pytest.raises(CorruptLog) as caught:
+            bench.wal.read(bench.positions)
+        assert caught.value.path == segment.path
+        assert caught.value.position == segment.offsets[damaged]
+    assert vfs.open_files == 3  # the segment, the spare and the lock
+    vfs.plant(segment.path, whole)
+    assert bench.wal.read(bench.positions) == bench.appended
+    bench.close()
+
+
+def test_a_file_cut_under_a_running_log_is_told_as_damage(vfs: FaultyVfs) -> None:
+    bench = written(vfs, 4)
+    [segment] = bench.wal._segments
+    whole = vfs.content(segment.path)
+    for length in (0, SEGMENT_HEADER_BYTES, segment.offsets[1] + 5, segment.used - 1):
+        vfs.plant(segment.path, whole[:length])
+        with pytest.raises(CorruptLog):
+            bench.wal.read(bench.positions)
+    bench.close()
+
+
+def test_a_frame_is_read_once_whatever_the_order_of_its_positions(vfs: FaultyVfs) -> None:
+    bench = written(vfs, 120, per_commit=60)
+    bench.append(*(record(n, size=3000) for n in range(4)))
+    bench.commit()
+    wanted = list(zip(bench.positions, bench.appended, strict=True))
+    mixed = [*wanted[1::2], *wanted[::-2], *wanted]
+    before = vfs.calls.count("read")
+    assert bench.wal.read([at for at, _ in mixed]) == [data for _, data in mixed]
+    assert vfs.calls.count("read") == before + 1
+    bench.close()
+
+
+def test_a_position_that_is_no_record_s_is_refused(vfs: FaultyVfs) -> None:
+    bench = written(vfs, 2)
+    for beyond in (10_000, 2**20):
+        with pytest.raises(ValueError, match="not that of a record"):
+            bench.wal.read([bench.positions[0] + beyond])
     bench.close()

@@ -1,4 +1,4 @@
-"""`penstock wal`: looks at, checks and repairs the log of a stopped broker."""
+"""`penstock wal`: looks at, checks and repairs the data directory of a stopped broker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import msgspec
 from penstock.cli.connection import json_flag
 from penstock.cli.terminal import Failure, printable, show, show_json, show_table, size
 from penstock.storage import offline
+from penstock.storage import repair as repairing
+from penstock.storage.audit import SealedFile
 from penstock.storage.vfs import Vfs
 
 RECORD_CHARS = 200
@@ -22,7 +24,7 @@ _directory = click.argument("directory", metavar="DIR")
 
 @click.group()
 def wal() -> None:
-    """Inspect, verify and repair the log of a stopped broker."""
+    """Inspect, verify and repair the data directory of a stopped broker."""
 
 
 @wal.command()
@@ -52,27 +54,57 @@ def inspect(directory: str, records: bool, as_json: bool) -> None:
 @_directory
 @json_flag
 def verify(directory: str, as_json: bool) -> None:
-    """Read the whole log in DIR and say what a start would say. Changes nothing.
+    """Read all that is in DIR and say what a start would say. Changes nothing.
 
-    Exit code 1 when the log is damaged.
+    Exit code 1 when something is damaged or missing.
     """
     with _readable():
         report = offline.verify(Vfs(), directory)
     if as_json:
         show_json(report)
     else:
-        _show_segments(report.segments)
-        show(f"\n{report.records:,} records in {report.frames:,} frames")
-        for tail in report.torn:
-            show(
-                f"torn tail: {tail.path} at byte {tail.position}, {tail.bytes} bytes of a write "
-                "that a crash interrupted; the next start cuts it off, and nothing is lost"
-            )
+        _show_report(report)
     if report.damage is not None:
         damage = report.damage
-        raise Failure(f"{damage.path} is damaged at byte {damage.position}: {damage.detail}")
-    if not as_json and not report.torn:
-        show("the log is sound")
+        raise Failure(
+            f"{damage.path} is damaged at byte {damage.position}: {damage.detail}. "
+            "A start is refused; `penstock wal repair --dry-run` says what can be done"
+        )
+    damaged = [file.path for file in report.files if file.state != "sound"]
+    if damaged:
+        raise Failure(
+            f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in it "
+            "wait until the file is restored from a copy"
+        )
+    if not as_json:
+        show("all is sound: a start succeeds")
+
+
+def _show_report(report: offline.Report) -> None:
+    _show_segments(report.segments)
+    show(f"\n{report.records:,} records in {report.frames:,} frames")
+    if report.files:
+        show("")
+        show_table(
+            ("sealed", "state", "what is wrong"),
+            [(file.path, file.state, _what_is_wrong(file)) for file in report.files],
+        )
+    for file in report.files:
+        for each in file.lost:
+            show(f"cannot be delivered: {each}")
+    for tail in report.torn:
+        show(
+            f"torn tail: {tail.path} at byte {tail.position}, {tail.bytes} bytes of a write "
+            "that a crash interrupted; the next start cuts it off, and nothing is lost"
+        )
+    for path in report.leftovers:
+        show(f"leftover: {path}; the next start removes it")
+
+
+def _what_is_wrong(file: SealedFile) -> str:
+    if file.state != "damaged":
+        return file.detail
+    return f"byte {file.position}: {file.detail}"
 
 
 @wal.command()
@@ -81,32 +113,42 @@ def verify(directory: str, as_json: bool) -> None:
 @click.option(
     "--set-damage-aside",
     is_flag=True,
-    help="End the log before damage; what cannot be read is kept under another name.",
+    help="Go on without what is damaged; it is kept under another name.",
 )
 @json_flag
 def repair(directory: str, dry_run: bool, set_damage_aside: bool, as_json: bool) -> None:
     """Cut a torn tail off the log in DIR; explain damage, or set it aside.
 
-    Exit code 1 when damage remains.
+    Exit code 1 when a start is still refused.
     """
     with _readable():
-        outcome = offline.repair(
+        outcome = repairing.repair(
             Vfs(), directory, dry_run=dry_run, set_damage_aside=set_damage_aside
         )
     if as_json:
         show_json(outcome)
     else:
-        show(outcome.explanation)
-        for path, aside in outcome.set_aside.items():
-            show(f"{'kept' if outcome.done else 'would keep'} {path} as {aside}")
-        if outcome.done and outcome.cut:
-            show("done: the torn tail is cut off")
-        elif outcome.done and outcome.damage is not None:
-            show("done: the log ends before the damage")
-        elif dry_run and (outcome.cut or outcome.damage is not None):
-            show("nothing was changed: this was a dry run")
+        _show_repair(outcome, dry_run=dry_run, insists=set_damage_aside)
     if outcome.damage is not None and not outcome.done:
         raise click.exceptions.Exit(1)
+
+
+def _show_repair(outcome: repairing.Repair, *, dry_run: bool, insists: bool) -> None:
+    show(outcome.explanation)
+    for path, aside in outcome.set_aside.items():
+        show(f"{'kept' if outcome.done else 'would keep'} {path} as {aside}")
+    for each in outcome.lost:
+        show(f"{'lost' if outcome.done else 'would lose'}: {each}")
+    if outcome.done and outcome.damage is not None:
+        show("done: the damage is set aside, and a start succeeds")
+    elif outcome.done and outcome.cut:
+        show("done: the torn tail is cut off")
+    elif not outcome.possible:
+        show("nothing was changed: there is no repair for this")
+    elif dry_run and (outcome.cut or outcome.damage is not None):
+        show("nothing was changed: this was a dry run")
+    elif outcome.damage is not None and not insists:
+        show("nothing was changed: --set-damage-aside was not given")
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class ConsumeStream:
         self._consumer = outcome
         lane = self._lane = self._reply.open_stream(NDJSON_TYPE)
         lane.stream = self
+        if lane.flow.write_paused:
+            outcome.pause()
         if self._heartbeat_ms:
             self._beat()
 

@@ -7,6 +7,7 @@ is refused, and on a loopback bind so is a Host that is no loopback name (DNS re
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
 _PRINTABLE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[A-Za-z0-9._~-]+(:[0-9]{1,5})?")
 
-LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "[::1]"})
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 
 
 class Verdict(msgspec.Struct):
@@ -33,9 +34,10 @@ class Verdict(msgspec.Struct):
     content_length: int = 0
     is_chunked: bool = False
     expects_continue: bool = False
-    needs_token: bool = False
+    is_cross_site: bool = False
     refusal: PenstockError | None = None
     token_refusal: PenstockError | None = None
+    cross_site_refusal: PenstockError | None = None
 
 
 class Gate:
@@ -47,7 +49,7 @@ class Gate:
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
 
     def judge(self, headers: list[tuple[bytes, bytes]], http_version: str) -> Verdict:
-        verdict = Verdict(needs_token=bool(self._token))
+        verdict = Verdict()
         hosts: list[bytes] = []
         origin: bytes | None = None
         credentials = b""
@@ -67,6 +69,10 @@ class Gate:
         else:
             verdict.refusal = self._check_host(hosts, http_version) or self._check_origin(
                 origin, hosts
+            )
+        if verdict.is_cross_site and origin is None:
+            verdict.cross_site_refusal = PermissionDenied(
+                "a page from another site may not use the broker; see allowed_origins"
             )
         if self._token and not self._is_token(credentials):
             verdict.token_refusal = Unauthenticated(
@@ -112,6 +118,9 @@ def _note(verdict: Verdict, name: bytes, value: bytes) -> None:
         verdict.content_length = int(value) if value.isdigit() else 0
     elif name == b"transfer-encoding":
         verdict.is_chunked = True
+    elif name == b"sec-fetch-site":
+        # A browser says so where it sends no Origin: an image, a link, a frame.
+        verdict.is_cross_site = value.strip().lower() in (b"cross-site", b"same-site")
     elif name == b"expect" and value.lower() == b"100-continue":
         verdict.expects_continue = True
     elif (
@@ -128,4 +137,10 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    return name in LOOPBACK_NAMES or name.endswith(".localhost") or name.startswith("127.")
+    """Of a host name or an address, with or without brackets."""
+    if name in LOOPBACK_NAMES or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

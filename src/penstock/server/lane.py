@@ -2,11 +2,10 @@
 
 A task and a future per request are what costs; so requests of the lane are answered by a plain
 call, and their replies written by the commit that makes them durable. All other requests go the
-way uvicorn sends them, to the ASGI app.
+way uvicorn sends them, to the ASGI app. The order of answers is kept in turns.py.
 
-Invariants: replies leave in the order of their requests, whichever side answers them; a request
-of the app or a stream starts when all before it are answered, and holds up those behind it.
-Headers and bodies over their limits are refused before memory is taken for them.
+Invariants: headers and bodies past their limits are refused before they are held; once a request
+is refused with its rest unread, nothing that follows on the connection is understood.
 
 uvicorn's internals are used here and nowhere else; tests/unit/test_uvicorn_seam.py fails when
 they move.
@@ -15,7 +14,6 @@ they move.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any, ClassVar
 
 import httptools
@@ -26,7 +24,7 @@ from penstock.model.limits import MAX_HEADER_BYTES, MIB
 from penstock.server.gate import Verdict
 from penstock.server.hub import Hub
 from penstock.server.requests import Request, origin_form
-from penstock.server.turns import AppTurn, Reply
+from penstock.server.turns import AppTurn, Reply, Turns
 
 MAX_PIPELINED = 64
 """Requests of one connection under way; beyond it, reading stops until some are answered."""
@@ -41,130 +39,152 @@ class Lane(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.turns = Turns(self)
+        self.stream: Any = None
+        self.is_chunked = True
         self.touched = time.monotonic()
         self.is_receiving = False
         self._began = self.touched
         self._in_head = False
-        self._head_bytes = 0
+        self._has_progress = False
+        self._framing_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._is_lane = False
-        self._refusal: PenstockError | None = None
-        self._verdict: Verdict | None = None
-        self._verdict_headers: list[tuple[bytes, bytes]] = []
-        self._turns: deque[Reply | AppTurn] = deque()
-        self._blocking = 0
-        self._is_done = False
-        self._is_advancing = False
-        self._is_lingering = False
-        self._thrown_bytes = 0
+        self._is_upgrade = False
         self._reply: Reply | None = None
-        self.stream: Any = None
-        self.is_chunked = True
+        self._refusal: PenstockError | None = None
+        self._verdict = Verdict()
+        self._verdict_headers: list[tuple[bytes, bytes]] | None = None
+        self._is_deaf = False
+        self._is_done = False
+        self._is_ended = False
+        self._thrown_bytes = 0
 
-    def is_waiting_for(self, reply: Reply) -> bool:
-        return reply in self._turns
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_done = self._is_deaf = True
+        self._drop_body()
+        for turn in self.turns:
+            if isinstance(turn, AppTurn):
+                turn.cycle.disconnected = True
+                turn.cycle.message_event.set()
+            else:
+                self._release(turn)
+        self.turns.clear()
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.disconnected()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client may close its side and still read its answers; not one that streams."""
+        self._is_ended = True
+        return bool(self.turns) and self.stream is None
+
+    def is_idle(self) -> bool:
+        return not self.turns and not self.is_receiving
 
     def waiting_since(self) -> float:
         """Since when the rest of the request is awaited. Headers are to come as a whole: a byte
         now and then does not count."""
         return self._began if self._in_head else self.touched
 
-    def is_idle(self) -> bool:
-        return not self._turns and not self.is_receiving
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_done = True
-        self._drop_body()
-        for turn in self._turns:
-            if isinstance(turn, AppTurn):
-                turn.cycle.disconnected = True
-                turn.cycle.message_event.set()
-        self._turns.clear()
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            stream.disconnected()
-        super().connection_lost(exc)
-
     # -- what comes in -----------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._is_done:
+        if self._is_deaf:
             self._throw_away(data)
             return
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         self.touched = time.monotonic()
+        self._has_progress = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self.refuse(InvalidArgument(f"not an HTTP/1.1 request: {error}"))
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEADER_BYTES:
-                self._refuse_head()
+        if self.is_receiving and not self._has_progress:
+            self._count_framing(len(data))
 
-    def _throw_away(self, data: bytes) -> None:
-        self._thrown_bytes += len(data)
-        if self._thrown_bytes > LINGER_BYTES:
-            self.transport.close()
+    def _count_framing(self, nbytes: int) -> None:
+        """Bytes that brought neither a new request nor any of its body: heads, trailers, chunk
+        extensions. The parser holds what is not complete, so this is bounded by the read."""
+        self._framing_bytes += nbytes
+        if self._framing_bytes > MAX_HEADER_BYTES:
+            self.refuse(InvalidArgument(f"headers are over {MAX_HEADER_BYTES} bytes"))
 
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
         self.is_receiving = True
         self._began = self.touched
         self._in_head = True
-        self._head_bytes = 0
+        self._has_progress = True
+        self._framing_bytes = 0
         self._refusal = None
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self._in_head:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        headers = self.headers
-        if headers != self._verdict_headers:
-            self._verdict_headers = headers
-            self._verdict = self.hub.gate.judge(headers, self.parser.get_http_version())
-        verdict = self._verdict
-        if verdict is None or self._is_done:
+        if self._is_deaf:
             return
+        self._is_upgrade = self.parser.should_upgrade()
+        if self._is_upgrade:
+            return
+        if self.headers != self._verdict_headers:
+            self._verdict_headers = self.headers
+            self._verdict = self.hub.gate.judge(self.headers, self.parser.get_http_version())
+        verdict = self._verdict
         path, _, query = origin_form(self.url).partition(b"?")
-        keep_alive = self.parser.should_keep_alive()
-        reply = Reply(self, verdict.request_id or self.hub.next_request_id(), keep_alive)
-        refusal = verdict.refusal
-        if verdict.needs_token and path not in self.hub.open_paths:
-            refusal = refusal or verdict.token_refusal
-        if verdict.content_length > self.hub.max_body_bytes:
-            refusal = refusal or TooLarge(
-                f"the body is {verdict.content_length} bytes; "
-                f"max_body_bytes is {self.hub.max_body_bytes}"
-            )
-        if refusal is None and self.hub.is_app_path(path):
+        is_app_path = self.hub.is_app_path(path)
+        refusal = self._refusal_of(verdict, path, is_app_path)
+        if refusal is None and is_app_path:
             self._is_lane = False
             self._hand_to_app()
             return
         self._is_lane = True
-        self._reply = reply
+        method = self.parser.get_method()
+        request_id = verdict.request_id or self.hub.next_request_id()
+        reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
+        reply.is_head = method == b"HEAD"
         if refusal is not None:
-            self._refusal = refusal
-            # What follows is not read; without a body the connection can go on.
+            # Without a body the request ends here, and the connection can go on.
             if verdict.content_length or verdict.is_chunked:
                 self.refuse(refusal)
+            else:
+                self._refusal = refusal
             return
-        if verdict.expects_continue:
+        if verdict.expects_continue and not self.turns:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         reply.is_http_1_1 = self.parser.get_http_version() == "1.1"
-        reply.request = Request(self.parser.get_method(), path, query)
+        reply.request = Request(method, path, query)
+
+    def _refusal_of(self, verdict: Verdict, path: bytes, is_app_path: bool) -> PenstockError | None:
+        if verdict.refusal is not None:
+            return verdict.refusal
+        if verdict.cross_site_refusal is not None and not is_app_path:
+            return verdict.cross_site_refusal
+        if verdict.token_refusal is not None and path not in self.hub.open_paths:
+            return verdict.token_refusal
+        if len(self.url) > MAX_HEADER_BYTES:
+            return InvalidArgument(f"the request target is over {MAX_HEADER_BYTES} bytes")
+        if verdict.content_length > self.hub.max_body_bytes:
+            return self._too_large(verdict.content_length)
+        return None
 
     def on_body(self, body: bytes) -> None:
-        if self._is_done:
+        if self._is_deaf or self._is_upgrade:
             return
+        self._has_progress = True
+        self._framing_bytes = 0
         if not self._is_lane:
             super().on_body(body)
             return
@@ -172,12 +192,12 @@ class Lane(HttpToolsProtocol):
         self._body_bytes += len(body)
         self.hub.body_bytes += len(body)
         if self._body_bytes > self.hub.max_body_bytes:
-            self.refuse(TooLarge(f"the body is over max_body_bytes, {self.hub.max_body_bytes}"))
+            self.refuse(self._too_large(self._body_bytes))
         elif self.hub.body_bytes > self.hub.max_bodies_bytes and len(self._body) > 1:
             self.refuse(self.hub.too_many_bodies())
 
     def on_message_complete(self) -> None:
-        if self._is_done:
+        if self._is_deaf or self._is_upgrade:
             return
         self.is_receiving = False
         if not self._is_lane:
@@ -186,56 +206,49 @@ class Lane(HttpToolsProtocol):
         reply, self._reply = self._reply, None
         if reply is None:
             return
-        request = reply.request
-        self._turns.append(reply)
-        if request is None:
-            if self._refusal is not None:
-                reply.send_error(self._refusal)
-            return
-        if self._body:
-            request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._drop_body()
-        if self._blocking:
-            self._limit_pipeline()
+        if self._body and reply.request is not None:
+            body = self._body
+            reply.request.body = body[0] if len(body) == 1 else b"".join(body)
+            reply.held_bytes = self._body_bytes
+            self._body = []
+            self._body_bytes = 0
+        self.turns.add(reply)
+        if self._refusal is not None:
+            reply.send_error(self._refusal)
         else:
-            reply.request = None
-            self.hub.handle(request, reply)
-            if len(self._turns) > MAX_PIPELINED:
-                self.flow.pause_reading()
+            self.turns.go_on()
+        if len(self.turns) > MAX_PIPELINED:
+            self.flow.pause_reading()
 
     # -- what goes out -----------------------------------------------------------------------
 
-    def answered(self, reply: Reply) -> None:
-        """The reply has its bytes: it leaves now, or after those before it."""
-        turns = self._turns
-        if not turns:
-            return
-        if turns[0] is reply and len(turns) == 1:
-            turns.popleft()
-            self._write(reply)
-            if self.flow.read_paused and not self._is_done:
-                self._advance()
-            return
-        while turns and isinstance(turns[0], Reply) and turns[0].data is not None:
-            self._write(turns.popleft())
-            if self._is_done:
-                return
-        if self._blocking or self.flow.read_paused:
-            self.start_first()
-            self._advance()
+    def start_turn(self, turn: Reply | AppTurn) -> None:
+        if isinstance(turn, AppTurn):
+            turn.is_started = True
+            super()._start_asgi_task(turn.cycle, turn.app)
+        elif turn.request is not None:
+            request, turn.request = turn.request, None
+            self._release(turn)
+            self.hub.handle(request, turn)
 
-    def _write(self, reply: Any) -> None:
-        self.transport.write(reply.data)
-        if not reply.keep_alive:
+    def write_reply(self, reply: Reply) -> None:
+        if reply.data is not None and not self._is_done:
+            self.transport.write(reply.data)
+            if not reply.keep_alive:
+                self._finish()
+
+    def needs_turns(self) -> bool:
+        """Is something waiting for the last answer to leave?"""
+        return self.flow.read_paused or self._is_ended
+
+    def turns_moved(self) -> None:
+        """Some answers have left: there is room for more requests, or none are to come."""
+        if self._is_done:
+            return
+        if self._is_ended and not self.turns:
             self._finish()
-
-    def block(self, change: int) -> None:
-        """A turn that others must wait for has come or gone."""
-        self._blocking += change
-
-    def start_first(self) -> None:
-        if self._turns and isinstance(self._turns[0], Reply):
-            self._turns[0].start()
+        elif len(self.turns) <= MAX_PIPELINED and not self.flow.write_paused:
+            self.flow.resume_reading()
 
     def write_chunk(self, body: bytes) -> None:
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
@@ -249,24 +262,30 @@ class Lane(HttpToolsProtocol):
             self._finish()
 
     def refuse(self, error: PenstockError) -> None:
-        """Answers an error that ends the connection; the rest of the request is not read."""
-        if self._is_done:
+        """Answers an error in its turn, then ends the connection; what follows is not read."""
+        if self._is_deaf:
             return
+        self._is_deaf = True
+        self.is_receiving = False
         self._drop_body()
-        reply = Reply(self, self.hub.next_request_id(), keep_alive=False)
-        self._reply = None
-        self._turns.append(reply)
-        self._is_lingering = True
+        reply, self._reply = self._reply, None
+        if reply is None:
+            reply = Reply(self, self.hub.next_request_id(), keep_alive=False)
+        reply.request = None
+        reply.keep_alive = False
+        self.turns.add(reply)
         reply.send_error(error)
+        self.turns.go_on()
 
-    def _refuse_head(self) -> None:
-        self._in_head = False
-        self.refuse(InvalidArgument(f"request line and headers are over {MAX_HEADER_BYTES} bytes"))
+    def _throw_away(self, data: bytes) -> None:
+        self._thrown_bytes += len(data)
+        if self._thrown_bytes > LINGER_BYTES:
+            self.transport.close()
 
     def _finish(self) -> None:
-        self._is_done = True
-        self._turns.clear()
-        if self._is_lingering and self.transport.can_write_eof():
+        is_refused, self._is_deaf, self._is_done = self._is_deaf, True, True
+        self.turns.clear()
+        if is_refused and self.transport.can_write_eof():
             # Closing on unread bytes would reset the connection, and the answer with it.
             self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.close)
@@ -278,70 +297,43 @@ class Lane(HttpToolsProtocol):
         self._body = []
         self._body_bytes = 0
 
+    def _release(self, reply: Reply) -> None:
+        self.hub.body_bytes -= reply.held_bytes
+        reply.held_bytes = 0
+
+    def _too_large(self, nbytes: int) -> TooLarge:
+        limit = self.hub.max_body_bytes
+        return TooLarge(f"the body has {nbytes} bytes or more; max_body_bytes is {limit}")
+
     # -- taking turns with the app -------------------------------------------------------------
 
     def _hand_to_app(self) -> None:
         """uvicorn builds its scope from what was parsed here, as if it had parsed it itself."""
         url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url = url
+        self.url = origin_form(url)
         self.headers.extend(headers)
-        self.expect_100_continue = self._verdict is not None and self._verdict.expects_continue
+        self.expect_100_continue = self._verdict.expects_continue
         # Order is kept here; to uvicorn every request looks like the first.
         self.cycle = None  # type: ignore[assignment]
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._turns.append(AppTurn(cycle, app))
-        self._blocking += 1
-        self._advance()
+        self.turns.add(AppTurn(cycle, app))
+        self.turns.go_on()
 
     def on_response_complete(self) -> None:
-        if self._turns and isinstance(self._turns[0], AppTurn):
-            self._turns.popleft()
-            self._blocking -= 1
         super().on_response_complete()
-        self._advance()
+        self.turns.app_is_done()
 
-    def _advance(self) -> None:
-        """Starts what may start now: all turns up to and with the first of the app or a stream."""
-        if self._is_advancing:
-            return
-        self._is_advancing = True
-        try:
-            while not self._is_done and (turn := self._next_turn()) is not None:
-                if isinstance(turn, AppTurn):
-                    turn.is_started = True
-                    super()._start_asgi_task(turn.cycle, turn.app)
-                elif turn.request is not None:
-                    request, turn.request = turn.request, None
-                    self.hub.handle(request, turn)
-        finally:
-            self._is_advancing = False
-        if len(self._turns) <= MAX_PIPELINED and not self._is_done and not self.flow.write_paused:
-            self.flow.resume_reading()
-
-    def _next_turn(self) -> Reply | AppTurn | None:
-        """The first turn that has not started, if nothing before it holds it up."""
-        for turn in self._turns:
-            if isinstance(turn, AppTurn):
-                is_next = turn is self._turns[0] and not turn.is_started
-                return turn if is_next else None
-            if turn.is_stream:
-                return None
-            if turn.request is not None:
-                return turn
-        return None
-
-    def _limit_pipeline(self) -> None:
-        if len(self._turns) > MAX_PIPELINED:
-            self.flow.pause_reading()
-
-    def _upgrade(self) -> None:
-        if self._should_upgrade():
-            self.handle_websocket_upgrade()
-        else:
-            self.refuse(InvalidArgument("this path cannot be upgraded"))
+    def _upgrade(self, rest: bytes) -> None:
+        """No protocol is spoken here but HTTP/1.1: the request is read again without its wish."""
+        method = self.parser.get_method()
+        head = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADE]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join(head) + b"\r\n" + rest)
 
     # -- flow and end ----------------------------------------------------------------------------
 
@@ -353,19 +345,24 @@ class Lane(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.flow.resume_reading()
         if self.stream is not None:
             self.stream.resume()
+        self.turns.go_on()
 
     def shutdown(self) -> None:
-        if self.stream is None and not self._turns:
+        """What is under way is answered; nothing more is understood."""
+        self._is_deaf = True
+        if not self.turns:
             self.transport.close()
             return
-        for turn in self._turns:
-            if isinstance(turn, Reply):
-                turn.keep_alive = False
-            else:
-                turn.cycle.keep_alive = False
+        last = self.turns.last()
+        if isinstance(last, AppTurn):
+            last.cycle.keep_alive = False
+        else:
+            last.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(InvalidArgument(msg))
+
+
+_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})

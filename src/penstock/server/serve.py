@@ -23,7 +23,7 @@ from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
 from penstock.server.app import make_app
-from penstock.server.gate import Gate, host_name, is_loopback
+from penstock.server.gate import Gate, is_loopback
 from penstock.server.hub import Hub
 from penstock.server.lane import Lane
 from penstock.server.router_hook import make_router
@@ -42,7 +42,7 @@ Announce = Callable[[str, EmbeddedEngine], None]
 def serve(settings: Settings, announce: Announce) -> None:
     """Blocks until a signal ends the broker."""
     token = read_token(settings)
-    is_local = is_loopback(host_name(settings.host)) or settings.host == "::1"
+    is_local = is_loopback(settings.host)
     if not is_local and not token and not settings.allow_insecure_bind:
         raise InvalidArgument(
             f"binding to {settings.host} without a token lets anyone on the network in; set "

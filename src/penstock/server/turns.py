@@ -1,12 +1,15 @@
 """The turns of a connection: each request's place in the order of answers.
 
-A Reply is answered by the fast lane, an AppTurn by the ASGI app. Neither knows how bytes are
-ordered or written: that is the lane's.
+Invariant: answers leave in the order of their requests, whoever gives them. A Reply is given by
+the fast lane and may start while others before it are under way; an AppTurn, given by the ASGI
+app, and a stream start when they are first, and hold up those behind them. Nothing starts while
+the connection takes no more bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import PenstockError
@@ -32,6 +35,7 @@ class Reply:
         "_request_id",
         "_when_first",
         "data",
+        "held_bytes",
         "is_head",
         "is_http_1_1",
         "is_stream",
@@ -45,6 +49,8 @@ class Reply:
         self.keep_alive = keep_alive
         self.is_head = False
         self.is_http_1_1 = True
+        # Of a body that waits for its turn; counted towards what all connections may hold.
+        self.held_bytes = 0
         self.is_stream = False
         self.data: bytes | None = None
         self.request: Request | None = None
@@ -61,7 +67,7 @@ class Reply:
             len(body),
             b"" if self.is_head else body,
         )
-        lane.answered(self)
+        lane.turns.answered(self)
 
     def send_nothing(self) -> None:
         """204: no body, and no header that speaks of one."""
@@ -71,7 +77,7 @@ class Reply:
             self._request_id,
             b"" if self.keep_alive else CLOSE,
         )
-        lane.answered(self)
+        lane.turns.answered(self)
 
     def send_json(self, status: int, body: Any) -> None:
         self.send(status, encode_json(body))
@@ -79,7 +85,7 @@ class Reply:
     def send_error(self, error: PenstockError) -> None:
         if self.is_stream:
             self.is_stream = False
-            self._lane.block(-1)
+            self._lane.turns.block(-1)
         self.send(error.http_status, encode_json(error_body(error)), JSON_TYPE + error_head(error))
 
     def settle(self, outcome: PenstockError | None) -> None:
@@ -91,17 +97,17 @@ class Reply:
 
     def is_wanted(self) -> bool:
         """False once the connection is gone."""
-        return self._lane.is_waiting_for(self)
+        return self in self._lane.turns
 
     def when_first(self, then: Callable[[], None]) -> None:
         """Runs `then` when all replies before this one have left: a stream begins. Whatever is
         pipelined behind it waits."""
         self.is_stream = True
         self._when_first = then
-        self._lane.block(1)
-        self._lane.start_first()
+        self._lane.turns.block(1)
+        self._lane.turns.start_stream()
 
-    def start(self) -> None:
+    def start_stream(self) -> None:
         then, self._when_first = self._when_first, None
         if then is not None:
             then()
@@ -128,3 +134,106 @@ class AppTurn:
         self.cycle = cycle
         self.app = app
         self.is_started = False
+
+
+class Turns:
+    """The queue of one connection. `_waiting` counts the turns that have not started, and
+    `_blockers` those of the app and streams, so that a long pipeline is not looked through."""
+
+    __slots__ = ("_blockers", "_is_advancing", "_lane", "_queue", "_waiting")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._queue: deque[Reply | AppTurn] = deque()
+        self._waiting = 0
+        self._blockers = 0
+        self._is_advancing = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Reply | AppTurn]:
+        return iter(self._queue)
+
+    def __contains__(self, turn: object) -> bool:
+        return turn in self._queue
+
+    def add(self, turn: Reply | AppTurn) -> None:
+        """A turn is added before it starts; `go_on` starts it when it may."""
+        self._queue.append(turn)
+        if isinstance(turn, AppTurn):
+            self._blockers += 1
+            self._waiting += 1
+        elif turn.request is not None:
+            self._waiting += 1
+
+    def last(self) -> Reply | AppTurn:
+        return self._queue[-1]
+
+    def clear(self) -> None:
+        self._queue.clear()
+        self._waiting = self._blockers = 0
+
+    def block(self, change: int) -> None:
+        """A reply has become a stream, or is none after all."""
+        self._blockers += change
+
+    def answered(self, reply: Reply) -> None:
+        """The reply has its bytes: it leaves now, or after those before it."""
+        queue = self._queue
+        if queue and queue[0] is reply:
+            queue.popleft()
+            self._lane.write_reply(reply)
+            if queue or self._lane.needs_turns():
+                self.go_on()
+
+    def app_is_done(self) -> None:
+        if self._queue and isinstance(self._queue[0], AppTurn):
+            self._queue.popleft()
+            self._blockers -= 1
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Writes what is answered and first, then starts what may start."""
+        queue, lane = self._queue, self._lane
+        while queue and isinstance(first := queue[0], Reply) and first.data is not None:
+            queue.popleft()
+            lane.write_reply(first)
+        self.start_stream()
+        if self._waiting:
+            self._advance()
+        lane.turns_moved()
+
+    def start_stream(self) -> None:
+        if self._queue and isinstance(self._queue[0], Reply):
+            self._queue[0].start_stream()
+
+    def _advance(self) -> None:
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._waiting and (turn := self._next()) is not None:
+                self._waiting -= 1
+                self._lane.start_turn(turn)
+        finally:
+            self._is_advancing = False
+
+    def _next(self) -> Reply | AppTurn | None:
+        """The first turn that has not started, if nothing holds it up."""
+        if self._lane.flow.write_paused:
+            return None
+        if self._blockers:
+            return self._next_before_blocker()
+        return self._queue[-self._waiting]
+
+    def _next_before_blocker(self) -> Reply | AppTurn | None:
+        for turn in self._queue:
+            if isinstance(turn, AppTurn):
+                is_next = turn is self._queue[0] and not turn.is_started
+                return turn if is_next else None
+            if turn.is_stream:
+                return None
+            if turn.request is not None:
+                return turn
+        return None

@@ -62,20 +62,9 @@ _EXTRA_COLUMNS = _ENVELOPE_COLUMNS | _RETRY_COLUMNS | _ROUTING_COLUMNS | _DLQ_CO
 SCHEMA = pa.schema(
     [*PLAIN_SCHEMA, *(pa.field(name, kind) for name, kind in _EXTRA_COLUMNS.items())]
 )
-"""Columns only ever grow at the end; a file says which it has."""
+"""Columns only ever grow at the end; a reader refuses any others than it knows."""
 
 _NO_ENVELOPE = Envelope()
-
-
-def is_history_schema(schema: pa.Schema) -> bool:
-    """Whether these are the columns that this release writes, or fewer (an older one) or more (a
-    later one)."""
-    count = min(len(schema), len(SCHEMA))
-    return count >= len(PLAIN_SCHEMA) and _first(schema, count).equals(_first(SCHEMA, count))
-
-
-def _first(schema: pa.Schema, count: int) -> pa.Schema:
-    return schema if len(schema) == count else pa.schema(list(schema)[:count])
 
 
 def to_batch(messages: list[Message]) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.model.records import Message
-from penstock.storage.columns import is_history_schema, to_messages
+from penstock.storage.columns import SCHEMA, to_messages
 from penstock.storage.errors import CorruptHistory
 from penstock.storage.history import BatchRef, HistoryGone, history_name
 from penstock.storage.vfs import Vfs
@@ -100,7 +100,7 @@ class _MappedFile:
         except (pa.ArrowException, OSError) as error:
             raise CorruptHistory(path, 0, f"no Arrow file: {error}") from None
         # No checksum covers the file's foot, where this was read from.
-        if not is_history_schema(self._schema):
+        if not self._schema.equals(SCHEMA):
             raise CorruptHistory(path, self._bytes.size, "the columns it names are not history's")
         self._batches: dict[int, pa.RecordBatch] = {}
 

@@ -1,0 +1,182 @@
+"""Everything that a start reads, judged in the same order by the same code, and nothing changed.
+
+Invariant: `Audit.damage` is what a start would be refused for, or None if it would succeed; what
+a start does not look at (the batches of history) is checked too, and told apart. The caller is
+alone in the directory (`alone_in`). Must not know what is done about what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from penstock.core.state import BrokerState
+from penstock.model.limits import Limits
+from penstock.storage.checkpoint import (
+    SEAL_LOCK_NAME,
+    check_never_sealed,
+    check_whole,
+    is_live,
+    leftovers,
+    load_state,
+    wait_for_orphan,
+)
+from penstock.storage.errors import CorruptLog, CorruptManifest
+from penstock.storage.history import BatchRef, HistoryFile, history_name
+from penstock.storage.history_reader import HistoryReader
+from penstock.storage.lock import DirectoryLock
+from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
+from penstock.storage.recovery import walk_log
+from penstock.storage.segments import Tail, list_segments
+from penstock.storage.snapshot import snapshot_name
+from penstock.storage.vfs import Vfs
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Why a start would be refused."""
+
+    path: str
+    position: int
+    detail: str
+
+
+class SealedFile(msgspec.Struct, frozen=True):
+    """The manifest, or a file that it names. `position` and `detail` say where it is damaged, and
+    `lost` which messages cannot be delivered for that."""
+
+    path: str
+    kind: Literal["manifest", "snapshot", "history"]
+    state: Literal["sound", "damaged", "missing"]
+    refuses_start: bool = False
+    position: int = 0
+    detail: str = ""
+    lost: list[str] = []
+
+    @property
+    def damage(self) -> Damage:
+        return Damage(self.path, self.position, self.detail)
+
+
+class Audit(msgspec.Struct):
+    """`files` are in the order in which a start reads them; the log comes after them.
+    `first_segment` is 0 where the manifest cannot be read: then the log is not judged."""
+
+    first_segment: int
+    files: list[SealedFile]
+    history: list[HistoryFile] = []
+    leftovers: list[str] = []
+    torn: list[Tail] = []
+    log_damage: Damage | None = None
+
+    @property
+    def damage(self) -> Damage | None:
+        for file in self.files:
+            if file.refuses_start:
+                return file.damage
+        return self.log_damage
+
+
+@contextmanager
+def alone_in(vfs: Vfs, directory: str) -> Iterator[None]:
+    """Holds the directory's lock, and waits for a sealing process that outlived its broker."""
+    if not vfs.exists(directory):
+        raise FileNotFoundError(f"there is no data directory {directory}")
+    lock = DirectoryLock.take(vfs, directory)
+    try:
+        if vfs.exists(os.path.join(directory, SEAL_LOCK_NAME)):
+            vfs.close(wait_for_orphan(vfs, directory))
+        yield
+    finally:
+        lock.release()
+
+
+def audit(vfs: Vfs, directory: str) -> Audit:
+    path = os.path.join(directory, MANIFEST_NAME)
+    try:
+        manifest = load_manifest(vfs, directory)
+        if manifest is None:
+            check_never_sealed(vfs, directory)
+    except CorruptManifest as error:
+        return Audit(0, [_bad(vfs, error, "manifest", refuses_start=True)])
+    files = [] if manifest is None else [SealedFile(path, "manifest", "sound")]
+    manifest = manifest or Manifest()
+    snapshot, state = _snapshot(vfs, directory, manifest)
+    files += [_history_file(vfs, directory, file, state) for file in manifest.history]
+    files += [] if snapshot is None else [snapshot]
+    found = Audit(manifest.first_segment, files, manifest.history)
+    found.leftovers = leftovers(vfs, directory, manifest)
+    for number, path in list_segments(vfs, directory):
+        if number < manifest.first_segment:
+            found.leftovers.append(path)
+    try:
+        found.torn = walk_log(vfs, directory, first_segment=manifest.first_segment).tails
+    except CorruptLog as error:
+        found.log_damage = Damage(error.path, error.position, error.detail)
+    return found
+
+
+def _snapshot(
+    vfs: Vfs, directory: str, manifest: Manifest
+) -> tuple[SealedFile | None, BrokerState | None]:
+    path = os.path.join(directory, snapshot_name(manifest.snapshot))
+    try:
+        state = load_state(vfs, directory, manifest, Limits())
+    except CorruptLog as error:
+        return _bad(vfs, error, "snapshot", refuses_start=True), None
+    return SealedFile(path, "snapshot", "sound") if manifest.snapshot else None, state
+
+
+def _history_file(
+    vfs: Vfs, directory: str, file: HistoryFile, state: BrokerState | None
+) -> SealedFile:
+    try:
+        check_whole(vfs, directory, file)
+    except CorruptLog as error:
+        lost = messages_of(file.batches, state)
+        return _bad(vfs, error, "history", refuses_start=True, lost=lost)
+    reader = HistoryReader(vfs, directory)
+    first: CorruptLog | None = None
+    damaged: list[BatchRef] = []
+    for ref in file.batches:
+        try:
+            reader.batch(ref)
+        except CorruptLog as error:
+            first = first or error
+            damaged.append(ref)
+    if first is None:
+        path = os.path.join(directory, history_name(file.number))
+        return SealedFile(path, "history", "sound")
+    return _bad(vfs, first, "history", lost=messages_of(damaged, state))
+
+
+def _bad(
+    vfs: Vfs,
+    error: CorruptLog,
+    kind: Literal["manifest", "snapshot", "history"],
+    *,
+    refuses_start: bool = False,
+    lost: list[str] | None = None,
+) -> SealedFile:
+    state: Literal["damaged", "missing"] = "damaged" if vfs.exists(error.path) else "missing"
+    return SealedFile(
+        error.path, kind, state, refuses_start, error.position, error.detail, lost or []
+    )
+
+
+def messages_of(refs: list[BatchRef], state: BrokerState | None) -> list[str]:
+    """What is in these batches, in words; without a state nobody knows what is still wanted."""
+    wanted = [ref for ref in refs if state is None or is_live(ref, state)]
+    return [
+        f"offsets {ref.first} to {ref.last} ({ref.msgs} messages) of partition {ref.partition} "
+        f"of {_topic(ref, state)}"
+        for ref in wanted
+    ]
+
+
+def _topic(ref: BatchRef, state: BrokerState | None) -> str:
+    topic = state.topics_by_id.get(ref.topic_id) if state is not None else None
+    return f"topic {topic.name}" if topic is not None else f"the topic with id {ref.topic_id}"

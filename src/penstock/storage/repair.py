@@ -1,0 +1,282 @@
+"""Making a stopped broker's directory fit to start, at a price that is said beforehand.
+
+Invariant: nothing is changed unless told to; a torn tail is cut as a start would cut it, and what
+is damaged is set aside (renamed or copied), never deleted. After a repair that is `done` a start
+succeeds: the directory has been judged again. Interrupted, it can be done again. Must not know
+the command line, nor judge by itself (audit.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from penstock.model.limits import MIB
+from penstock.storage.audit import Audit, Damage, SealedFile, alone_in, audit
+from penstock.storage.history import HistoryFile, history_name
+from penstock.storage.offline import summary
+from penstock.storage.recovery import cut_tail
+from penstock.storage.segments import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    Tail,
+    encode_header,
+    first_not_zero,
+    list_segments,
+    segment_name,
+)
+from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs, remove_if_there
+
+_FRESH_BYTES = MIB
+"""Of a segment made here: room for the first frames on a disk that is full."""
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What was done, or would be. `set_aside` maps each file to the one that keeps its bytes,
+    `lost` says what the broker then does not have. Not `possible`: nothing here can help."""
+
+    done: bool
+    cut: list[Tail]
+    damage: Damage | None
+    set_aside: dict[str, str]
+    explanation: str
+    lost: list[str] = []
+    possible: bool = True
+
+
+class _Plan(msgspec.Struct):
+    """`lost` is what the log loses; `fresh` is the segment that is made anew, empty, since the
+    log has to begin with it."""
+
+    segments: dict[str, str] = {}
+    fresh: int = 0
+    history: list[tuple[HistoryFile, str, str]] = []
+    lost: list[str] = []
+
+    @property
+    def set_aside(self) -> dict[str, str]:
+        return self.segments | {path: aside for _, path, aside in self.history if aside}
+
+
+def repair(
+    vfs: Vfs, directory: str, *, dry_run: bool = True, set_damage_aside: bool = False
+) -> Repair:
+    """Cuts a torn tail. Damage is only explained, unless `set_damage_aside` says to go on
+    without what cannot be read."""
+    with alone_in(vfs, directory):
+        found = audit(vfs, directory)
+        damage = found.damage
+        if damage is None:
+            if not dry_run:
+                _cut(vfs, found.torn)
+            return Repair(not dry_run, found.torn, None, {}, _explain_torn(found))
+        hopeless = [file for file in found.files if _is_hopeless(file)]
+        if hopeless:
+            return Repair(False, [], damage, {}, _explain_hopeless(hopeless), possible=False)
+        plan = _plan(vfs, directory, found)
+        explanation = _explain_damage(found)
+        done = set_damage_aside and not dry_run
+        if done:
+            _carry_out(vfs, directory, found, plan)
+            left = audit(vfs, directory)
+            if left.damage is not None:
+                done, damage = False, left.damage
+                explanation = f"Set aside, but a start is still refused: {_said(damage)}."
+            found.files = left.files  # more may be readable in a file of the right length
+        lost = [*_lost_of_history(found, plan), *plan.lost]
+        return Repair(done, found.torn, damage, plan.set_aside, explanation, lost)
+
+
+# What is to be done
+
+
+def _is_hopeless(file: SealedFile) -> bool:
+    return file.refuses_start and file.kind != "history"
+
+
+def _plan(vfs: Vfs, directory: str, found: Audit) -> _Plan:
+    plan = _Plan()
+    by_path = {os.path.join(directory, history_name(file.number)): file for file in found.history}
+    for file in found.files:
+        if file.refuses_start:
+            aside = _free_name(vfs, file.path) if file.state == "damaged" else ""
+            plan.history.append((by_path[file.path], file.path, aside))
+    if found.log_damage is not None:
+        _plan_log(vfs, directory, found.first_segment, found.log_damage, plan)
+    return plan
+
+
+def _plan_log(vfs: Vfs, directory: str, first: int, damage: Damage, plan: _Plan) -> None:
+    """The damaged file and all after it: what follows a gap cannot be replayed."""
+    kept = 0
+    for number, path in list_segments(vfs, directory):
+        if number < first:
+            continue
+        if path < damage.path or _keeps_beginning(path, damage):
+            kept += 1
+        if path >= damage.path:
+            plan.segments[path] = _free_name(vfs, path)
+            plan.lost += _lost_of(vfs, number, path, damage)
+    if not kept:
+        plan.fresh = first
+        plan.lost.append(
+            f"all of the log from segment {first} on: the broker goes back to the snapshot, the "
+            f"state at the end of segment {first - 1}"
+            if first > 1
+            else "all of the log, and nothing was sealed: the broker starts empty"
+        )
+
+
+def _lost_of_history(found: Audit, plan: _Plan) -> list[str]:
+    given_up = {path for _, path, _ in plan.history}
+    return [
+        f"{os.path.basename(file.path)}: {each}"
+        for file in found.files
+        if file.path in given_up
+        for each in file.lost
+    ]
+
+
+def _keeps_beginning(path: str, damage: Damage) -> bool:
+    return path == damage.path and damage.position >= SEGMENT_HEADER_BYTES
+
+
+def _lost_of(vfs: Vfs, number: int, path: str, damage: Damage) -> list[str]:
+    seen = summary(number, path, vfs.read_file(path))
+    name = os.path.basename(path)
+    if _keeps_beginning(path, damage):
+        behind = f", of which {seen.frames_behind} frames are whole" if seen.frames_behind else ""
+        return [f"{name}: everything from byte {damage.position} on{behind}"]
+    if seen.first_seq:
+        return [f"{name}: {seen.records} records in {seen.frames} frames"]
+    is_spare = seen.state == "spare" and path != damage.path
+    return [] if is_spare else [f"{name}: all of it; its header cannot be read"]
+
+
+def _free_name(vfs: Vfs, path: str) -> str:
+    name = f"{path}.damaged"
+    number = 1
+    while vfs.exists(name):
+        name = f"{path}.damaged.{number}"
+        number += 1
+    return name
+
+
+# Doing it
+
+
+def _cut(vfs: Vfs, torn: list[Tail]) -> None:
+    for tail in torn:
+        cut_tail(vfs, tail)
+
+
+def _carry_out(vfs: Vfs, directory: str, found: Audit, plan: _Plan) -> None:
+    """The log from its end, so that an interruption leaves the same damage to be found again."""
+    _cut(vfs, found.torn)
+    for file, path, aside in plan.history:
+        _replace_history(vfs, file, path, aside)
+    for path, aside in sorted(plan.segments.items(), reverse=True):
+        if found.log_damage is not None and _keeps_beginning(path, found.log_damage):
+            vfs.write_file_atomically(aside, vfs.read_file(path))
+            _zero_from(vfs, path, found.log_damage.position)
+        else:
+            vfs.rename(path, aside)
+    vfs.fsync_dir(directory)
+    if plan.fresh:
+        salt = int.from_bytes(vfs.random_bytes(4), "little")
+        header = encode_header(SegmentHeader(plan.fresh, 1, salt))
+        path = os.path.join(directory, segment_name(plan.fresh))
+        vfs.write_file_atomically(path, header.ljust(_FRESH_BYTES, b"\0"))
+
+
+def _zero_from(vfs: Vfs, path: str, position: int) -> None:
+    fd = vfs.open(path)
+    try:
+        size = vfs.size(fd)
+        for offset in range(position, size, ZERO_STEP_BYTES):
+            vfs.zero_fill(fd, offset, min(ZERO_STEP_BYTES, size - offset))
+        vfs.sync(fd)
+    finally:
+        vfs.close(fd)
+
+
+def _replace_history(vfs: Vfs, file: HistoryFile, path: str, aside: str) -> None:
+    """A file of the length the manifest says, with what there is of the old one's bytes: a batch
+    that is not among them fails its checksum when it is read, and only then."""
+    temporary = f"{path}.tmp"
+    remove_if_there(vfs, temporary)
+    fd = vfs.open(temporary, create=True)
+    try:
+        if aside:
+            _copy(vfs, path, fd, file.size)
+        vfs.truncate(fd, file.size)
+        vfs.sync(fd)
+    finally:
+        vfs.close(fd)
+    if aside:
+        vfs.rename(path, aside)
+    vfs.rename(temporary, path)
+
+
+def _copy(vfs: Vfs, path: str, target: int, size: int) -> None:
+    """At most `size` bytes. Zeros are left out: history has holes."""
+    source = vfs.open_read(path)
+    try:
+        at = 0
+        while at < size and (data := vfs.read_at(source, min(ZERO_STEP_BYTES, size - at), at)):
+            if first_not_zero(data, 0) is not None:
+                vfs.write_at(target, [data], at)
+            at += len(data)
+    finally:
+        vfs.close(source)
+
+
+# Saying it
+
+
+def _explain_torn(found: Audit) -> str:
+    damaged = [file for file in found.files if file.state != "sound"]
+    if found.torn:
+        places = ", ".join(f"{tail.path} at byte {tail.position}" for tail in found.torn)
+        said = (
+            f"A crash interrupted a write: {places}. With fsync mode commit, nothing acknowledged "
+            "is in it; the next start cuts it off by itself."
+        )
+    else:
+        said = "A start succeeds." if damaged else "All is sound; there is nothing to repair."
+    for file in damaged:
+        said += (
+            f" {_said(file.damage)}. No start is refused for it, only the groups that need its "
+            "messages wait: restore the file from a copy that has it. It cannot be repaired."
+        )
+    return said
+
+
+def _explain_hopeless(files: list[SealedFile]) -> str:
+    said = " ".join(f"{_said(file.damage)}." for file in files)
+    return (
+        f"{said} This cannot be repaired: what the file said is nowhere else. Restore the whole "
+        "data directory from a copy; a snapshot alone will do if the copy has one of the same name."
+    )
+
+
+def _explain_damage(found: Audit) -> str:
+    said = [
+        f"{_said(file.damage)}. Restore the file from a copy that has it. Otherwise an empty one "
+        "can take its place: the broker then starts, and the groups that need its messages wait."
+        for file in found.files
+        if file.refuses_start
+    ]
+    if found.log_damage is not None:
+        said.append(
+            f"{_said(found.log_damage)}. This is no torn write: acknowledged messages and acks are "
+            "in it. Restore the file from a copy if there is one. Otherwise the log can be ended "
+            "before the damage: all from there on is kept beside it under names that end in "
+            ".damaged, and what it says is lost to the broker."
+        )
+    return " ".join(said)
+
+
+def _said(damage: Damage) -> str:
+    return f"{damage.path} is damaged at byte {damage.position}: {damage.detail}"
