@@ -289,13 +289,16 @@ class BrokerMachine(RuleBasedStateMachine):
         group.late |= {entry.offset for entry in reader.live.unwritten}
 
     def _is_hidden(self, reader: Watcher, offset: int) -> bool:
-        """Is it decided for somebody whose connection is full?"""
-        return any(
-            entry.offset == offset
-            for other in self.readers
-            if (other.topic, other.group) == (reader.topic, reader.group)
-            for entry in other.live.unwritten
-        )
+        return offset in self._unwritten(reader.topic, reader.group)
+
+    def _unwritten(self, topic: str, group: str) -> set[int]:
+        """What is decided for somebody whose connection is full."""
+        return {
+            entry.offset
+            for reader in self.readers
+            if (reader.topic, reader.group) == (topic, group)
+            for entry in reader.live.unwritten
+        }
 
     # -- settling -----------------------------------------------------------------------------
 
@@ -326,7 +329,8 @@ class BrokerMachine(RuleBasedStateMachine):
         expected = self._expected(reader, item, command, is_ack=True)
 
         def judge(outcome: Any) -> None:
-            assert expected is None or (outcome is None) == expected, outcome
+            is_done = item.offset in self.model.topics[reader.topic].groups[reader.group].done
+            assert (outcome is None) == is_done or expected in (None, outcome is None), outcome
             if outcome is None:
                 self.model.acked(reader.topic, reader.group, item.offset, self.now)
 
@@ -532,6 +536,9 @@ class BrokerMachine(RuleBasedStateMachine):
             for group in topic.groups:
                 finished = self._finished(name, group) & set(held[name])
                 self.model.finished(name, group, finished, set(held[name]))
+                for progress in topics[name].groups[group].progress:
+                    unwritten = self._unwritten(name, group)
+                    self.model.in_order(name, group, progress.partition, unwritten)
             self.model.vanished(name, held[name])
 
     def _held(self, name: str) -> dict[int, Message]:

@@ -36,14 +36,14 @@ class GroupModel:
     owed: set[int]
     done: set[int] = field(default_factory=set)
     seen: dict[int, Seen] = field(default_factory=dict)
-    last_first: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     """Came back unwritten: may be delivered first after later ones were."""
     uncertain: set[int] = field(default_factory=set)
     """In flight at a crash, seen or not: may have been counted without having been seen."""
 
     def of(self, offset: int) -> Seen:
-        return self.seen.setdefault(offset, Seen())
+        """Of a message that was delivered at least once."""
+        return self.seen[offset]
 
 
 @dataclass
@@ -112,13 +112,13 @@ class Model:
         self._is_as_sent(item, message)
         assert item.offset not in group.done, f"{item.offset} is done, and was delivered again"
         assert item.offset in group.owed
-        seen = group.of(item.offset)
+        seen = group.seen.get(item.offset) or Seen()
         assert not seen.is_leased(now_ms), f"{item.offset} is leased to {seen.owner!r}"
         assert now_ms >= seen.not_before, f"{item.offset} came before its backoff ended"
         self._counts(group, seen, item, message)
         until = topic.committed.get((group_name, effect_key_of(message)), 0)
         assert now_ms >= until, f"the effect of {item.offset} is committed"
-        self._keeps_order(group, seen, item)
+        group.seen[item.offset] = seen
         seen.attempts = item.attempts
         seen.owner = owner
         seen.lease_until = now_ms + lease_ms
@@ -156,12 +156,17 @@ class Model:
             is_dlq = message.envelope is not None and message.envelope.dlq is not None
             assert is_dlq or item.attempts <= policy.max_attempts, "one attempt too many"
 
-    def _keeps_order(self, group: GroupModel, seen: Seen, item: Item) -> None:
-        if seen.attempts or item.offset in group.late or item.offset in group.uncertain:
-            return
-        last = group.last_first.get(item.partition, -1)
-        assert item.offset > last, f"first delivery of {item.offset} after that of {last}"
-        group.last_first[item.partition] = item.offset
+    def in_order(
+        self, topic_name: str, group_name: str, partition: int, unwritten: set[int]
+    ) -> None:
+        """Nothing was delivered for the first time while something before it was not."""
+        topic = self.topics[topic_name]
+        group = topic.groups[group_name]
+        own = [o for o, message in sorted(topic.messages.items()) if message.partition == partition]
+        last = max((offset for offset in own if offset in group.seen), default=-1)
+        excused = group.done | group.late | group.uncertain | unwritten
+        passed = [o for o in own if o < last and o not in group.seen and o not in excused]
+        assert not passed, f"{passed} were passed over by the first delivery of {last}"
 
     # -- settling -----------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.core.produce import Produce
 from penstock.core.settle import Settle
-from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.limits import MAX_BATCH_ITEMS, MAX_REASON_BYTES
+from penstock.model.errors import PenstockError
+from penstock.model.limits import MAX_REASON_BYTES
 from penstock.model.records import Message
+from penstock.server.batches import BatchDecoder
 from penstock.server.forms import ack_body_of, lease_of, produce_body_of, produce_of, settle_of
 from penstock.server.hub import Hub
 from penstock.server.replies import batch_error, encode_json
@@ -30,9 +31,8 @@ _produce_decoder = msgspec.json.Decoder(ProduceBody)
 _ack_decoder = msgspec.json.Decoder(AckBody)
 _nack_decoder = msgspec.json.Decoder(NackBody)
 _extend_decoder = msgspec.json.Decoder(ExtendBody)
-_raw_items = msgspec.json.Decoder(list[msgspec.Raw])
-_produce_items = msgspec.json.Decoder(list[ProduceBody])
-_ack_items = msgspec.json.Decoder(list[AckBody])
+_produce_batches = BatchDecoder(ProduceBody)
+_ack_batches = BatchDecoder(AckBody)
 
 
 class Produced(msgspec.Struct):
@@ -99,13 +99,13 @@ def extend(hub: Hub, request: Request, reply: Reply) -> None:
 
 
 def produce_batch(hub: Hub, request: Request, reply: Reply) -> None:
-    items = _commands(request.body, _produce_items, _produce_decoder, produce_of)
+    items = _commands(_produce_batches.decode(request.body), produce_of)
     commands = [item for item in items if isinstance(item, Produce)]
     hub.engine.produce_many(commands, partial(_send_results, reply, items, _produced_item))
 
 
 def ack_batch(hub: Hub, request: Request, reply: Reply) -> None:
-    items = _commands(request.body, _ack_items, _ack_decoder, settle_of)
+    items = _commands(_ack_batches.decode(request.body), settle_of)
     commands = [item for item in items if isinstance(item, Settle)]
     hub.engine.ack_many(commands, partial(_send_results, reply, items, _acked_item))
 
@@ -119,57 +119,16 @@ def clean_reason(raw: str | None) -> str:
 
 
 def _commands(
-    body: bytes,
-    all_at_once: msgspec.json.Decoder[list[Body]],
-    one: msgspec.json.Decoder[Body],
-    command_of: Callable[[Body], Command],
+    items: list[Body | PenstockError], command_of: Callable[[Body], Command]
 ) -> list[Command | PenstockError]:
-    """A command or an error per item. A body that is no list of JSON values is an error itself."""
-    is_array = body.lstrip()[:1] == b"["
-    try:
-        decoded: list[Any] = all_at_once.decode(body) if is_array else one.decode_lines(body)
-        if not is_array and len(decoded) != len(_lines(body)):
-            raise InvalidArgument("NDJSON has one object a line")
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        # Some item is not as it should be: find out which, and let the others stand.
-        decoded = _decode_each(body, one, is_array=is_array)
-    if not decoded:
-        raise InvalidArgument("the batch is empty; send a JSON array or NDJSON lines")
-    if len(decoded) > MAX_BATCH_ITEMS:
-        raise InvalidArgument(f"a batch has at most {MAX_BATCH_ITEMS} items")
-    return [_command_of(item, command_of) for item in decoded]
-
-
-def _command_of(item: Any, command_of: Callable[[Any], Command]) -> Command | PenstockError:
-    if isinstance(item, PenstockError):
-        return item
-    try:
-        return command_of(item)
-    except PenstockError as error:
-        return error
-
-
-def _decode_each(body: bytes, one: msgspec.json.Decoder[Any], *, is_array: bool) -> list[Any]:
-    if is_array:
-        lines = [bytes(raw) for raw in decode_body(_raw_items, body)]
-    else:
-        lines = _lines(body)
-        for line in lines:
-            decode_body(_any, line)
-    decoded: list[Any] = []
-    for line in lines:
+    """A command or an error per item."""
+    commands: list[Command | PenstockError] = []
+    for item in items:
         try:
-            decoded.append(decode_body(one, line))
-        except InvalidArgument as error:
-            decoded.append(error)
-    return decoded
-
-
-def _lines(body: bytes) -> list[bytes]:
-    return [line for line in body.split(b"\n") if line.strip()]
-
-
-_any = msgspec.json.Decoder()
+            commands.append(item if isinstance(item, PenstockError) else command_of(item))
+        except PenstockError as error:
+            commands.append(error)
+    return commands
 
 
 def _send_results(
