@@ -50,14 +50,15 @@ async def produce_batches(port: int, requests: Iterator[bytes]) -> int:
     return sum(await asyncio.gather(*(send() for _ in range(CONNECTIONS))))
 
 
-async def consume_and_ack(port: int, count: int, group: str = GROUP) -> None:
-    """One consumer that takes `count` messages and acks what has arrived, a batch at a time."""
+async def consume_and_ack(port: int, count: int, group: str = GROUP, enough: int = BATCH) -> None:
+    """One consumer that takes `count` messages and acks what has arrived, as soon as there are
+    `enough` or no more at the moment."""
     arrived: asyncio.Queue[list[Item] | Exception] = asyncio.Queue()
     stream = await consume(port, TOPIC, group, arrived.put_nowait, arrived.put_nowait)
     acks = await Asking().connect(port)
     left = count
     while left:
-        items = await _all_of(arrived)
+        items = await _all_of(arrived, enough)
         bodies = b",".join(ack_body(TOPIC, group, item) for item in items)
         answer = await acks.ask(post("/v1/ack/batch", b"[" + bodies + b"]"))
         if answer.count(b'"acked"') != len(items):
@@ -67,10 +68,9 @@ async def consume_and_ack(port: int, count: int, group: str = GROUP) -> None:
     acks.close()
 
 
-async def _all_of(arrived: asyncio.Queue[list[Item] | Exception]) -> list[Item]:
-    """What is there, at least one item and no more than a batch may have."""
+async def _all_of(arrived: asyncio.Queue[list[Item] | Exception], enough: int) -> list[Item]:
     items: list[Item] = []
-    while not items or (not arrived.empty() and len(items) < BATCH):
+    while not items or (not arrived.empty() and len(items) < enough):
         got = await arrived.get()
         if isinstance(got, Exception):
             raise got

@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.core.effects import effect_key
 from penstock.core.groups import Group, Progress, Unfinished
 from penstock.core.partitioning import utf8_bytes
-from penstock.core.state import BrokerState
 from penstock.model.records import (
     COMMITTED,
     SKIPPED,
@@ -58,11 +57,3 @@ def skip(progress: Progress, item: DeliveredItem, now_ms: int) -> Skipped | Fini
     if item.offset in progress.unfinished:
         return Finished(group.topic.id, group.id, progress.partition, now_ms, item.offset, SKIPPED)
     return Skipped(group.topic.id, group.id, progress.partition, now_ms, item.offset, item.size)
-
-
-def has_deliverable(state: BrokerState, progress: Progress) -> bool:
-    """Is there anything this group could be given from this partition?"""
-    if progress.ready:
-        return True
-    partition = progress.group.topic.partitions[progress.partition]
-    return progress.cursor < partition.end_offset

@@ -36,23 +36,24 @@ class EffectTotals:
 
 
 class Effects:
-    __slots__ = ("_entries", "_order", "_totals", "text_bytes")
+    __slots__ = ("_groups", "_order", "_totals", "text_bytes")
 
     def __init__(self, totals: EffectTotals) -> None:
         self._totals = totals
-        self._entries: dict[tuple[str, str], Effect] = {}
+        self._groups: dict[str, dict[str, Effect]] = {}
         self._order: deque[tuple[int, str, str]] = deque()
         self.text_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._groups.values()))
 
     def get(self, group: str, key: str) -> Effect | None:
-        return self._entries.get((group, key))
+        entries = self._groups.get(group)
+        return entries.get(key) if entries is not None else None
 
     def put(self, group: str, key: str, effect: Effect) -> None:
         self._drop(group, key)
-        self._entries[group, key] = effect
+        self._groups.setdefault(group, {})[key] = effect
         self.text_bytes += len(effect.text)
         self._totals.entries += 1
         self._totals.text_bytes += len(effect.text)
@@ -60,7 +61,7 @@ class Effects:
 
     def keep_until(self, group: str, key: str, expires: int) -> None:
         """The entry's message is done: its last TTL begins."""
-        effect = self._entries.get((group, key))
+        effect = self.get(group, key)
         if effect is not None:
             effect.expires = expires
             self._order.append((expires, group, key))
@@ -71,7 +72,7 @@ class Effects:
         order = self._order
         while order and order[0][0] <= now_ms:
             expires, group, key = order.popleft()
-            effect = self._entries.get((group, key))
+            effect = self.get(group, key)
             if effect is not None and effect.expires == expires:
                 found.append((group, key))
         return found
@@ -80,23 +81,30 @@ class Effects:
         self._drop(group, key)
 
     def forget_all(self) -> None:
-        for group, key in list(self._entries):
-            self._drop(group, key)
+        for group in list(self._groups):
+            self.forget_group(group)
         self._order.clear()
 
     def forget_group(self, group: str) -> None:
-        for name, key in [entry for entry in self._entries if entry[0] == group]:
-            self._drop(name, key)
+        for key in list(self._groups.get(group, ())):
+            self._drop(group, key)
 
     def items(self) -> list[tuple[str, str, Effect]]:
-        return [(group, key, effect) for (group, key), effect in self._entries.items()]
+        return [
+            (group, key, effect)
+            for group, entries in self._groups.items()
+            for key, effect in entries.items()
+        ]
 
     def restore(self, items: list[tuple[str, str, Effect]]) -> None:
         for group, key, effect in sorted(items, key=lambda item: item[2].expires):
             self.put(group, key, effect)
 
     def _drop(self, group: str, key: str) -> None:
-        effect = self._entries.pop((group, key), None)
+        entries = self._groups.get(group)
+        effect = entries.pop(key, None) if entries is not None else None
+        if not entries:
+            self._groups.pop(group, None)
         if effect is not None:
             self.text_bytes -= len(effect.text)
             self._totals.entries -= 1

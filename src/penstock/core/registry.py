@@ -6,7 +6,7 @@ from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
-from penstock.model.limits import MAX_PARTITIONS
+from penstock.model.limits import MAX_OFFSET, MAX_PARTITIONS
 from penstock.model.records import (
     GroupCreated,
     GroupDeleted,
@@ -49,8 +49,10 @@ def decide_configure_topic(
     topic = find_topic(state, name)
     age = topic.retention_ms if retention_ms is None else retention_ms
     size = topic.retention_bytes if retention_bytes is None else retention_bytes
-    if age < 0 or size < 0:
-        raise InvalidArgument("retention_ms and retention_bytes must be 0 or more")
+    if not (0 <= age <= MAX_OFFSET and 0 <= size <= MAX_OFFSET):
+        raise InvalidArgument(
+            f"retention_ms and retention_bytes must be between 0 and {MAX_OFFSET}"
+        )
     return TopicConfigured(topic.id, now_ms, age, size)
 
 

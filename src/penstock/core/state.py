@@ -264,7 +264,8 @@ def _trimmed(state: BrokerState, record: Trimmed) -> None:
 def _effect_set(state: BrokerState, record: EffectSet) -> None:
     topic = state.topics_by_id[record.topic_id]
     forget_expired_effects(topic, record.ts)
-    expires = record.ts + state.limits.idempotency_ttl_ms
+    # An owner's lease may be longer than the TTL; until it ends the effect is theirs.
+    expires = max(record.ts, record.lease_until) + state.limits.idempotency_ttl_ms
     effect = Effect(record.status, record.owner, record.lease_until, record.text, expires)
     topic.effects.put(record.group, record.effect_key, effect)
 

@@ -25,8 +25,7 @@ class Timers:
         tick = -(-when_ms // TICK_MS)
         if entry.tick == tick:
             return
-        if entry.tick != NO_TICK:
-            self._buckets[entry.tick].discard(entry)
+        self.clear(entry)
         bucket = self._buckets.get(tick)
         if bucket is None:
             bucket = self._buckets[tick] = set()
@@ -36,20 +35,24 @@ class Timers:
 
     def clear(self, entry: Unfinished) -> None:
         if entry.tick != NO_TICK:
-            self._buckets[entry.tick].discard(entry)
+            bucket = self._buckets[entry.tick]
+            bucket.discard(entry)
+            if not bucket:
+                # Its tick stays in the heap until it comes up; a bucket costs far more.
+                del self._buckets[entry.tick]
             entry.tick = NO_TICK
 
     def next_ms(self) -> int | None:
         """When the earliest bucket is due; None with nothing set."""
-        while self._ticks and not self._buckets[self._ticks[0]]:
-            del self._buckets[heapq.heappop(self._ticks)]
+        while self._ticks and self._ticks[0] not in self._buckets:
+            heapq.heappop(self._ticks)
         return self._ticks[0] * TICK_MS if self._ticks else None
 
     def due(self, now_ms: int) -> list[Unfinished]:
         """Takes out and returns all entries whose time has come, oldest first."""
         fired: list[Unfinished] = []
         while self._ticks and self._ticks[0] * TICK_MS <= now_ms:
-            bucket = self._buckets.pop(heapq.heappop(self._ticks))
+            bucket = self._buckets.pop(heapq.heappop(self._ticks), set())
             for entry in bucket:
                 entry.tick = NO_TICK
             fired.extend(sorted(bucket, key=_by_offset))

@@ -13,10 +13,15 @@ DLQ_PREFIX = "dlq."
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-@lru_cache(4096)
 def clean_name(raw: str | None, what: str) -> str:
     """The trimmed name, or InvalidArgument that says what is wrong with it."""
-    name = raw.strip() if raw else ""
+    if raw and len(raw) > MAX_NAME_BYTES:
+        return _clean(raw.strip(), what)
+    return _remembered(raw or "", what)
+
+
+def _clean(raw: str, what: str) -> str:
+    name = raw.strip()
     if not name:
         raise InvalidArgument(f"{what} is required")
     # A dead-letter topic's name is its source's plus the prefix, and must stay reachable.
@@ -26,6 +31,9 @@ def clean_name(raw: str | None, what: str) -> str:
     if not name.isprintable() and _CONTROL.search(name):
         raise InvalidArgument(f"{what} has control characters in it")
     return name
+
+
+_remembered = lru_cache(4096)(_clean)
 
 
 def dead_letter_topic(topic: str) -> str:

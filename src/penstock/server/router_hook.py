@@ -8,8 +8,9 @@ import functools
 import importlib
 import inspect
 import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -51,9 +52,7 @@ class AsyncRouter:
         if inspect.iscoroutinefunction(call) or isinstance(call, HttpCall):
             self._call = call
         else:
-            # A call that hangs keeps its thread; the pool is bounded, and so is the waiting.
-            pool = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-router")
-            self._call = functools.partial(self._in_pool, pool, call)
+            self._call = DaemonPool(call, loop)
 
     def route(self, command: Produce, decided: Decided) -> None:
         if len(self._tasks) >= MAX_ROUTING:
@@ -74,16 +73,54 @@ class AsyncRouter:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._call(command.topic, message)
             decision = msgspec.convert({} if answer is None else answer, RoutingDecision)
+            # What cannot be written to the log is no answer either: a lone surrogate, say.
+            msgspec.msgpack.encode(decision)
         except TimeoutError:
             _log.warning("the router took longer than %d ms", self._timeout_s * 1000)
         except Exception as error:  # noqa: BLE001 - the router is somebody else's code
             _log.warning("the router failed: %s: %s", type(error).__name__, error)
-        decided(decision)
+            decision = None
+        finally:
+            decided(decision)
 
-    async def _in_pool(
-        self, pool: ThreadPoolExecutor, call: Call, topic: str, message: dict[str, Any]
-    ) -> Any:
-        return await self._loop.run_in_executor(pool, call, topic, message)
+
+class DaemonPool:
+    """Runs a call that is not async on a few threads. One that hangs keeps its thread; it does
+    not keep the broker from stopping, as the standard library's pool would."""
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        self._call = call
+        self._loop = loop
+        self._waiting: SimpleQueue[tuple[str, dict[str, Any], asyncio.Future[Any]]] = SimpleQueue()
+        for number in range(THREADS):
+            name = f"penstock-router-{number}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def __call__(self, topic: str, message: dict[str, Any]) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.put((topic, message, future))
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            topic, message, future = self._waiting.get()
+            # Nobody waits any longer for what was in the queue too long.
+            if future.done():
+                continue
+            try:
+                outcome, error = self._call(topic, message), None
+            except Exception as raised:  # noqa: BLE001 - the router is somebody else's code
+                outcome, error = None, raised
+            self._loop.call_soon_threadsafe(_settle, future, outcome, error)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(outcome)
 
 
 class HttpCall:
