@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.core.effect_rules import EffectCommand
 from penstock.core.effects import Effect, effect_key
 from penstock.core.image import comparable, take_image
+from penstock.core.groups import Unfinished
 from penstock.core.invariants import check
 from penstock.core.produce import Produce
 from penstock.core.settle import Settle
@@ -67,6 +68,7 @@ class Watcher(Reader):
         assert not machine.is_held, "an item left before its record was durable"
         assert not self.ended
         assert self.consumer is None or not self.consumer.paused, "a full connection was written to"
+        machine.hear_of_copies(self.topic, item.offset)
         machine.model.delivered(
             self.topic, self.group, self.owner, self.lease_ms, item, machine.now
         )
@@ -87,7 +89,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.maybe: set[str] = set()
         self.wrong: list[Exception] = []
         self.count = 0
+        self.copies: dict[str, dict[int, Message]] = {}
         self.broker = Broker(_disk(), limits=self.limits, options=self.options)
+        self._open()
 
     def heard(self, judge: Callable[[], object]) -> None:
         """Judges what the broker says as it says it. The broker outlives a far end that raises,
@@ -110,6 +114,26 @@ class BrokerMachine(RuleBasedStateMachine):
         command(*arguments, answered)
         self.broker.settle()
         assert len(answers) == 1, f"{len(answers)} answers"
+
+    def hear_of_copies(self, topic: str, up_to: int) -> None:
+        """Dead letters are answered to nobody: they are heard of when they are first seen."""
+        known = self.model.topics[topic].messages
+        copies = self.copies.get(topic, {})
+        new = {o: copy for o, copy in copies.items() if o <= up_to and o not in known}
+        self.model.appeared(topic, new, set())
+
+    def _open(self) -> None:
+        """The broker is there; dead letters are noted as they are decided."""
+        burials = self.broker.engine.parts.burials
+        tell = burials.on_buried
+        self.copies = {}
+
+        def buried(entry: Unfinished, copy: Message) -> None:
+            topic = self.broker.state.topics_by_id[copy.topic_id].name
+            self.copies.setdefault(topic, {})[copy.offset] = copy
+            tell(entry, copy)
+
+        burials.on_buried = buried
 
     @property
     def now(self) -> int:
@@ -140,6 +164,7 @@ class BrokerMachine(RuleBasedStateMachine):
         name = sorted(self.model.topics)[pick % len(self.model.topics)]
         self.broker.must(self.broker.engine.delete_topic, name)
         del self.model.topics[name]
+        self.copies.pop(name, None)
         self._ended(lambda reader: reader.topic == name)
 
     @rule(pick=choice, group=st.sampled_from(GROUPS), is_meant=st.integers(0, 2))
@@ -506,6 +531,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _reopen(self, doubtful: list[tuple[Watcher, Item]] | None = None) -> None:
         self.readers.clear()
         self.broker.open()
+        self._open()
         for reader, item in doubtful or []:
             if item.offset in self._finished(reader.topic, reader.group):
                 self.model.topics[reader.topic].groups[reader.group].done.add(item.offset)

@@ -115,7 +115,7 @@ class Model:
         seen = group.seen.get(item.offset) or Seen()
         assert not seen.is_leased(now_ms), f"{item.offset} is leased to {seen.owner!r}"
         assert now_ms >= seen.not_before, f"{item.offset} came before its backoff ended"
-        self._counts(group, seen, item, message)
+        self._counts(topic, group, seen, item)
         until = topic.committed.get((group_name, effect_key_of(message)), 0)
         assert now_ms >= until, f"the effect of {item.offset} is committed"
         group.seen[item.offset] = seen
@@ -144,17 +144,16 @@ class Model:
         )
         assert (item.envelope or None) == message.envelope
 
-    def _counts(self, group: GroupModel, seen: Seen, item: Item, message: Message) -> None:
+    def _counts(self, topic: TopicModel, group: GroupModel, seen: Seen, item: Item) -> None:
         is_uncertain = item.offset in group.uncertain
         assert item.attempts > seen.attempts, "fewer attempts than deliveries"
         if not is_uncertain:
             assert item.attempts == seen.attempts + 1, "a delivery was counted that never was"
         allowed = seen.errors | ({"ack_timeout"} if is_uncertain else set())
         assert item.last_error in allowed, f"last_error {item.last_error!r} is not {allowed}"
-        policy = policy_of(message)
-        if policy is not None and policy.max_attempts:
-            is_dlq = message.envelope is not None and message.envelope.dlq is not None
-            assert is_dlq or item.attempts <= policy.max_attempts, "one attempt too many"
+        policy = policy_of(topic.messages[item.offset])
+        if policy is not None and policy.max_attempts and not topic.is_dead_letter:
+            assert item.attempts <= policy.max_attempts, "one attempt too many"
 
     def in_order(
         self, topic_name: str, group_name: str, partition: int, unwritten: set[int]

@@ -55,7 +55,7 @@ def test_a_frame_that_is_being_written_is_read_from_memory(vfs: FaultyVfs) -> No
 def test_a_position_of_the_open_frame_cannot_be_read(vfs: FaultyVfs) -> None:
     bench = Bench(vfs)
     bench.append(record(0))
-    with pytest.raises(ValueError, match="not in the log yet"):
+    with pytest.raises(NotYetInLog):
         bench.wal.read(bench.positions)
     bench.close()
 

@@ -7,6 +7,7 @@ has both, the message holds no place in flight and nothing is written for it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import is_effect_committed, redelivery, skip
@@ -15,7 +16,7 @@ from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
-from penstock.engine.window import Window
+from penstock.engine.window import PartitionLog, Window
 from penstock.model.records import Message, TopicCreated
 
 BURST = 1000
@@ -29,6 +30,7 @@ class Burials:
         self._pages = pages
         self._journal = journal
         self._dying: dict[Unfinished, str] = {}
+        self._is_fetching = False
         self.on_buried: Callable[[Unfinished, Message], None] = lambda entry, copy: None
         self.counts: dict[tuple[str, str, int], int] = {}
 
@@ -40,42 +42,50 @@ class Burials:
         entry.state = DYING
         self._dying[entry] = last_error
 
+    def forget(self, topic: str) -> None:
+        """The topic is gone, and its counts with it."""
+        for key in [key for key in self.counts if key[0] == topic]:
+            del self.counts[key]
+
     def run(self) -> None:
         """Buries what can be buried now; the rest waits for room or for its body."""
-        for entry, last_error in list(self._dying.items())[:BURST]:
-            progress = entry.progress
-            if progress.unfinished.get(entry.offset) is not entry or entry.state != DYING:
+        is_any_gone = False
+        for entry, last_error in list(islice(self._dying.items(), BURST)):
+            is_gone = self._is_settled(entry) or self._try(entry, last_error)
+            if is_gone:
                 del self._dying[entry]
-                continue
-            if is_effect_committed(progress.group, entry.effect_key, self._journal.now_ms()):
-                # What it was for has happened: only the ack is missing.
-                if self._finish(entry):
-                    del self._dying[entry]
-                continue
-            log = self._window.log(progress.group.topic.id, progress.partition)
-            body = self._pages.message(log, entry.offset)
-            if body is None:
-                del self._dying[entry]
-                self._fetch(entry, last_error)
-            elif self._bury(entry, body, last_error):
-                del self._dying[entry]
-            else:
-                return
-        if self._dying:
+                is_any_gone = True
+        if self._dying and is_any_gone:
             self._journal.wake()
 
-    def _finish(self, entry: Unfinished) -> bool:
-        item = redelivery(entry)
-        return self._journal.record(skip(entry.progress, item, self._journal.now_ms()))
+    def _is_settled(self, entry: Unfinished) -> bool:
+        """Acked late, or its group is gone."""
+        is_held = entry.progress.unfinished.get(entry.offset) is entry
+        return not is_held or entry.state != DYING
 
-    def _fetch(self, entry: Unfinished, last_error: str) -> None:
-        def fetched() -> None:
-            self._dying[entry] = last_error
-            self._journal.wake()
-
-        progress = entry.progress
+    def _try(self, entry: Unfinished, last_error: str) -> bool:
+        progress, now_ms = entry.progress, self._journal.now_ms()
+        if is_effect_committed(progress.group, entry.effect_key, now_ms):
+            # What it was for has happened: only the ack is missing.
+            return self._journal.record(skip(progress, redelivery(entry), now_ms))
         log = self._window.log(progress.group.topic.id, progress.partition)
-        self._pages.load(log, entry.offset, fetched)
+        body = self._pages.message(log, entry.offset)
+        if body is None:
+            self._fetch(log, entry.offset)
+            return False
+        return self._bury(entry, body, last_error)
+
+    def _fetch(self, log: PartitionLog, offset: int) -> None:
+        """One page at a time: it may have the bodies of others in it too."""
+        if self._is_fetching:
+            return
+        self._is_fetching = True
+
+        def fetched() -> None:
+            self._is_fetching = False
+            self._journal.wake()
+
+        self._pages.load(log, offset, fetched)
 
     def _bury(self, entry: Unfinished, body: Message, last_error: str) -> bool:
         source = entry.progress.group.topic

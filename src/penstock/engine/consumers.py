@@ -37,18 +37,25 @@ Leaving = tuple[Unfinished, Item]
 
 
 class Feed:
-    """Where a group reads in a partition: a page and the place in it."""
+    """Where a group reads in a partition: a page and the place in it. `is_loading` the next page,
+    `is_fetching` one for a redelivery."""
 
-    __slots__ = ("index", "loading", "messages")
+    __slots__ = ("index", "is_fetching", "is_loading", "messages")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.index = 0
-        self.loading = False
+        self.is_loading = False
+        self.is_fetching = False
+
+
+def weight(item: Item | Message) -> int:
+    """What an item adds to what is not written yet."""
+    return len(item.key) + len(item.value)
 
 
 class GroupRun:
-    """A group that has, or had, consumers in this process."""
+    """A group that has consumers."""
 
     __slots__ = ("available", "consumers", "feeds", "group", "starved")
 
@@ -137,7 +144,7 @@ class Consumer:
     def expect(self, entry: Unfinished, item: Item) -> None:
         """A delivery was decided for this consumer; it leaves when its record is durable."""
         self.unwritten[entry] = item
-        self.unwritten_bytes += len(item.value)
+        self.unwritten_bytes += weight(item)
         self.outstanding += 1
 
     def forget(self, entry: Unfinished) -> bool:
@@ -145,7 +152,7 @@ class Consumer:
         item = self.unwritten.pop(entry, None)
         if item is None:
             return False
-        self.unwritten_bytes -= len(item.value)
+        self.unwritten_bytes -= weight(item)
         return True
 
     def is_wanted(self, entry: Unfinished, item: Item) -> bool:
@@ -163,7 +170,7 @@ class Consumer:
         for entry, item in leaving:
             if self.is_wanted(entry, item):
                 del self.unwritten[entry]
-                self.unwritten_bytes -= len(item.value)
+                self.unwritten_bytes -= weight(item)
                 items.append(item)
         if items:
             self.sink.write(items)

@@ -24,7 +24,7 @@ from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
 from penstock.core.settle import delivery_id
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Sink
+from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Sink, weight
 from penstock.engine.histogram import Histogram
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
@@ -99,19 +99,23 @@ class Dispatcher:
             if self._consumers.pop(consumer.id, None) is not None:
                 run.available.pop(consumer, None)
                 del run.consumers[consumer.id]
+                if not run.consumers:
+                    self._runs.pop(run.group.id, None)
                 self.give_back(list(consumer.unwritten))
         elif consumer.paused:
             run.available.pop(consumer, None)
         else:
             held, consumer.held = consumer.held, []
-            self._renew(consumer, held)
+            self._start_leases(consumer, held)
             consumer.write(held)
             self._refresh(consumer)
+            self._journal.wake()
 
-    def _renew(self, consumer: Consumer, held: list[Leaving]) -> None:
-        """What waited for a full connection has its whole lease from now on."""
+    def _start_leases(self, consumer: Consumer, leaving: list[Leaving]) -> None:
+        """A lease runs from the moment its item leaves, however long the commit took. What is held
+        for a full connection has one too, after which somebody else may have it."""
         until = self._journal.now_ms() + consumer.lease_ms
-        for entry, item in held:
+        for entry, item in leaving:
             if consumer.is_wanted(entry, item):
                 entry.until = until
                 self._state.timers.set(entry, until)
@@ -226,7 +230,7 @@ class Dispatcher:
                 break
             message = self._pages.message(log, entry.offset)
             if message is None:
-                self._pages.load(log, entry.offset, lambda: self._mark_and_wake(progress))
+                self._fetch(run, progress, entry.offset)
                 continue
             item = redelivery(entry)
             if is_effect_committed(group, entry.effect_key, self._journal.now_ms()):
@@ -235,6 +239,20 @@ class Dispatcher:
             self._assign(run, item, message, given)
             is_any_given = True
         return is_any_given
+
+    def _fetch(self, run: GroupRun, progress: Progress, offset: int) -> None:
+        """Reads the page of a redelivery, one at a time: it may have the others in it too."""
+        feed = run.feeds[progress.partition]
+        if feed.is_fetching:
+            return
+        feed.is_fetching = True
+        log = self._window.log(run.group.topic.id, progress.partition)
+
+        def fetched() -> None:
+            feed.is_fetching = False
+            self._mark_and_wake(progress)
+
+        self._pages.load(log, offset, fetched)
 
     def _give_new(
         self, run: GroupRun, progress: Progress, room: int, given: dict[Consumer, list[Give]]
@@ -285,7 +303,7 @@ class Dispatcher:
         consumer, _ = run.available.popitem(last=False)
         gives = given.setdefault(consumer, [])
         gives.append((item, message))
-        consumer.unwritten_bytes += len(message.value)
+        consumer.unwritten_bytes += weight(message)
         consumer.outstanding += 1
         if consumer.can_take():
             run.available[consumer] = None
@@ -303,8 +321,8 @@ class Dispatcher:
         log = self._window.log(run.group.topic.id, progress.partition)
         page = self._pages.page(log, cursor)
         if page is None:
-            if not feed.loading:
-                feed.loading = True
+            if not feed.is_loading:
+                feed.is_loading = True
                 self._pages.load(log, cursor, lambda: self._fed(progress, feed))
             return None
         index = bisect_left(page, cursor, key=_offset_of)
@@ -314,7 +332,7 @@ class Dispatcher:
         return page[index]
 
     def _fed(self, progress: Progress, feed: Feed) -> None:
-        feed.loading = False
+        feed.is_loading = False
         self._mark_and_wake(progress)
 
     def _mark_and_wake(self, progress: Progress) -> None:
@@ -329,7 +347,7 @@ class Dispatcher:
         now_ms = self._journal.now_ms()
         for consumer, gives in given.items():
             consumer.outstanding -= len(gives)
-            consumer.unwritten_bytes -= sum(len(message.value) for _, message in gives)
+            consumer.unwritten_bytes -= sum(weight(message) for _, message in gives)
         records = [
             delivered(progress, consumer.owner, [item for item, _ in gives], now_ms)
             for consumer, gives in given.items()
@@ -337,7 +355,7 @@ class Dispatcher:
         is_recorded = self._journal.record_together(records)
         for consumer, gives in given.items():
             if is_recorded:
-                self._lease(progress, consumer, gives, now_ms)
+                self._expect(progress, consumer, gives, now_ms)
             else:
                 self._refresh(consumer)
         given.clear()
@@ -345,18 +363,15 @@ class Dispatcher:
             self._unrecorded[progress] = None
         return is_recorded
 
-    def _lease(
+    def _expect(
         self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int
     ) -> None:
         leaving: list[Leaving] = []
-        until = now_ms + consumer.lease_ms
         group_id = progress.group.id
-        unfinished, timers = progress.unfinished, self._state.timers
+        unfinished = progress.unfinished
         for item, message in gives:
             entry = unfinished[item.offset]
-            entry.until = until
             entry.consumer = consumer.id
-            timers.set(entry, until)
             delivery = _item(entry, message, group_id)
             consumer.expect(entry, delivery)
             leaving.append((entry, delivery))
@@ -372,6 +387,7 @@ class Dispatcher:
     ) -> None:
         if error is not None or consumer.closed:
             return
+        self._start_leases(consumer, leaving)
         consumer.write(leaving)
         self._refresh(consumer)
 

@@ -53,7 +53,9 @@ class EmbeddedEngine:
         self.parts = parts
         self.capabilities = capabilities
         self.limits = parts.state.limits
-        self.routing = RoutingGate(parts.state, router) if router is not None else None
+        self.routing = (
+            RoutingGate(parts.state, router, parts.journal.now_ms) if router is not None else None
+        )
         self.upkeep = Upkeep(parts, pages_to_disk=capabilities.wal_enabled)
         self._state = parts.state
         self._journal = parts.journal
@@ -132,19 +134,14 @@ class EmbeddedEngine:
     ) -> None:
         """Offsets are shared among partitions: is this one in the partition that was named?"""
         log = self.parts.window.log(decision.topic_id, decision.partition)
-        pages, offset = self.parts.pages, decision.offset
-        if offset < log.first_offset:
+        if decision.offset < log.first_offset:
             settled(None)
             return
-
-        def answer() -> None:
-            is_there = pages.message(log, offset) is not None
-            settled(None if is_there else FailedPrecondition(NOT_DELIVERED))
-
-        if pages.page(log, offset) is None:
-            pages.load(log, offset, answer)
-        else:
-            answer()
+        self.parts.pages.contains(
+            log,
+            decision.offset,
+            lambda is_there: settled(None if is_there else FailedPrecondition(NOT_DELIVERED)),
+        )
 
     def nack(self, command: Settle, reason: str, done: Done) -> None:
         def decide() -> None:
@@ -215,6 +212,8 @@ class EmbeddedEngine:
                 self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
             self.parts.window.drop_topic(record.topic_id)
             self.upkeep.note_removed(removed)
+            self._intake.forget(name)
+            self.parts.burials.forget(name)
 
         self._decide(decide, done)
 

@@ -54,6 +54,11 @@ class Intake:
             self._parts.dispatcher.mark_topic(state.topics_by_id[topic_id], partition)
         return outcomes
 
+    def forget(self, topic: str) -> None:
+        """The topic is gone, and its counts with it."""
+        for key in [key for key in self.rejected if key[0] == topic]:
+            del self.rejected[key]
+
     def _check_memory(self) -> None:
         """Without a disk to page to, what no group needs any more makes room; else nothing can."""
         self._upkeep.reclaim_memory()

@@ -39,6 +39,7 @@ class Journal:
         self.now_ms = clock.now_ms
         self.failure: Unavailable | None = None
         self.on_turn: Callable[[], None] = _nothing
+        self.on_released: Callable[[], None] = _nothing
         self.on_failure: Callable[[Unavailable], None] = _nothing_of
         self.commit_seconds = Histogram()
         self.answer_seconds = Histogram()
@@ -127,9 +128,16 @@ class Journal:
 
     def _turn(self) -> None:
         self._is_awake = False
-        if self.failure is None:
+        if self.failure is not None:
+            return
+        try:
             self.on_turn()
-            self.log.commit()
+        except Exception as error:
+            # A broken invariant: what memory says can no longer be trusted, what is in the log can.
+            _log.exception("the broker met a defect of its own and stops serving")
+            self._fail(Unavailable(f"the broker met a defect ({error!r}); restart it"))
+            raise
+        self.log.commit()
 
     def _durable(self, seq: int) -> None:
         self.commit_seconds.observe(self.log.last_commit_seconds)
@@ -142,6 +150,7 @@ class Journal:
             except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("an answer could not be given; the others go on")
         self._observe(seq, released - len(held))
+        self.on_released()
 
     def _observe(self, seq: int, answers: int) -> None:
         now, asked = time.perf_counter(), self._asked
@@ -150,7 +159,10 @@ class Journal:
             answers = 1
 
     def _failed(self, error: BaseException) -> None:
-        self.failure = Unavailable(f"the log cannot be written ({error}); restart the broker")
+        self._fail(Unavailable(f"the log cannot be written ({error}); restart the broker"))
+
+    def _fail(self, failure: Unavailable) -> None:
+        self.failure = failure
         held, self._held = self._held, deque()
         for _, done, _ in held:
             try:
@@ -161,7 +173,7 @@ class Journal:
 
 
 def _nothing() -> None:
-    """No turn taken."""
+    """Nobody to call."""
 
 
 def _nothing_of(_: Unavailable) -> None:

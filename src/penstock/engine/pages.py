@@ -7,7 +7,7 @@ for. A reader that fails is logged and tried again; the messages are still on di
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -16,13 +16,14 @@ from msgspec import MsgspecError
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import MESSAGE_OVERHEAD, PartitionLog, Window
 from penstock.model.records import Message, decode_record
-from penstock.storage.errors import SegmentGone, StorageError
-from penstock.storage.history import HistoryGone
+from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
+from penstock.storage.history import BatchRef, HistoryGone
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
 
 PAGE_MSGS = 256
 RETRY_MS = 1000
+SOON_MS = 10
 
 _log = logging.getLogger("penstock.engine")
 
@@ -40,6 +41,8 @@ class Pages:
         self._history = history
         self._scheduler = scheduler
         self._pages: OrderedDict[_Key, list[Message]] = OrderedDict()
+        # By partition, where its pages start: a page serves every offset that it covers.
+        self._starts: dict[tuple[int, int], list[int]] = {}
         self._page_bytes = 0
         self._limit_bytes = window.memory_bytes // 8
         self._loading: dict[_Key, list[Loaded]] = {}
@@ -50,11 +53,57 @@ class Pages:
         resident = self._window.resident(log, offset)
         if resident:
             return resident
-        key = (log.topic_id, log.partition, offset)
-        page = self._pages.get(key)
-        if page is not None:
-            self._pages.move_to_end(key)
+        starts = self._starts.get((log.topic_id, log.partition))
+        if not starts:
+            return None
+        index = bisect_right(starts, offset) - 1
+        if index < 0:
+            return None
+        key = (log.topic_id, log.partition, starts[index])
+        page = self._pages[key]
+        if starts[index] != offset and (not page or page[-1].offset < offset):
+            return None
+        self._pages.move_to_end(key)
         return page
+
+    def contains(self, log: PartitionLog, offset: int, answer: Callable[[bool], None]) -> None:
+        """Is there a message at exactly `offset`? Answered at once if memory knows."""
+
+        def look() -> None:
+            answer(self.message(log, offset) is not None)
+
+        ref, history = log.ref_at(offset), self._history
+        if self.page(log, offset) is not None:
+            look()
+        elif ref is None or history is None:
+            self.load(log, offset, look)
+        else:
+            self._look_up(ref, history, log, offset, answer)
+
+    def _look_up(
+        self,
+        ref: BatchRef,
+        history: HistoryReader,
+        log: PartitionLog,
+        offset: int,
+        answer: Callable[[bool], None],
+    ) -> None:
+        """In a sealed batch the offsets are found without the messages."""
+
+        def work() -> None:
+            try:
+                found = history.contains(ref, offset)
+            except HistoryGone:
+                self._scheduler.post(lambda: self.contains(log, offset, answer))
+            except (OSError, ValueError, StorageError) as error:
+                _log.error(
+                    "cannot read topic %d partition %d: %s", ref.topic_id, ref.partition, error
+                )
+                self._scheduler.post(lambda: answer(True))
+            else:
+                self._scheduler.post(lambda: answer(found))
+
+        self._scheduler.in_thread(work)
 
     def message(self, log: PartitionLog, offset: int) -> Message | None:
         """The message at exactly `offset`, if it is in memory."""
@@ -83,6 +132,9 @@ class Pages:
             except (SegmentGone, HistoryGone):
                 # Sealed or rewritten between the look-up and the read: look again.
                 self._scheduler.post(lambda: self._start(key, log))
+            except NotYetInLog:
+                # Evicted in the very turn that stored it.
+                self._scheduler.post(lambda: self._again(key, log, SOON_MS))
             except (OSError, ValueError, StorageError, MsgspecError) as error:
                 _log.error("cannot read topic %d partition %d: %s", key[0], key[1], error)
                 self._scheduler.post(lambda: self._again(key, log))
@@ -91,8 +143,8 @@ class Pages:
 
         self._scheduler.in_thread(work)
 
-    def _again(self, key: _Key, log: PartitionLog) -> None:
-        self._scheduler.later(RETRY_MS, lambda: self._start(key, log))
+    def _again(self, key: _Key, log: PartitionLog, delay_ms: int = RETRY_MS) -> None:
+        self._scheduler.later(delay_ms, lambda: self._start(key, log))
 
     def _reader(self, log: PartitionLog, offset: int) -> _Read:
         """How to read from `offset` on; looked up on the loop, run elsewhere."""
@@ -109,11 +161,23 @@ class Pages:
     def _finish(self, key: _Key, page: list[Message]) -> None:
         self.reads += 1
         self._pages[key] = page
+        insort(self._starts.setdefault(key[:2], []), key[2])
         self._page_bytes += _cost(page)
         while self._page_bytes > self._limit_bytes and len(self._pages) > 1:
-            self._page_bytes -= _cost(self._pages.popitem(last=False)[1])
+            self._drop_oldest()
         for loaded in self._loading.pop(key):
-            loaded()
+            try:
+                loaded()
+            except Exception:  # noqa: BLE001 - whoever else waits for the page must hear of it
+                _log.exception("a page could not be used; others who wait for it go on")
+
+    def _drop_oldest(self) -> None:
+        key, page = self._pages.popitem(last=False)
+        self._page_bytes -= _cost(page)
+        starts = self._starts[key[:2]]
+        starts.remove(key[2])
+        if not starts:
+            del self._starts[key[:2]]
 
 
 def _from_log(log: Log, positions: Sequence[int], offset: int) -> list[Message]:

@@ -6,12 +6,17 @@ while a sealing run is under way, which would not know what went meanwhile.
 
 from __future__ import annotations
 
+import logging
+
 from penstock.core.partitioning import utf8_bytes
 from penstock.core.topics import Partition, Topic
 from penstock.engine.parts import Parts
 from penstock.engine.window import Chunk, PartitionLog
 from penstock.model.records import Trimmed
+from penstock.storage.errors import StorageError
 from penstock.storage.history import BatchRef
+
+_log = logging.getLogger("penstock.engine")
 
 RECLAIM_CHUNKS = 64
 """Looked at for one produce that finds no memory; the next one looks further."""
@@ -20,14 +25,16 @@ RECLAIM_CHUNKS = 64
 class _Cut:
     """How much goes from the front of a partition: grown unit by unit."""
 
-    def __init__(self, topic: Topic, partition: Partition, floor: int, now_ms: int) -> None:
+    def __init__(
+        self, topic: Topic, partition: Partition, floor: int, now_ms: int, limit_bytes: int = -1
+    ) -> None:
         self.before = partition.first_offset
         self.msgs = 0
         self.bytes = 0
         self._floor = floor
         self._oldest_ts = now_ms - topic.retention_ms if topic.retention_ms else -1
         self._retained = partition.backlog.retained_bytes()
-        self._limit_bytes = _share(topic, self._retained) if topic.retention_bytes else -1
+        self._limit_bytes = limit_bytes
 
     def takes(self, last: int, last_ts: int, msgs: int, size: int) -> bool:
         """Takes the unit in if it may go; a unit goes for its bytes only if enough is left."""
@@ -56,8 +63,10 @@ class Retention:
         removed = 0
         for topic in self._parts.state.topics.values():
             if topic.retention_ms or topic.retention_bytes:
+                total = sum(p.backlog.retained_bytes() for p in topic.partitions)
                 for partition in topic.partitions:
-                    removed += self._trim(topic, partition, now_ms)
+                    limit = _share(topic, partition.backlog.retained_bytes(), total)
+                    removed += self._trim(topic, partition, now_ms, limit)
         return removed
 
     def reclaim_memory(self) -> None:
@@ -85,12 +94,12 @@ class Retention:
                 cut.take(message.offset, 1, utf8_bytes(message.key) + utf8_bytes(message.value))
         return self._record(topic, partition, log, cut)
 
-    def _trim(self, topic: Topic, partition: Partition, now_ms: int) -> int:
+    def _trim(self, topic: Topic, partition: Partition, now_ms: int, limit_bytes: int) -> int:
         log = self._parts.window.log(topic.id, partition.index)
-        cut = _Cut(topic, partition, _floor(topic, partition), now_ms)
+        cut = _Cut(topic, partition, _floor(topic, partition), now_ms, limit_bytes)
         for ref in log.refs:
-            msgs, size = self._left_of(ref, partition.first_offset)
-            if not cut.takes(ref.last, ref.last_ts, msgs, size):
+            left = self._left_of(ref, partition.first_offset)
+            if left is None or not cut.takes(ref.last, ref.last_ts, *left):
                 break
         else:
             self._trim_unsealed(log, cut)
@@ -98,11 +107,16 @@ class Retention:
             return cut.bytes
         return 0
 
-    def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int]:
-        """Messages and bytes of the batch that have not been trimmed before it was sealed."""
+    def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int] | None:
+        """Messages and bytes of the batch that were not trimmed before it was sealed; None if
+        that cannot be read."""
         if ref.first >= first_offset or self._parts.disk is None:
             return ref.msgs, ref.bytes
-        return self._parts.disk.history.count_from(ref, first_offset)
+        try:
+            return self._parts.disk.history.count_from(ref, first_offset)
+        except (OSError, ValueError, StorageError) as error:
+            _log.error("retention leaves a history batch that cannot be read: %s", error)
+            return None
 
     def _trim_unsealed(self, log: PartitionLog, cut: _Cut) -> None:
         for chunk in log.chunks:
@@ -130,9 +144,10 @@ class Retention:
         return True
 
 
-def _share(topic: Topic, retained_bytes: int) -> int:
+def _share(topic: Topic, retained_bytes: int, total: int) -> int:
     """The limit is the topic's: a partition has the share of it that it has of the bytes."""
-    total = sum(partition.backlog.retained_bytes() for partition in topic.partitions)
+    if not topic.retention_bytes:
+        return -1
     return topic.retention_bytes * retained_bytes // total if total else topic.retention_bytes
 
 

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from penstock.core.idempotency import produce_identity
 from penstock.core.produce import Produce, routed
 from penstock.core.state import BrokerState
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import FailedPrecondition, PenstockError
+
+ROUTED_AT_ONCE = 256
+"""Of one batch, so that it leaves the router to others too."""
 
 Identity = tuple[str, str, str]
 
@@ -27,9 +31,10 @@ class Router(Protocol):
 
 
 class RoutingGate:
-    def __init__(self, state: BrokerState, router: Router) -> None:
+    def __init__(self, state: BrokerState, router: Router, now_ms: Callable[[], int]) -> None:
         self._state = state
         self._router = router
+        self._now_ms = now_ms
         self._pending: set[Identity] = set()
         self.failures = 0
 
@@ -44,7 +49,10 @@ class RoutingGate:
         identity = identity_of(command)
         if identity is not None:
             if identity in self._pending and identity not in own:
-                raise FailedPrecondition("a produce with this idempotency_key is under way")
+                if not self._is_committed(identity):
+                    raise FailedPrecondition("a produce with this idempotency_key is under way")
+                store(command)
+                return
             self._pending.add(identity)
 
         def decided(decision: RoutingDecision | None) -> None:
@@ -58,6 +66,14 @@ class RoutingGate:
         """Those keys of a batch that are not PENDING elsewhere."""
         identities = {identity for command in commands if (identity := identity_of(command))}
         return frozenset(identities - self._pending)
+
+    def _is_committed(self, identity: Identity) -> bool:
+        """Stored before: what is under way is a repetition too, and so is this."""
+        tenant_id, name, key = identity
+        topic = self._state.topics.get(name)
+        return topic is not None and self._state.produced.is_committed(
+            produce_identity(tenant_id, topic.id, key), self._now_ms()
+        )
 
     def _apply(self, command: Produce, decision: RoutingDecision | None) -> Produce:
         if decision is None:
@@ -75,25 +91,40 @@ def route_many(
     commands: list[Produce],
     store: Callable[[list[Produce | PenstockError]], None],
 ) -> None:
-    """Routes all commands at once and calls `store` when the last is decided, in order."""
+    """Routes a batch, some at a time, and calls `store` when the last is decided, in order."""
     outcomes: list[Produce | PenstockError] = list(commands)
-    left = len(commands)
+    waiting = iter(enumerate(commands))
+    own = gate.free_among(commands)
+    left, under_way, is_pumping = len(commands), 0, False
 
     def routed(index: int, outcome: Produce | PenstockError) -> None:
-        nonlocal left
+        nonlocal left, under_way
         outcomes[index] = outcome
         left -= 1
-        if not left:
+        under_way -= 1
+        if left:
+            pump()
+        else:
             store(outcomes)
 
-    if not commands:
+    def pump() -> None:
+        nonlocal under_way, is_pumping
+        # A router may decide at once: then the loop below goes on, not a call within a call.
+        if is_pumping:
+            return
+        is_pumping = True
+        while under_way < ROUTED_AT_ONCE and (found := next(waiting, None)) is not None:
+            under_way += 1
+            try:
+                gate.pass_through(found[1], partial(routed, found[0]), own)
+            except PenstockError as error:
+                routed(found[0], error)
+        is_pumping = False
+
+    if commands:
+        pump()
+    else:
         store(outcomes)
-    own = gate.free_among(commands)
-    for index, command in enumerate(commands):
-        try:
-            gate.pass_through(command, partial(routed, index), own)
-        except PenstockError as error:
-            routed(index, error)
 
 
 def identity_of(command: Produce) -> Identity | None:

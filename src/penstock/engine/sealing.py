@@ -12,6 +12,7 @@ from penstock.storage.sealer import Sealer
 
 MANY_REMOVED_BYTES = 8 * MIB
 IDLE_ROUNDS = 60
+MAX_REST_ROUNDS = 60
 
 _log = logging.getLogger("penstock.engine")
 
@@ -21,6 +22,8 @@ class Sealing:
         self.runs = 0
         self._removed_bytes = 0
         self._idle_rounds = 0
+        self._failures = 0
+        self._rest_rounds = 0
         self._parts = parts
         self._disk = disk
         self._files = set(disk.files)
@@ -36,7 +39,7 @@ class Sealing:
     def run(self) -> None:
         """Starts a run if there is something to seal and none is under way."""
         closed = self._parts.log.closed_segments()
-        if closed and not self.is_running:
+        if closed and not self.is_running and not self._rest_rounds:
             self._sealer.start(closed[-1][0], self._files)
 
     def note_removed(self, nbytes: int) -> None:
@@ -46,6 +49,7 @@ class Sealing:
     def housekeep(self) -> None:
         """Once a second. A run gives removed bytes back: at once if many, else in a while."""
         self._idle_rounds += 1
+        self._rest_rounds = max(0, self._rest_rounds - 1)
         is_due = self._removed_bytes >= MANY_REMOVED_BYTES or self._idle_rounds >= IDLE_ROUNDS
         if self._removed_bytes and is_due and not self.is_running:
             self._removed_bytes = 0
@@ -58,6 +62,7 @@ class Sealing:
     def _sealed(self, result: Sealed) -> None:
         self.runs += 1
         self._idle_rounds = 0
+        self._failures = 0
         self._parts.window.seal(result.added, set(result.dropped))
         self._parts.log.drop_segments(result.first_segment - 1)
         self._files.update(result.added_files)
@@ -80,4 +85,8 @@ class Sealing:
         self._parts.scheduler.in_thread(lambda: remove_history(disk.vfs, disk.path, files))
 
     def _failed(self, text: str) -> None:
-        _log.warning("sealing the log failed and will be tried again: %s", text)
+        self._failures += 1
+        self._rest_rounds = min(2**self._failures, MAX_REST_ROUNDS)
+        _log.warning(
+            "sealing the log failed and is tried again in %d s: %s", self._rest_rounds, text
+        )

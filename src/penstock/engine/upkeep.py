@@ -40,6 +40,8 @@ class Upkeep:
     def start(self) -> None:
         """Leases end at a restart: whatever was in flight lapses now."""
         self._journal.on_turn = self._turn
+        # Leases begin when their items leave.
+        self._journal.on_released = self._arm
         self._journal.on_failure = self._failed
         now_ms = self._journal.now_ms()
         for group in self._state.groups.values():

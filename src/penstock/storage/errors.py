@@ -6,6 +6,7 @@ StorageError
 │   ├── CorruptSnapshot    of a snapshot,
 │   └── CorruptHistory     of a history file
 ├── DirectoryInUse         another process has the directory
+├── NotYetInLog       a position was read whose frame is not closed
 └── SegmentGone            a position was read whose segment has been dropped (sealed or expired)
 
 Whoever raises a CorruptLog has changed and deleted nothing. Each says what helps against it.
@@ -88,3 +89,11 @@ class SegmentGone(StorageError):
     def __init__(self, position: int) -> None:
         super().__init__(f"the log no longer holds position {position}")
         self.position = position
+
+
+class NotYetInLog(StorageError):
+    """The frame is still open; it can be read as soon as it is handed to the writer."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(f"frame {seq} is not in the log yet")
+        self.seq = seq

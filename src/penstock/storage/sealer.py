@@ -83,8 +83,8 @@ class Sealer:
     def _run(self, job: Job) -> None:
         try:
             result = self._result(job)
-        except OSError as error:
-            result = Failed(f"the sealing process could not be run: {error}")
+        except Exception as error:  # noqa: BLE001 - every job that was started ends in a report
+            result = Failed(f"the sealing process could not be run: {error!r}")
         if not self._closed:
             self._post(lambda: self._report(result))
 

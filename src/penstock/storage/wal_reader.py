@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.storage.errors import CorruptLog, SegmentGone
+from penstock.storage.errors import CorruptLog, NotYetInLog, SegmentGone
 from penstock.storage.frames import (
     LENGTH_BYTES,
     OFFSET_MASK,
@@ -104,7 +104,7 @@ def _segment_of(segments: Sequence[Segment], seq: int) -> Segment:
     if index < 0:
         raise SegmentGone(seq << POSITION_BITS)
     if seq - segments[index].first_seq >= len(segments[index].offsets):
-        raise ValueError(f"frame {seq} is not in the log yet")
+        raise NotYetInLog(seq)
     return segments[index]
 
 
