@@ -42,7 +42,9 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure the broker beside its baselines."
+    )
     parser.add_argument("loads", nargs="*", metavar="load", help=f"of: {', '.join(LOADS)}")
     parser.add_argument("--runs", type=int, help=f"{MIN_RUNS} unless --quick")
     parser.add_argument("--quick", action="store_true", help="short and small: does it work?")

@@ -39,7 +39,7 @@ class Setting(msgspec.Struct, frozen=True):
     def lacks(self, *tools: str) -> str:
         """A note for the rows that cannot be measured, or nothing."""
         lacking = [tool for tool in tools if tool in self.missing]
-        return f"not measured: {', '.join(lacking)} is missing on this machine" if lacking else ""
+        return f"missing on this machine: {', '.join(lacking)}" if lacking else ""
 
     def say(self, text: str) -> None:
         print(f"  {text}", file=sys.stderr, flush=True)

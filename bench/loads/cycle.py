@@ -81,4 +81,4 @@ def _redis(setting: Setting, row: Row, *, batch_acks: bool) -> float:
 
 
 def _no_client() -> str:
-    return "not measured: the Python package redis is not installed" if RedisCycle is None else ""
+    return "the Python package redis is not installed" if RedisCycle is None else ""

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.core.effect_rules import EffectCommand
 from penstock.core.effects import Effect, effect_key
-from penstock.core.image import comparable, take_image
 from penstock.core.groups import Unfinished
+from penstock.core.image import comparable, take_image
 from penstock.core.invariants import check
 from penstock.core.produce import Produce
 from penstock.core.settle import Settle
@@ -533,8 +533,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.broker.open()
         self._open()
         for reader, item in doubtful or []:
-            if item.offset in self._finished(reader.topic, reader.group):
-                self.model.topics[reader.topic].groups[reader.group].done.add(item.offset)
+            self.model.topics[reader.topic].groups[reader.group].maybe_done.add(item.offset)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -562,10 +561,11 @@ class BrokerMachine(RuleBasedStateMachine):
             for group in topic.groups:
                 finished = self._finished(name, group) & set(held[name])
                 self.model.finished(name, group, finished, set(held[name]))
-                for progress in topics[name].groups[group].progress:
-                    unwritten = self._unwritten(name, group)
-                    self.model.in_order(name, group, progress.partition, unwritten)
             self.model.vanished(name, held[name])
+            for group in topic.groups:
+                for partition in range(topic.partitions):
+                    unwritten = self._unwritten(name, group)
+                    self.model.in_order(name, group, partition, unwritten)
 
     def _held(self, name: str) -> dict[int, Message]:
         """Every message of the topic, read in pages."""

@@ -38,6 +38,8 @@ class GroupModel:
     seen: dict[int, Seen] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     """Came back unwritten: may be delivered first after later ones were."""
+    maybe_done: set[int] = field(default_factory=set)
+    """Acked before a crash, without an answer."""
     uncertain: set[int] = field(default_factory=set)
     """In flight at a crash, seen or not: may have been counted without having been seen."""
 
@@ -64,7 +66,12 @@ class TopicModel:
 
     def add(self, message: Message, ttl_ms: int) -> None:
         assert message.offset not in self.messages, "an offset was given twice"
-        assert message.offset == max([-1, *self.messages, *self.trimmed]) + 1, "offsets have a gap"
+        expected = max([-1, *self.messages, *self.trimmed]) + 1
+        if self.has_retention:
+            # Stored before a crash, never answered, and trimmed before anyone saw it.
+            self.trimmed |= set(range(expected, message.offset))
+        else:
+            assert message.offset == expected, "offsets have a gap"
         self.messages[message.offset] = message
         for group in self.groups.values():
             group.owed.add(message.offset)
@@ -221,9 +228,13 @@ class Model:
         lost = (group.done & held) - offsets
         assert not lost, f"{topic_name}/{group_name}: {lost} are done and came back"
         for offset in offsets - group.done:
-            key = (group_name, effect_key_of(topic.messages[offset]))
-            assert key in topic.committed, f"{topic_name}/{group_name}: {offset} was forgotten"
+            is_skipped = self._is_skipped(topic, group_name, offset)
+            has_reason = is_skipped or offset in group.maybe_done
+            assert has_reason, f"{topic_name}/{group_name}: {offset} was forgotten"
             group.done.add(offset)
+
+    def _is_skipped(self, topic: TopicModel, group: str, offset: int) -> bool:
+        return (group, effect_key_of(topic.messages[offset])) in topic.committed
 
     def appeared(self, topic_name: str, found: dict[int, Message], maybe: set[str]) -> None:
         """The broker holds these messages: as they were stored, and none came from nowhere."""
@@ -245,7 +256,12 @@ class Model:
         topic = self.topics[topic_name]
         for offset in set(topic.messages) - set(found):
             assert topic.has_retention, f"{topic_name}: {offset} is lost"
-            late = [n for n, g in topic.groups.items() if offset in g.owed and offset not in g.done]
+            late = [
+                name
+                for name, group in topic.groups.items()
+                if offset in group.owed - group.done - group.maybe_done
+                and not self._is_skipped(topic, name, offset)
+            ]
             assert not late, f"{topic_name}: {offset} was trimmed before {late} had it"
             del topic.messages[offset]
             topic.trimmed.add(offset)

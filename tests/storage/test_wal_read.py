@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.storage.errors import CorruptLog
+from penstock.storage.errors import CorruptLog, NotYetInLog
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.segments import SEGMENT_HEADER_BYTES
 from tests.storage.faulty_vfs import FaultyVfs

@@ -1,4 +1,4 @@
-"""Every bound in the broker, with its reason. Nothing grows past one of these."""
+"""The bounds of the broker, each with its reason. A bound of one module alone stands there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ Body = TypeVar("Body")
 SMALL_BODY_BYTES = MIB
 """A body so small cannot hold so many items that decoding them all would be felt."""
 
-_json = msgspec.json.Decoder()
+_any = msgspec.json.Decoder(msgspec.Raw)
+"""Looks whether something is JSON, and builds nothing of it."""
 
 
 class BatchDecoder(Generic[Body]):
@@ -59,7 +60,7 @@ class BatchDecoder(Generic[Body]):
         else:
             lines = _lines(body)
             for line in lines:
-                decode_body(_json, line)
+                _check_json(line)
         return [self._decode_one(line) for line in lines]
 
     def _decode_one(self, line: bytes) -> Body | InvalidArgument:
@@ -92,6 +93,14 @@ class _ArrayDecoder:
         if len(items) > MAX_BATCH_ITEMS:
             raise _too_many()
         return items
+
+
+def _check_json(line: bytes) -> None:
+    decode_body(_any, line)
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"invalid JSON body: {error}") from error
 
 
 def _too_many() -> InvalidArgument:

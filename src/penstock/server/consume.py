@@ -53,6 +53,11 @@ class ConsumeStream:
         self._consumer = outcome
         lane = self._lane = self._reply.open_stream(NDJSON_TYPE)
         lane.stream = self
+        if lane.is_half_closed:
+            # Nothing else would ever tell that this client is gone.
+            self.disconnected()
+            lane.end_stream()
+            return
         if lane.flow.write_paused:
             outcome.pause()
         if self._heartbeat_ms:

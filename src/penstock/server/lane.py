@@ -58,7 +58,7 @@ class Lane(HttpToolsProtocol):
         self._verdict_headers: list[tuple[bytes, bytes]] | None = None
         self._is_deaf = False
         self._is_done = False
-        self._is_ended = False
+        self.is_half_closed = False
         self._thrown_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,7 +78,7 @@ class Lane(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client may close its side and still read its answers; not one that streams."""
-        self._is_ended = True
+        self.is_half_closed = True
         return bool(self.turns) and self.stream is None
 
     def is_idle(self) -> bool:
@@ -95,8 +95,6 @@ class Lane(HttpToolsProtocol):
         if self._is_deaf:
             self._throw_away(data)
             return
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
         self.touched = time.monotonic()
         self._has_progress = False
         try:
@@ -136,6 +134,10 @@ class Lane(HttpToolsProtocol):
         self._in_head = False
         if self._is_deaf:
             return
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse(InvalidArgument("this is no proxy"))
+            return
         self._is_upgrade = self.parser.should_upgrade()
         if self._is_upgrade:
             return
@@ -151,7 +153,6 @@ class Lane(HttpToolsProtocol):
             self._hand_to_app()
             return
         self._is_lane = True
-        method = self.parser.get_method()
         request_id = verdict.request_id or self.hub.next_request_id()
         reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
         reply.is_head = method == b"HEAD"
@@ -239,13 +240,13 @@ class Lane(HttpToolsProtocol):
 
     def needs_turns(self) -> bool:
         """Is something waiting for the last answer to leave?"""
-        return self.flow.read_paused or self._is_ended
+        return self.flow.read_paused or self.is_half_closed
 
     def turns_moved(self) -> None:
         """Some answers have left: there is room for more requests, or none are to come."""
         if self._is_done:
             return
-        if self._is_ended and not self.turns:
+        if self.is_half_closed and not self.turns:
             self._finish()
         elif len(self.turns) <= MAX_PIPELINED and not self.flow.write_paused:
             self.flow.resume_reading()
@@ -324,13 +325,21 @@ class Lane(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        # The hub ends silent connections; uvicorn's timer knows nothing of streams.
+        self._unset_keepalive_if_required()
         self.turns.app_is_done()
 
     def _upgrade(self, rest: bytes) -> None:
         """No protocol is spoken here but HTTP/1.1: the request is read again without its wish."""
-        method = self.parser.get_method()
-        head = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
-        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADE]
+        if self._is_deaf:
+            return
+        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(o for o in options if o.lower() not in _UPGRADE)
+            if name not in _UPGRADE:
+                head.append(b"%b: %b\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(b"".join(head) + b"\r\n" + rest)
@@ -365,4 +374,5 @@ class Lane(HttpToolsProtocol):
         self.refuse(InvalidArgument(msg))
 
 
-_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
+_UPGRADE = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and options of the header Connection."""
