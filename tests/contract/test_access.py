@@ -74,7 +74,19 @@ def test_a_configured_origin_is_welcome(start_broker: StartBroker) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "localhost.evil.example",
+        "127.attacker.com",
+        "127.0.0.1.evil.com:8080",
+        "127.0.0.1.",
+        "0.0.0.0",
+        "[::]",
+    ],
+)
 def test_a_host_that_is_no_loopback_name_is_403(
     broker: BrokerProcess, method: str, path: str, host: str
 ) -> None:
@@ -82,7 +94,45 @@ def test_a_host_that_is_no_loopback_name_is_403(
     assert_denied(broker.client.request(method, path, headers={"Host": host}))
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "127.0.0.1:80", "LOCALHOST"])
+def test_a_rebound_name_is_403_with_an_origin_of_its_own(broker: BrokerProcess) -> None:
+    """driftq-68: to a browser the page and the broker are then one site."""
+    headers = {"Host": "127.attacker.com:8080", "Origin": "http://127.attacker.com:8080"}
+    assert_denied(broker.client.get("/v1/topics", headers=headers))
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "/v1" in route[1]])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site"])
+def test_a_page_from_another_site_is_403_also_without_an_origin(
+    broker: BrokerProcess, method: str, path: str, site: str
+) -> None:
+    """driftq-68: an image, a frame or a link sends none; a GET of consume would take messages."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+    assert_denied(broker.client.request(method, path, headers=headers))
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_the_brokers_own_pages_and_a_typed_address_are_welcome(
+    broker: BrokerProcess, site: str
+) -> None:
+    """driftq-68"""
+    headers = {"Sec-Fetch-Site": site}
+    assert broker.client.get("/v1/topics", headers=headers).status_code == 200
+    assert broker.client.post("/v1/produce", headers=headers).status_code == 400
+
+
+def test_a_link_from_another_site_opens_the_docs(broker: BrokerProcess) -> None:
+    """driftq-68: they are there to be read, and hold nothing."""
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert broker.client.get("/docs", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "127.0.0.1", "[::1]", "127.0.0.1:80", "LOCALHOST", "localhost:8080",
+        "[::1]:8080", "127.1.2.3",
+    ],
+)  # fmt: skip
 def test_loopback_names_are_welcome(broker: BrokerProcess, host: str) -> None:
     """driftq-68"""
     assert broker.client.get("/v1/topics", headers={"Host": host}).status_code == 200

@@ -1,6 +1,6 @@
 """Many requests on one connection: answers in the order asked, whoever gives them, and an end.
 
-Sentences driftq-24, driftq-65, driftq-68 and driftq-69, where several requests arrive in one write.
+Sentences driftq-65, driftq-68 and driftq-69, where several requests arrive in one write.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_an_answer_that_ends_the_connection_is_the_last(broker: BrokerProcess, t
 
 @pytest.mark.parametrize("has_body", [True, False])
 def test_the_request_id_comes_back_with_a_refusal(broker: BrokerProcess, has_body: bool) -> None:
-    """driftq-24"""
+    """driftq-65"""
     body = b'{"topic":"t","value":"v"}' if has_body else None
     with Wire(broker.port) as wire:
         response = wire.request("POST", "/v1/produce", body, FOREIGN, "X-Request-Id: mine-1")
@@ -118,7 +118,7 @@ def test_the_request_id_comes_back_with_a_refusal(broker: BrokerProcess, has_bod
 
 
 def test_the_refusal_of_a_head_request_has_no_body(broker: BrokerProcess) -> None:
-    """driftq-24: a byte of one would be read as the next answer."""
+    """driftq-65: a byte of one would be read as the next answer."""
     with Wire(broker.port) as wire:
         refused = wire.request("HEAD", "/v1/healthz", None, FOREIGN)
         assert refused.status == 403
@@ -149,7 +149,7 @@ def test_a_large_request_and_the_beginning_of_the_next_are_both_answered(
 def test_thousands_of_requests_in_few_writes_are_answered_in_order(
     broker: BrokerProcess, topic: str
 ) -> None:
-    """driftq-24: plain ones, those that wait for the disk, and those of the app."""
+    """driftq-65: plain ones, those that wait for the disk, and those of the app."""
     count = 4000
     requests = []
     for n in range(count):
@@ -174,7 +174,7 @@ def test_thousands_of_requests_in_few_writes_are_answered_in_order(
 def test_what_comes_behind_a_refused_consume_is_answered(
     broker: BrokerProcess, topic: str, refused: str
 ) -> None:
-    """driftq-24: refused when its turn comes, or at once."""
+    """driftq-65: refused when its turn comes, or at once."""
     with Wire(broker.port) as wire:
         wire.send(
             produce(broker, topic, "first")
@@ -202,7 +202,7 @@ def test_what_comes_behind_a_refused_consume_is_answered(
 def test_what_is_refused_behind_metrics_is_answered_after_them(
     broker: BrokerProcess, behind: bytes, expected: list[int]
 ) -> None:
-    """driftq-24, driftq-65"""
+    """driftq-65"""
     with Wire(broker.port) as wire:
         wire.send(get(broker, "/metrics") + behind + b"POST /v1/nothing HTTP/1.1\r\n\r\n")
         assert wire.read().body.count(b"penstock_") > 1

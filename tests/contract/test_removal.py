@@ -146,6 +146,19 @@ def retain(broker: BrokerProcess, topic: str, **limits: int) -> None:
     assert limits.items() <= described.items()
 
 
+@pytest.mark.parametrize("name", ["retention_ms", "retention_bytes"])
+@pytest.mark.parametrize("number", [10**20, 2**63, 2**53, -1])
+def test_a_retention_no_number_in_the_log_can_hold_is_400(
+    broker: BrokerProcess, topic: str, name: str, number: int
+) -> None:
+    """driftq-70, driftq-65"""
+    path = f"/v1/topics/{topic}"
+    assert_invalid(broker.client.patch(path, json={name: number}))
+    assert_invalid(broker.client.patch(f"{path}?{name}={number}"))
+    assert broker.client.get(path).json()[name] == 0
+    retain(broker, topic, **{name: 2**53 - 1})
+
+
 TINY_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(2**18)}
 
 

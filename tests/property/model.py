@@ -38,6 +38,8 @@ class GroupModel:
     seen: dict[int, Seen] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     """Came back unwritten: may be delivered first after later ones were."""
+    settling: set[int] = field(default_factory=set)
+    """Acked in a batch whose answer waits for its other items."""
     maybe_done: set[int] = field(default_factory=set)
     """Acked before a crash, without an answer."""
     uncertain: set[int] = field(default_factory=set)
@@ -139,7 +141,7 @@ class Model:
             for offset, other in topic.messages.items()
             if offset in group.seen
             and other.partition == item.partition
-            and offset not in group.done
+            and offset not in group.done | group.settling
         )
         assert leased <= self.max_in_flight, f"{leased} in flight"
 
@@ -162,17 +164,18 @@ class Model:
         if policy is not None and policy.max_attempts and not topic.is_dead_letter:
             assert item.attempts <= policy.max_attempts, "one attempt too many"
 
-    def in_order(
-        self, topic_name: str, group_name: str, partition: int, unwritten: set[int]
-    ) -> None:
+    def in_order(self, topic_name: str, group_name: str, unwritten: set[int]) -> None:
         """Nothing was delivered for the first time while something before it was not."""
         topic = self.topics[topic_name]
         group = topic.groups[group_name]
-        own = [o for o, message in sorted(topic.messages.items()) if message.partition == partition]
-        last = max((offset for offset in own if offset in group.seen), default=-1)
         excused = group.done | group.late | group.uncertain | unwritten
-        passed = [o for o in own if o < last and o not in group.seen and o not in excused]
-        assert not passed, f"{passed} were passed over by the first delivery of {last}"
+        last: dict[int, int] = {}
+        for offset, message in sorted(topic.messages.items(), reverse=True):
+            if offset in group.seen:
+                last.setdefault(message.partition, offset)
+            elif message.partition in last and offset not in excused:
+                later = last[message.partition]
+                raise AssertionError(f"{offset} was passed over by the first delivery of {later}")
 
     # -- settling -----------------------------------------------------------------------------
 

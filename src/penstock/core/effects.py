@@ -7,7 +7,7 @@ delivered lives for the TTL after its last change. One registry per topic.
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 
 import msgspec
 
@@ -35,13 +35,21 @@ class EffectTotals:
         self.text_bytes = 0
 
 
+MOST_STALE = 1000
+"""Times that no longer count, which may wait in the queue however few entries there are."""
+
+
 class Effects:
-    __slots__ = ("_groups", "_order", "_totals", "text_bytes")
+    """Invariant: every entry that no unfinished message keeps is in `_order`, a heap, with the
+    time it ends: a long lease holds up nobody else's end."""
+
+    __slots__ = ("_groups", "_order", "_order_limit", "_totals", "text_bytes")
 
     def __init__(self, totals: EffectTotals) -> None:
         self._totals = totals
         self._groups: dict[str, dict[str, Effect]] = {}
-        self._order: deque[tuple[int, str, str]] = deque()
+        self._order: list[tuple[int, str, str]] = []
+        self._order_limit = MOST_STALE
         self.text_bytes = 0
 
     def __len__(self) -> int:
@@ -57,21 +65,21 @@ class Effects:
         self.text_bytes += len(effect.text)
         self._totals.entries += 1
         self._totals.text_bytes += len(effect.text)
-        self._order.append((effect.expires, group, key))
+        self._queue(effect.expires, group, key)
 
     def keep_until(self, group: str, key: str, expires: int) -> None:
-        """The entry's message is done: its last TTL begins."""
+        """The entry's message is done: its last TTL begins. A lease on it is still its owner's."""
         effect = self.get(group, key)
         if effect is not None:
-            effect.expires = expires
-            self._order.append((expires, group, key))
+            effect.expires = max(expires, effect.lease_until)
+            self._queue(effect.expires, group, key)
 
     def expired(self, now_ms: int) -> list[tuple[str, str]]:
         """Takes the entries off the queue whose time has come and that were not prolonged."""
         found: list[tuple[str, str]] = []
         order = self._order
         while order and order[0][0] <= now_ms:
-            expires, group, key = order.popleft()
+            expires, group, key = heapq.heappop(order)
             effect = self.get(group, key)
             if effect is not None and effect.expires == expires:
                 found.append((group, key))
@@ -99,6 +107,13 @@ class Effects:
     def restore(self, items: list[tuple[str, str, Effect]]) -> None:
         for group, key, effect in sorted(items, key=lambda item: item[2].expires):
             self.put(group, key, effect)
+
+    def _queue(self, expires: int, group: str, key: str) -> None:
+        heapq.heappush(self._order, (expires, group, key))
+        if len(self._order) > self._order_limit:
+            self._order = [(effect.expires, group, key) for group, key, effect in self.items()]
+            heapq.heapify(self._order)
+            self._order_limit = 2 * len(self._order) + MOST_STALE
 
     def _drop(self, group: str, key: str) -> None:
         entries = self._groups.get(group)

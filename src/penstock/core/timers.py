@@ -11,6 +11,8 @@ import heapq
 from penstock.core.groups import NO_TICK, Unfinished
 
 TICK_MS = 10
+MOST_STALE = 1000
+"""Ticks of buckets that are gone, which may wait in the heap however few buckets there are."""
 
 
 class Timers:
@@ -30,6 +32,9 @@ class Timers:
         if bucket is None:
             bucket = self._buckets[tick] = set()
             heapq.heappush(self._ticks, tick)
+            if len(self._ticks) > 2 * len(self._buckets) + MOST_STALE:
+                self._ticks = list(self._buckets)
+                heapq.heapify(self._ticks)
         bucket.add(entry)
         entry.tick = tick
 
@@ -38,7 +43,7 @@ class Timers:
             bucket = self._buckets[entry.tick]
             bucket.discard(entry)
             if not bucket:
-                # Its tick stays in the heap until it comes up; a bucket costs far more.
+                # Its tick stays in the heap until it comes up, or too many have gathered.
                 del self._buckets[entry.tick]
             entry.tick = NO_TICK
 

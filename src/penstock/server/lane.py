@@ -28,6 +28,8 @@ from penstock.server.turns import AppTurn, Reply, Turns
 
 MAX_PIPELINED = 64
 """Requests of one connection under way; beyond it, reading stops until some are answered."""
+MAX_WAITING_BYTES = MIB
+"""Bodies of one connection that wait for their turn; beyond it, likewise."""
 
 LINGER_S = 1.0
 LINGER_BYTES = MIB
@@ -50,6 +52,7 @@ class Lane(HttpToolsProtocol):
         self._framing_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._waiting_bytes = 0
         self._is_lane = False
         self._is_upgrade = False
         self._reply: Reply | None = None
@@ -68,9 +71,7 @@ class Lane(HttpToolsProtocol):
             if isinstance(turn, AppTurn):
                 turn.cycle.disconnected = True
                 turn.cycle.message_event.set()
-            else:
-                self._release(turn)
-        self.turns.clear()
+        self._drop_turns()
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.disconnected()
@@ -211,6 +212,7 @@ class Lane(HttpToolsProtocol):
             body = self._body
             reply.request.body = body[0] if len(body) == 1 else b"".join(body)
             reply.held_bytes = self._body_bytes
+            self._waiting_bytes += self._body_bytes
             self._body = []
             self._body_bytes = 0
         self.turns.add(reply)
@@ -218,7 +220,7 @@ class Lane(HttpToolsProtocol):
             reply.send_error(self._refusal)
         else:
             self.turns.go_on()
-        if len(self.turns) > MAX_PIPELINED:
+        if self._is_full():
             self.flow.pause_reading()
 
     # -- what goes out -----------------------------------------------------------------------
@@ -248,8 +250,11 @@ class Lane(HttpToolsProtocol):
             return
         if self.is_half_closed and not self.turns:
             self._finish()
-        elif len(self.turns) <= MAX_PIPELINED and not self.flow.write_paused:
+        elif not self._is_full() and not self.flow.write_paused:
             self.flow.resume_reading()
+
+    def _is_full(self) -> bool:
+        return len(self.turns) > MAX_PIPELINED or self._waiting_bytes > MAX_WAITING_BYTES
 
     def write_chunk(self, body: bytes) -> None:
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
@@ -285,7 +290,8 @@ class Lane(HttpToolsProtocol):
 
     def _finish(self) -> None:
         is_refused, self._is_deaf, self._is_done = self._is_deaf, True, True
-        self.turns.clear()
+        self._drop_body()
+        self._drop_turns()
         if is_refused and self.transport.can_write_eof():
             # Closing on unread bytes would reset the connection, and the answer with it.
             self.transport.write_eof()
@@ -298,8 +304,15 @@ class Lane(HttpToolsProtocol):
         self._body = []
         self._body_bytes = 0
 
+    def _drop_turns(self) -> None:
+        for turn in self.turns:
+            if isinstance(turn, Reply):
+                self._release(turn)
+        self.turns.clear()
+
     def _release(self, reply: Reply) -> None:
         self.hub.body_bytes -= reply.held_bytes
+        self._waiting_bytes -= reply.held_bytes
         reply.held_bytes = 0
 
     def _too_large(self, nbytes: int) -> TooLarge:

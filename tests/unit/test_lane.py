@@ -1,0 +1,156 @@
+"""One connection with no socket under it: what only its inside can show in a short time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from penstock.engine.opening import open_in_memory
+from penstock.engine.scheduler import LoopScheduler
+from penstock.model.limits import Limits
+from penstock.server.app import make_app
+from penstock.server.gate import Gate
+from penstock.server.hub import Hub
+from penstock.server.lane import Lane
+from penstock.server.routes import ROUTES
+from penstock.server.topic_routes import topic_route
+
+CONSUME = b"GET /v1/consume?topic=t&group=g&owner=o HTTP/1.1\r\nHost: localhost\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Transport(asyncio.Transport):
+    """Takes everything, and says when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__({"socket": None, "peername": ("127.0.0.1", 1), "sockname": None})
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Nothing comes by itself."""
+
+    def resume_reading(self) -> None:
+        """Nothing comes by itself."""
+
+
+class Connection:
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.engine = open_in_memory(Limits(), LoopScheduler(loop))
+        self.hub = Hub(
+            self.engine,
+            Gate(loopback_only=True),
+            ROUTES,
+            topic_route,
+            request_timeout_ms=60_000,
+            idle_timeout_ms=60_000,
+        )
+        config = uvicorn.Config(
+            make_app(self.hub), ws="none", lifespan="off", log_config=None, timeout_keep_alive=75
+        )
+        kind = type("BoundLane", (Lane,), {"hub": self.hub})
+        self.lane: Any = kind(config=config, server_state=ServerState(), app_state={})
+        self.transport = Transport()
+        self.lane.connection_made(self.transport)
+
+    async def until_written(self, mark: bytes) -> None:
+        async with asyncio.timeout(5):
+            while mark not in self.transport.written:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+
+    async def topic(self) -> None:
+        created = asyncio.get_running_loop().create_future()
+        self.engine.create_topic("t", 1, created.set_result)
+        await created
+
+
+def on_a_connection(test: Callable[[Connection], Awaitable[None]]) -> None:
+    async def run() -> None:
+        connection = Connection()
+        await connection.topic()
+        try:
+            await test(connection)
+        finally:
+            connection.lane.connection_lost(None)
+            connection.engine.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True], ids=["later", "in the same write"])
+def test_no_timer_of_uvicorn_ends_a_stream_on_a_connection_that_used_metrics(
+    is_pipelined: bool,
+) -> None:
+    """driftq-18, driftq-65: a stream is open until one side ends it."""
+
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        lane.data_received(METRICS + (CONSUME if is_pipelined else b""))
+        await connection.until_written(b"penstock_")
+        if not is_pipelined:
+            lane.data_received(CONSUME)
+        await connection.until_written(b"x-ndjson")
+        assert lane.stream is not None
+        assert lane.timeout_keep_alive_task is None
+
+    on_a_connection(test)
+
+
+def test_a_silent_connection_that_used_metrics_is_ended_by_the_sweep() -> None:
+    """driftq-69: no other timer is left to do it."""
+
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        lane.data_received(METRICS)
+        await connection.until_written(b"penstock_")
+        async with asyncio.timeout(5):
+            while not lane.is_idle():  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+        connection.hub.tick([lane])
+        assert not connection.transport.closed
+        lane.touched -= 61
+        connection.hub.tick([lane])
+        assert connection.transport.closed
+
+    on_a_connection(test)
+
+
+@pytest.mark.parametrize("is_ended_by_broker", [True, False])
+def test_bodies_that_waited_behind_a_stream_are_not_counted_after_its_end(
+    is_ended_by_broker: bool,
+) -> None:
+    """driftq-69: else large requests would be refused one day with nothing held."""
+
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        lane.data_received(CONSUME)
+        await connection.until_written(b"x-ndjson")
+        head = b"POST /v1/produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+        lane.data_received(head + b"x" * 1000 + head + b"x" * 500)
+        assert connection.hub.body_bytes == 1500
+        if is_ended_by_broker:
+            connection.engine.end_streams("because")
+            assert connection.transport.closed
+        else:
+            lane.connection_lost(None)
+        assert connection.hub.body_bytes == 0
+
+    on_a_connection(test)
