@@ -1,7 +1,7 @@
 -- One small JSON produce a request. Arguments: the topic, and a prefix for idempotency keys; with
 -- a prefix every request has a key of its own, without one all requests are the same bytes.
--- Statuses are counted by wrk itself: a response() function would make wrk, not the server, the
--- limit. What is no 2xx and no error either would show in the number of messages stored.
+-- wrk counts statuses of 400 and more by itself; a response() function would run Lua for every
+-- answer. What is neither a success nor counted there would show in the number of messages stored.
 
 local VALUE = string.rep("v", 100)
 

@@ -2,7 +2,7 @@
 
 Written in the two ways that give Redis its best figures: three connections that go as fast as
 they can, what is ready at a time in one pipeline; or one connection that does all messages of a
-round together. A command a task, or threads, reach half of that or less.
+round together. A command a task, and threads, reached half of that or less when tried.
 """
 
 from __future__ import annotations

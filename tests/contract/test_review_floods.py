@@ -1,7 +1,7 @@
 """Clients that send without end or read nothing: refused or made to wait, and memory is bounded.
 
-Sentences driftq-24, driftq-65 and driftq-69. The bounds are generous: without a limit each of these takes
-several times as much.
+Sentences driftq-24, driftq-65 and driftq-69. The bounds are generous: without a limit each of
+these takes several times as much.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ def test_a_killed_process_loses_nothing_with_fsync_interval(start_loop: StartLoo
 def test_kills_during_the_start_change_nothing(start_loop: StartLoop) -> None:
     """driftq-46: a start that is killed at any instant leaves all to the next one."""
     loop = start_loop()
-    for _ in range(3):
+    for _ in range(2):
         loop.live_and_die()
-        for _ in range(3):
+        for _ in range(4):
             loop.die_starting()
     loop.finish()

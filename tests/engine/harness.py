@@ -122,8 +122,10 @@ class Broker:
         router: Router | None = None,
         directory: str = DIRECTORY,
         clock: ManualClock | None = None,
+        waits_for_sealing: bool = True,
     ) -> None:
         self.vfs = vfs
+        self.waits_for_sealing = waits_for_sealing
         self.limits = limits or Limits(lease_ms=LEASE_MS)
         self.options = options
         self.router = router
@@ -198,7 +200,7 @@ class Broker:
             sealing = self.engine.upkeep.sealing
             if supply.preparing or supply._measuring:
                 return False
-            if sealing is not None and sealing.is_running:
+            if self.waits_for_sealing and sealing is not None and sealing.is_running:
                 return False
         return log.failed is not None or not log.has_pending
 

@@ -179,8 +179,8 @@ def test_a_commit_longer_than_the_lease_still_delivers(tmp_path: Path) -> None:
         reader = Reader("t", "g", "o")
         try:
             await call(engine.create_topic, "t", 1)
-            await call(engine.open_consumer, "t", "g", "o", 20, 0, reader)
             await call(engine.produce, Produce("t", "", "v"))
+            await call(engine.open_consumer, "t", "g", "o", 20, 0, reader)
             async with asyncio.timeout(2):
                 while not reader.items:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0.005)
@@ -217,12 +217,12 @@ def test_an_item_held_up_by_the_disk_is_delivered_once_and_has_its_whole_lease()
 # -- pages -------------------------------------------------------------------------------------
 
 
-def paged(limit_bytes: int, options: WalOptions, count: int = 1000) -> Broker:
+def paged(limit_bytes: int, options: WalOptions, partitions: int = 1) -> Broker:
     """A broker whose first messages are long out of memory."""
     broker = on_disk(limits=Limits(memory_bytes=limit_bytes), options=options)
-    broker.topic()
-    for _ in range(count // 100):
-        commands = [broker.command("t", "v" * 2000) for _ in range(100)]
+    broker.topic("t", partitions)
+    for n in range(10):
+        commands = [broker.command("t", "v" * 2000, str(n)) for n in range(100 * n, 100 * n + 100)]
         broker.must(broker.engine.produce_many, commands)
     return broker
 
@@ -266,7 +266,7 @@ def test_messages_out_of_attempts_are_buried_with_few_reads() -> None:
 
 def test_acks_of_what_is_finished_and_sealed_need_no_page() -> None:
     """driftq-29: offsets are looked up without their messages."""
-    broker = paged(MIB, WalOptions(segment_bytes=256 * KIB, reserve_bytes=0))
+    broker = paged(MIB, WalOptions(segment_bytes=256 * KIB, reserve_bytes=0), partitions=2)
     reader = broker.consume(lease_ms=LONG_MS)
     acked: list[Any] = []
     while items := reader.take():
@@ -274,14 +274,17 @@ def test_acks_of_what_is_finished_and_sealed_need_no_page() -> None:
         broker.must(broker.engine.ack_many, names)
         acked += names
     broker.pass_ms(3000)
-    log = broker.engine.parts.window.log(broker.state.topics["t"].id, 0)
-    sealed_end = log.sealed_end()
-    assert sealed_end > 300
-    sealed = [name for name in acked if name.offset < sealed_end]
+    topic_id = broker.state.topics["t"].id
+    ends = [broker.engine.parts.window.log(topic_id, n).sealed_end() for n in range(2)]
+    sealed = [name for name in acked if name.offset < ends[name.partition]]
+    assert len(sealed) > 300
     pages = broker.engine.parts.pages
     before = pages.reads
     assert broker.must(broker.engine.ack_many, sealed) == [None] * len(sealed)
     assert pages.reads == before
+    elsewhere = [broker.naming(reader, n.offset, partition=1 - n.partition) for n in sealed[:50]]
+    outcomes = broker.must(broker.engine.ack_many, elsewhere)
+    assert all(isinstance(outcome, FailedPrecondition) for outcome in outcomes)
     broker.close()
 
 

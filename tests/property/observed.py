@@ -266,8 +266,8 @@ class Observed(RuleBasedStateMachine):
                 self.readers.append(reader)
         # Until the leases of those before have ended, and their backoffs too.
         for _ in range(12):
-            for reader in self.readers:
-                for item in reader.take():
+            while items := [(reader, item) for reader in self.readers for item in reader.take()]:
+                for reader, item in items:
                     command = self.broker.naming(reader, item)
                     judge = self.judge_ack(reader, item, command)
                     self.ask(self.broker.engine.ack, command, judge=judge)

@@ -10,8 +10,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from penstock.core.produce import Produce
 from penstock.engine.opening import open_in_memory
 from penstock.engine.scheduler import LoopScheduler
+from penstock.model.errors import NotFound
 from penstock.model.limits import Limits
 from penstock.server.app import make_app
 from penstock.server.gate import Gate
@@ -110,6 +112,53 @@ def test_no_timer_of_uvicorn_ends_a_stream_on_a_connection_that_used_metrics(
         await connection.until_written(b"x-ndjson")
         assert lane.stream is not None
         assert lane.timeout_keep_alive_task is None
+
+    on_a_connection(test)
+
+
+@pytest.mark.parametrize("behind", [b"/v1/healthz", b"/metrics"])
+def test_what_waits_behind_a_consume_that_is_refused_later_is_answered(
+    monkeypatch: pytest.MonkeyPatch, behind: bytes
+) -> None:
+    """driftq-65: the refusal waits for what others have written to the log."""
+
+    async def test(connection: Connection) -> None:
+        asked: list[Any] = []
+        monkeypatch.setattr(
+            connection.engine, "open_consumer", lambda *args: asked.append(args[-1])
+        )
+        connection.lane.data_received(CONSUME + METRICS.replace(b"/metrics", behind))
+        assert len(asked) == 1
+        asked[0](NotFound("no such topic"))
+        await connection.until_written(b"HTTP/1.1 404")
+        await connection.until_written(b"HTTP/1.1 200")
+
+    on_a_connection(test)
+
+
+@pytest.mark.parametrize("is_full_before", [True, False])
+def test_a_stream_on_a_full_connection_is_given_nothing_until_there_is_room(
+    is_full_before: bool,
+) -> None:
+    """driftq-24: answers nobody reads came before it."""
+
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        if is_full_before:
+            lane.pause_writing()
+            lane.data_received(CONSUME)
+        else:
+            lane.data_received(CONSUME)
+            lane.pause_writing()
+        for n in range(3):
+            stored = asyncio.get_running_loop().create_future()
+            connection.engine.produce(Produce("t", "", f"value {n}"), stored.set_result)
+            await stored
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert b"value" not in connection.transport.written
+        lane.resume_writing()
+        await connection.until_written(b"value 2")
 
     on_a_connection(test)
 
