@@ -68,25 +68,24 @@ class EmbeddedEngine:
     # -- produce -------------------------------------------------------------------------------
 
     def produce(self, command: Produce, done: Done) -> None:
-        def store(final: Produce) -> None:
-            self._journal.answer(done, self._intake.store([final])[0])
-
         if self.routing is None:
-            store(command)
+            self._journal.answer(done, self._intake.store(command))
             return
         try:
-            self.routing.pass_through(command, store)
+            self.routing.pass_through(
+                command, lambda final: self._journal.answer(done, self._intake.store(final))
+            )
         except PenstockError as error:
             self._journal.answer(done, error)
 
     def produce_many(self, commands: list[Produce], done: Done) -> None:
         if self.routing is None:
-            self._journal.answer(done, self._intake.store(commands))
+            self._journal.answer(done, self._intake.store_many(commands))
         else:
             route_many(
                 self.routing,
                 commands,
-                lambda routed: self._journal.answer(done, self._intake.store(routed)),
+                lambda routed: self._journal.answer(done, self._intake.store_many(routed)),
             )
 
     # -- settle --------------------------------------------------------------------------------

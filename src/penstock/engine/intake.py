@@ -21,38 +21,47 @@ class Intake:
         self.rejected: dict[tuple[str, str, str], int] = {}
         self._parts = parts
         self._upkeep = upkeep
+        self._is_in_memory = not upkeep.pages_to_disk
 
-    def store(self, commands: Sequence[Produce | PenstockError]) -> list[Outcome]:
+    def store(self, command: Produce) -> Outcome:
+        outcome = self._store(command, self._parts.journal.now_ms())
+        if type(outcome) is Message:
+            self._mark(outcome.topic_id, outcome.partition)
+        return outcome
+
+    def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[Outcome]:
         """In order, each standing alone. An error among the commands is its own outcome."""
-        journal, state, window = self._parts.journal, self._parts.state, self._parts.window
-        is_durable = self._upkeep.pages_to_disk
-        now_ms = journal.now_ms()
-        outcomes: list[Outcome] = []
-        stored: dict[tuple[int, int], None] = {}
-        for command in commands:
-            if isinstance(command, PenstockError):
-                outcomes.append(command)
-                continue
-            try:
-                if journal.failure is not None:
-                    raise journal.failure
-                decided = decide_produce(state, command, now_ms)
-                if decided is None:
-                    outcomes.append(None)
-                    continue
-                if not is_durable and window.is_over():
-                    self._check_memory()
-                message = decided[0]
-                journal.store(message, decided[1])
-            except PenstockError as error:
-                self._count(command, error)
-                outcomes.append(error)
-            else:
-                stored[message.topic_id, message.partition] = None
-                outcomes.append(message)
-        for topic_id, partition in stored:
-            self._parts.dispatcher.mark_topic(state.topics_by_id[topic_id], partition)
+        now_ms = self._parts.journal.now_ms()
+        store = self._store
+        outcomes: list[Outcome] = [
+            command if isinstance(command, PenstockError) else store(command, now_ms)
+            for command in commands
+        ]
+        for place in {(o.topic_id, o.partition) for o in outcomes if type(o) is Message}:
+            self._mark(*place)
         return outcomes
+
+    def _store(self, command: Produce, now_ms: int) -> Outcome:
+        journal = self._parts.journal
+        try:
+            if journal.failure is not None:
+                raise journal.failure
+            decided = decide_produce(self._parts.state, command, now_ms)
+            if decided is None:
+                return None
+            if self._is_in_memory and self._parts.window.is_over():
+                self._check_memory()
+            message, size = decided
+            journal.store(message, size)
+        except PenstockError as error:
+            self._count(command, error)
+            return error
+        return message
+
+    def _mark(self, topic_id: int, partition: int) -> None:
+        topic = self._parts.state.topics_by_id[topic_id]
+        if topic.groups:
+            self._parts.dispatcher.mark_topic(topic, partition)
 
     def forget(self, topic: str) -> None:
         """The topic is gone, and its counts with it."""

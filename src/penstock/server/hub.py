@@ -62,7 +62,7 @@ class Hub:
         self.requests = 0
         self.is_draining = False
         self.date_header = b""
-        self._routes = routes
+        self.routes = routes
         self._path_route = path_route
         self._request_timeout_s = request_timeout_ms / 1000
         self._idle_timeout_s = idle_timeout_ms / 1000
@@ -104,7 +104,7 @@ class Hub:
                 lane.transport.close()
 
     def _find(self, request: Request) -> Handler:
-        methods = self._routes.get(request.path) or self._path_route(request.path)
+        methods = self.routes.get(request.path) or self._path_route(request.path)
         if methods is None:
             raise NotFound(_unknown(request.path))
         handler = methods.get(request.method)

@@ -59,6 +59,7 @@ class Lane(HttpToolsProtocol):
         self._refusal: PenstockError | None = None
         self._verdict = Verdict()
         self._verdict_headers: list[tuple[bytes, bytes]] | None = None
+        self._is_welcome = False
         self._is_deaf = False
         self._is_done = False
         self.is_half_closed = False
@@ -143,9 +144,32 @@ class Lane(HttpToolsProtocol):
         if self._is_upgrade:
             return
         if self.headers != self._verdict_headers:
-            self._verdict_headers = self.headers
-            self._verdict = self.hub.gate.judge(self.headers, self.parser.get_http_version())
+            self._judge()
         verdict = self._verdict
+        path, _, query = self.url.partition(b"?")
+        if self._is_welcome and path in self.hub.routes:
+            self._is_lane = True
+            request_id = verdict.request_id or self.hub.next_request_id()
+            reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
+            reply.request = Request(method, path, query)
+            return
+        self._receive_with_care(method, verdict)
+
+    def _judge(self) -> None:
+        """The same headers again, as a client sends them that asks often, need no second look."""
+        self._verdict_headers = self.headers
+        verdict = self._verdict = self.hub.gate.judge(self.headers, self.parser.get_http_version())
+        self._is_welcome = (
+            verdict.refusal is None
+            and verdict.token_refusal is None
+            and verdict.cross_site_refusal is None
+            and verdict.content_length <= self.hub.max_body_bytes
+            and not verdict.expects_continue
+            and self.parser.get_http_version() == "1.1"
+        )
+
+    def _receive_with_care(self, method: bytes, verdict: Verdict) -> None:
+        """Whatever is not an ordinary request of the lane."""
         path, _, query = origin_form(self.url).partition(b"?")
         is_app_path = self.hub.is_app_path(path)
         refusal = self._refusal_of(verdict, path, is_app_path)
@@ -156,8 +180,8 @@ class Lane(HttpToolsProtocol):
         self._is_lane = True
         request_id = verdict.request_id or self.hub.next_request_id()
         reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
-        reply.is_head = method == b"HEAD"
         if refusal is not None:
+            reply.is_head = method == b"HEAD"
             # Without a body the request ends here, and the connection can go on.
             if verdict.content_length or verdict.is_chunked:
                 self.refuse(refusal)
@@ -208,9 +232,18 @@ class Lane(HttpToolsProtocol):
         reply, self._reply = self._reply, None
         if reply is None:
             return
-        if self._body and reply.request is not None:
+        request = reply.request
+        if request is not None and not self.turns and not self.flow.write_paused:
+            if self._body:
+                request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._drop_body()
+            reply.request = None
+            self.turns.add_first(reply)
+            self.hub.handle(request, reply)
+            return
+        if self._body and request is not None:
             body = self._body
-            reply.request.body = body[0] if len(body) == 1 else b"".join(body)
+            request.body = body[0] if len(body) == 1 else b"".join(body)
             reply.held_bytes = self._body_bytes
             self._waiting_bytes += self._body_bytes
             self._body = []
@@ -239,10 +272,6 @@ class Lane(HttpToolsProtocol):
             self.transport.write(reply.data)
             if not reply.keep_alive:
                 self._finish()
-
-    def needs_turns(self) -> bool:
-        """Is something waiting for the last answer to leave?"""
-        return self.flow.read_paused or self.is_half_closed
 
     def turns_moved(self) -> None:
         """Some answers have left: there is room for more requests, or none are to come."""

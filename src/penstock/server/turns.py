@@ -167,6 +167,10 @@ class Turns:
         elif turn.request is not None:
             self._waiting += 1
 
+    def add_first(self, reply: Reply) -> None:
+        """A reply that starts at once, since nothing is before it: by far the most are such."""
+        self._queue.append(reply)
+
     def last(self) -> Reply | AppTurn:
         return self._queue[-1]
 
@@ -183,8 +187,9 @@ class Turns:
         queue = self._queue
         if queue and queue[0] is reply:
             queue.popleft()
-            self._lane.write_reply(reply)
-            if queue or self._lane.needs_turns():
+            lane = self._lane
+            lane.write_reply(reply)
+            if queue or lane.flow.read_paused or lane.is_half_closed:
                 self.go_on()
 
     def app_is_done(self) -> None:
