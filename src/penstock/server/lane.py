@@ -147,7 +147,7 @@ class Lane(HttpToolsProtocol):
             self._judge()
         verdict = self._verdict
         path, _, query = self.url.partition(b"?")
-        if self._is_welcome and path in self.hub.routes:
+        if self._is_welcome and path in self.hub.routes and len(self.url) <= MAX_HEADER_BYTES:
             self._is_lane = True
             request_id = verdict.request_id or self.hub.next_request_id()
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
