@@ -303,6 +303,7 @@ def test_a_consumer_that_goes_before_its_items_are_durable_keeps_nothing(missing
     broker.pass_ms(SOON_MS)
     assert not gone.items
     assert values(other.items) == ["a"]
+    assert other.attempts() == [1]
     check(broker.state)
     broker.close()
 
