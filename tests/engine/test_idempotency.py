@@ -32,9 +32,7 @@ def test_a_committed_key_stores_nothing_for_its_ttl_and_is_free_then():
     broker.close()
 
 
-@pytest.mark.parametrize(
-    "restart", [Broker.restart, Broker.crash, Broker.kill, Broker.seal_and_crash]
-)
+@pytest.mark.parametrize("restart", [Broker.restart, Broker.crash, Broker.kill])
 def test_a_committed_key_survives_a_restart(restart):
     """driftq-57: for the rest of its TTL."""
     broker = on_disk(limits=Limits(idempotency_ttl_ms=TTL_MS))

@@ -15,7 +15,7 @@ from tests.property.machine import BrokerMachine, TightMachine
 HISTORIES = int(os.environ.get("PENSTOCK_TEST_HISTORIES", "0"))
 
 profile = settings(
-    max_examples=HISTORIES or 200,
+    max_examples=HISTORIES or 120,
     stateful_step_count=50,
     derandomize=not HISTORIES,
     deadline=None,
