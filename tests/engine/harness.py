@@ -180,6 +180,22 @@ class Broker:
         self.vfs = survivor
         self.open()
 
+    def seal(self) -> None:
+        """All that was recorded so far is in a snapshot and in history, and no more in the log."""
+        sealing = self.engine.upkeep.sealing
+        assert sealing is not None
+        if not self.log._active.offsets:
+            return  # nothing was recorded since the last time
+        runs = sealing.runs
+        self.log.roll()
+        self.scheduler.run_until(lambda: sealing.runs > runs)
+        self.settle()
+
+    def seal_and_crash(self) -> None:
+        """The next start finds a snapshot and hardly any log."""
+        self.seal()
+        self.crash()
+
     def abandon(self) -> None:
         """Ends the threads of a broker that is no longer there; nobody sees what it writes."""
         if isinstance(self.vfs, FaultyVfs):

@@ -116,7 +116,7 @@ def test_a_full_partition_stops_no_other():
     broker.close()
 
 
-@pytest.mark.parametrize("restart", [Broker.restart, Broker.crash])
+@pytest.mark.parametrize("restart", [Broker.restart, Broker.crash, Broker.seal_and_crash])
 def test_what_is_buffered_is_the_same_after_a_restart(restart):
     """driftq-51: with free history, groups that came and went, and what was trimmed."""
     broker = on_disk(limits=Limits(max_partition_msgs=50))

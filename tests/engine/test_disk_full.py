@@ -287,6 +287,50 @@ def test_what_a_closed_consumer_held_goes_elsewhere_when_there_is_room(missing_m
 
 
 @brief_or_long
+def test_a_consumer_that_goes_before_its_items_are_durable_keeps_nothing(missing_ms: int):
+    """driftq-25, 49: its lease had not begun, and there was no room to give the items back."""
+    broker = on_disk()
+    broker.topic()
+    gone = broker.consume(lease_ms=1000, owner="gone")
+    broker.submit(broker.engine.produce, broker.command("t", "a"))
+    broker.scheduler._turns.popleft()()
+    assert len(gone.live.unwritten) == 1
+    with no_room(broker):
+        gone.live.close()
+        broker.settle()
+        broker.pass_ms(missing_ms)
+    other = broker.consume(lease_ms=LONG_MS, owner="other")
+    broker.pass_ms(SOON_MS)
+    assert not gone.items
+    assert values(other.items) == ["a"]
+    assert other.attempts() == [1]
+    check(broker.state)
+    broker.close()
+
+
+@brief_or_long
+def test_a_lease_that_ends_before_an_item_is_given_back_costs_it_no_attempt(missing_ms: int):
+    """driftq-25, 39, 49: it never left, so it is not dead after its only attempt."""
+    broker = on_disk()
+    broker.topic()
+    gone = broker.consume(lease_ms=100, owner="gone")
+    broker.submit(broker.engine.produce, broker.command("t", "a", envelope=policy(1)))
+    broker.scheduler._turns.popleft()()
+    gone.live.pause()
+    broker.settle()
+    with no_room(broker):
+        gone.live.close()
+        broker.pass_ms(missing_ms)
+    other = broker.consume(lease_ms=LONG_MS, owner="other")
+    broker.pass_ms(SOON_MS)
+    assert not gone.items
+    assert values(other.items) == ["a"]
+    assert other.attempts() == [1]
+    check(broker.state)
+    broker.close()
+
+
+@brief_or_long
 def test_what_found_no_room_is_delivered_when_there_is_some(missing_ms: int):
     """driftq-49: no later produce or ack is needed to remind the broker."""
     broker = on_disk()

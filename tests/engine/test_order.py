@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.core.invariants import check
+from penstock.engine import window as window_module
 from penstock.model.envelope import Envelope
 from penstock.model.limits import KIB, Limits
 from penstock.storage.errors import CorruptLog
@@ -160,6 +161,26 @@ def test_deleting_a_topic_while_its_pages_are_read_ends_the_reading():
     broker.pass_ms(3000)
     assert reader.ended
     assert not reader.items
+    broker.close()
+
+
+def test_what_retention_removed_is_not_kept_in_line_for_eviction(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """driftq-24: a broker that is never short of memory still forgets what is gone."""
+    monkeypatch.setattr(window_module, "MOST_REMOVED", 10)
+    monkeypatch.setattr(window_module, "CHUNK_MSGS", 4)
+    broker = on_disk()
+    broker.topic()
+    broker.must(broker.engine.configure_topic, "t", None, 100)
+    reader = broker.consume(lease_ms=LONG_MS)
+    for _ in range(40):
+        broker.put("t", *["x" * 50 for _ in range(8)])
+        for item in reader.take():
+            assert broker.ack(reader, item) is None
+        broker.pass_ms(1001)
+    assert len(broker.engine.parts.window._resident) < 30
+    check(broker.state)
     broker.close()
 
 

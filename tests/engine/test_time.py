@@ -14,7 +14,9 @@ from penstock.model.limits import MAX_BACKOFF_MS, Limits
 from tests.engine.harness import LONG_MS, Broker, Reader, on_disk, policy, values
 
 Restart = Callable[[Broker], None]
-restarts = pytest.mark.parametrize("restart", [Broker.restart, Broker.crash, Broker.kill])
+restarts = pytest.mark.parametrize(
+    "restart", [Broker.restart, Broker.crash, Broker.kill, Broker.seal_and_crash]
+)
 
 
 def delay_until_next(broker: Broker, reader: Reader, limit_ms: int = 1_000_000) -> int:

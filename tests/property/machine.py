@@ -320,6 +320,19 @@ class BrokerMachine(Observed):
             self.may_come_late(reader)
         self.broker.pass_ms(ms)
 
+    @has_readers
+    @rule(ms=st.sampled_from([20, 300, 1500]), pick=choice, closes=st.booleans())
+    def lack_room(self, ms: int, pick: int, closes: bool) -> None:
+        """Nothing can be recorded for a while; when it can, all goes on by itself."""
+        for reader in self.readers:
+            self.may_come_late(reader)
+        self.broker.log.has_room = lambda nbytes, *, reserve=False: False
+        if closes:
+            self.readers.pop(pick % len(self.readers)).live.close()
+        self.broker.pass_ms(ms)
+        del self.broker.log.has_room
+        self.broker.pass_ms(2600)
+
     @has_topics
     @rule(
         how=st.sampled_from(["restart", *FLAVOURS]),
@@ -335,6 +348,7 @@ class BrokerMachine(Observed):
         else:
             if doubtful:
                 self._fall_silent(doubtful)
+                self.doubt_copies()
             survivor = self.broker.disk.crash(how, seed)
             survivor._dsync_flag = 0
             for reader in self.readers:

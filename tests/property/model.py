@@ -269,6 +269,13 @@ class Model:
             del topic.messages[offset]
             topic.trimmed.add(offset)
 
+    def maybe_buried(self, copy: Message) -> None:
+        story = copy.envelope.dlq if copy.envelope is not None else None
+        assert story is not None
+        source = self.topics.get(story.original_topic)
+        if source is not None and story.group in source.groups:
+            source.groups[story.group].maybe_done.add(story.original_offset)
+
     def _buried(self, copy: Message, envelope: Envelope) -> None:
         story = envelope.dlq
         assert story is not None

@@ -8,6 +8,7 @@ state. The rules that make things happen are in machine.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
@@ -116,11 +117,19 @@ class Observed(RuleBasedStateMachine):
 
         burials.on_buried = buried
 
-    def hear_of_copies(self, topic: str, up_to: int) -> None:
-        known = self.model.topics[topic].messages
+    def hear_of_copies(self, topic: str, up_to: float = inf) -> None:
+        """Each once: retention may have taken it since, before anyone looked."""
         copies = self.copies.get(topic, {})
-        new = {o: copy for o, copy in copies.items() if o <= up_to and o not in known}
-        self.model.appeared(topic, new, set())
+        new = [offset for offset in copies if offset <= up_to]
+        self.model.appeared(topic, {offset: copies.pop(offset) for offset in new}, set())
+
+    def doubt_copies(self) -> None:
+        """A crash came before their sync: what is buried now may be trimmed by the next start."""
+        for topic, copies in self.copies.items():
+            graveyard = self.model.topics.get(topic)
+            if graveyard is not None and graveyard.has_retention:
+                for copy in copies.values():
+                    self.model.maybe_buried(copy)
 
     def judge_ack(self, reader: Watcher, item: Item, command: Settle) -> Judge:
         expected = self.expected(reader, item, command, is_ack=True)
@@ -178,6 +187,8 @@ class Observed(RuleBasedStateMachine):
                 assert name.startswith("dlq."), f"{name} came from nowhere"
                 self.model.topics[name] = TopicModel(name, len(topics[name].partitions))
         assert sorted(topics) == sorted(self.model.topics)
+        for name in topics:
+            self.hear_of_copies(name)
         held = {name: self._held(name) for name in topics}
         for name in sorted(topics, key=lambda name: name.startswith("dlq.")):
             self.model.appeared(name, held[name], self.maybe)

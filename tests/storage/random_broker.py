@@ -25,7 +25,7 @@ from penstock.core.effect_rules import EffectCommand, decide_begin, decide_commi
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
 from penstock.core.produce import Produce, decide_produce
-from penstock.core.registry import (
+from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
     decide_create_topic,

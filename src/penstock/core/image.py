@@ -13,10 +13,12 @@ import msgspec
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.state import BrokerState
+from penstock.core.tenancy import snapshot_of
 from penstock.core.topics import Partition, Topic
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import Limits
 from penstock.model.records import DEAD
+from penstock.model.tenancy import Snapshot
 
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
@@ -94,6 +96,7 @@ class StateImage(msgspec.Struct, array_like=True):
     topics: list[TopicImage]
     produced_keys: list[str]
     produced_until: list[int]
+    registry: Snapshot | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -114,6 +117,7 @@ def take_image(state: BrokerState) -> StateImage:
         [_topic_image(topic) for topic in topics],
         [identity for identity, _ in kept],
         [expires for _, expires in kept],
+        snapshot_of(state.registry),
     )
 
 
@@ -124,6 +128,8 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     for topic in image.topics:
         _restore_topic(state, topic)
     state.produced.restore(list(zip(image.produced_keys, image.produced_until, strict=True)))
+    if image.registry is not None:
+        state.registry.restore(image.registry)
     return state
 
 
@@ -139,6 +145,7 @@ def comparable(image: StateImage, now_ms: int) -> StateImage:
         [_comparable_topic(topic, now_ms) for topic in image.topics],
         [key for key, until in _produced(image) if until > now_ms],
         [until for _, until in _produced(image) if until > now_ms],
+        image.registry,
     )
 
 

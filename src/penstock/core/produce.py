@@ -38,16 +38,17 @@ def find_topic(state: BrokerState, name: str) -> Topic:
 
 def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[Message, int] | None:
     """The message to store and its size, or None when its identity is already committed."""
-    envelope = command.envelope
+    envelope, key, value = command.envelope, command.key, command.value
     if envelope is None:
         topic = find_topic(state, command.topic)
-        index = partition_of_key(command.key, len(topic.partitions))
+        index = partition_of_key(key, len(topic.partitions))
     else:
         if command.deadline_ms and command.deadline_ms <= now_ms:
             raise InvalidArgument("the deadline has already passed")
         topic = find_topic(state, envelope.target_topic or command.topic)
-        index = choose_partition(topic, command.key, envelope)
-    size = utf8_bytes(command.key) + utf8_bytes(command.value)
+        index = choose_partition(topic, key, envelope)
+    is_ascii = key.isascii() and value.isascii()
+    size = len(key) + len(value) if is_ascii else utf8_bytes(key) + utf8_bytes(value)
     if size > state.limits.max_message_bytes:
         raise TooLarge(
             f"key and value are {size} bytes; max_message_bytes is {state.limits.max_message_bytes}"
@@ -61,17 +62,8 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
     backlog = partition.backlog
     if backlog.stored_msgs >= backlog.safe_msgs or backlog.stored_bytes + size > backlog.safe_bytes:
         _check_room(state, partition, size)
-    message = Message(
-        topic.id,
-        index,
-        topic.next_offset,
-        now_ms,
-        command.key,
-        command.value,
-        envelope,
-        command.routing,
-    )
-    return message, size
+    offset = topic.next_offset
+    return Message(topic.id, index, offset, now_ms, key, value, envelope, command.routing), size
 
 
 def choose_partition(topic: Topic, key: str, envelope: Envelope) -> int:

@@ -14,6 +14,7 @@ from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.partitioning import utf8_bytes
+from penstock.core.tenancy import Registry
 from penstock.core.timers import Timers
 from penstock.core.topics import Topic
 from penstock.model.limits import Limits
@@ -27,6 +28,7 @@ from penstock.model.records import (
     GroupDeleted,
     Message,
     Record,
+    RegistryChanged,
     Released,
     Returned,
     Skipped,
@@ -45,6 +47,7 @@ class BrokerState:
         "limits",
         "next_id",
         "produced",
+        "registry",
         "timers",
         "topics",
         "topics_by_id",
@@ -58,6 +61,7 @@ class BrokerState:
         self.produced = ProducedKeys()
         self.effect_totals = EffectTotals()
         self.timers = Timers()
+        self.registry = Registry()
         self.next_id = 1
         self.last_ts = 0
 
@@ -270,6 +274,10 @@ def _effect_set(state: BrokerState, record: EffectSet) -> None:
     topic.effects.put(record.group, record.effect_key, effect)
 
 
+def _registry_changed(state: BrokerState, record: RegistryChanged) -> None:
+    state.registry.apply(record)
+
+
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Message: _message,
     TopicCreated: _topic_created,
@@ -284,4 +292,5 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Released: _released,
     Trimmed: _trimmed,
     EffectSet: _effect_set,
+    RegistryChanged: _registry_changed,
 }

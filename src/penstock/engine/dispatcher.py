@@ -50,6 +50,8 @@ class Dispatcher:
         self._dirty: dict[Progress, None] = {}
         # Had something to give when there was no room to record it.
         self._unrecorded: dict[Progress, None] = {}
+        # Never left, and their consumer is gone: to be given back when that can be recorded.
+        self._unreturned: dict[Unfinished, None] = {}
         self.deliveries = 0
         self.redeliveries = 0
         self.delivery_seconds = Histogram()
@@ -148,6 +150,9 @@ class Dispatcher:
         unrecorded, self._unrecorded = self._unrecorded, {}
         for progress in unrecorded:
             self._mark_and_wake(progress)
+        unreturned, self._unreturned = self._unreturned, {}
+        if unreturned:
+            self.give_back([entry for entry in unreturned if _is_unfinished(entry)])
 
     def buried(self, entry: Unfinished, copy: Message) -> None:
         """The entry is done, which may let its partition give more; its copy is a new message."""
@@ -158,6 +163,7 @@ class Dispatcher:
         """The entry's place is free: its consumer may take more, its partition give more."""
         consumer = self._consumers.get(entry.consumer)
         entry.consumer = NO_CONSUMER
+        self._unreturned.pop(entry, None)
         if consumer is not None:
             consumer.outstanding -= 1
             consumer.forget(entry)
@@ -166,19 +172,24 @@ class Dispatcher:
         self.mark(entry.progress)
 
     def is_unwritten(self, entry: Unfinished) -> bool:
+        """Decided, and never left: its consumer is slow, or gone and not rid of it yet."""
         consumer = self._consumers.get(entry.consumer)
-        return consumer is not None and entry in consumer.unwritten
+        return entry in (self._unreturned if consumer is None else consumer.unwritten)
 
     def give_back(self, entries: list[Unfinished]) -> None:
         """Deliveries that never left go to another consumer at once, uncounted."""
-        by_progress: dict[Progress, list[int]] = {}
+        by_progress: dict[Progress, list[Unfinished]] = {}
         for entry in entries:
             if entry.state == IN_FLIGHT:
-                by_progress.setdefault(entry.progress, []).append(entry.offset)
-        for progress, offsets in by_progress.items():
-            if self._journal.record(returned(progress, sorted(offsets), self._journal.now_ms())):
-                for offset in offsets:
-                    self.left_flight(progress.unfinished[offset])
+                by_progress.setdefault(entry.progress, []).append(entry)
+        for progress, back in by_progress.items():
+            offsets = sorted(entry.offset for entry in back)
+            if self._journal.record(returned(progress, offsets, self._journal.now_ms())):
+                for entry in back:
+                    self.left_flight(entry)
+            else:
+                gone = (entry for entry in back if entry.consumer not in self._consumers)
+                self._unreturned.update(dict.fromkeys(gone))
         self._journal.wake()
 
     # -- dispatch -----------------------------------------------------------------------------
@@ -404,6 +415,10 @@ def _item(entry: Unfinished, message: Message, group_id: int) -> Item:
         UNSET if message.envelope is None else message.envelope,
         delivery_id(group_id, entry.attempts),
     )
+
+
+def _is_unfinished(entry: Unfinished) -> bool:
+    return entry.progress.unfinished.get(entry.offset) is entry
 
 
 def _offset_of(message: Message) -> int:

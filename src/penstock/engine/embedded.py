@@ -19,7 +19,7 @@ from penstock.core.effect_rules import (
 )
 from penstock.core.effects import Effect
 from penstock.core.produce import Produce, find_topic
-from penstock.core.registry import (
+from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
     decide_create_topic,

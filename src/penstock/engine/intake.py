@@ -5,7 +5,7 @@ Every command has its own outcome: the message stored, None for a duplicate, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.core.produce import Produce, decide_produce
 from penstock.engine.parts import Parts
@@ -15,51 +15,61 @@ from penstock.model.records import Message
 
 Outcome = Message | PenstockError | None
 
+Store = Callable[[Message, int], None]
+"""Takes a message that was decided, and its size."""
+
 
 class Intake:
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
         self.rejected: dict[tuple[str, str, str], int] = {}
         self._parts = parts
+        self._journal = parts.journal
+        self._state = parts.state
         self._upkeep = upkeep
         self._is_in_memory = not upkeep.pages_to_disk
 
     def store(self, command: Produce) -> Outcome:
-        outcome = self._store(command, self._parts.journal.now_ms())
+        journal = self._journal
+        outcome = self._store(command, journal.now_ms(), journal.store)
         if type(outcome) is Message:
             self._mark(outcome.topic_id, outcome.partition)
         return outcome
 
     def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[Outcome]:
         """In order, each standing alone. An error among the commands is its own outcome."""
-        now_ms = self._parts.journal.now_ms()
-        store = self._store
-        outcomes: list[Outcome] = [
-            command if isinstance(command, PenstockError) else store(command, now_ms)
-            for command in commands
-        ]
-        for place in {(o.topic_id, o.partition) for o in outcomes if type(o) is Message}:
+        if self._is_in_memory:
+            # What a message takes is known when it is stored, and counts against the next.
+            return [c if isinstance(c, PenstockError) else self.store(c) for c in commands]
+        now_ms = self._journal.now_ms()
+        with self._journal.lot() as lot:
+            outcomes: list[Outcome] = [
+                command
+                if isinstance(command, PenstockError)
+                else self._store(command, now_ms, lot.store)
+                for command in commands
+            ]
+        for place in lot.places:
             self._mark(*place)
         return outcomes
 
-    def _store(self, command: Produce, now_ms: int) -> Outcome:
-        journal = self._parts.journal
+    def _store(self, command: Produce, now_ms: int, store: Store) -> Outcome:
         try:
-            if journal.failure is not None:
-                raise journal.failure
-            decided = decide_produce(self._parts.state, command, now_ms)
+            if self._journal.failure is not None:
+                raise self._journal.failure
+            decided = decide_produce(self._state, command, now_ms)
             if decided is None:
                 return None
             if self._is_in_memory and self._parts.window.is_over():
                 self._check_memory()
             message, size = decided
-            journal.store(message, size)
+            store(message, size)
         except PenstockError as error:
             self._count(command, error)
             return error
         return message
 
     def _mark(self, topic_id: int, partition: int) -> None:
-        topic = self._parts.state.topics_by_id[topic_id]
+        topic = self._state.topics_by_id[topic_id]
         if topic.groups:
             self._parts.dispatcher.mark_topic(topic, partition)
 
@@ -80,6 +90,6 @@ class Intake:
             reason = error.limit
             partition = "" if error.partition is None else str(error.partition)
         # A name that is no topic is not made a label: anyone could make up any number of them.
-        topic = command.topic if command.topic in self._parts.state.topics else ""
+        topic = command.topic if command.topic in self._state.topics else ""
         key = (topic, partition, reason)
         self.rejected[key] = self.rejected.get(key, 0) + 1

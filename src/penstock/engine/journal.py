@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +17,9 @@ from penstock.core.state import BrokerState, apply, apply_message
 from penstock.engine.clock import Clock
 from penstock.engine.histogram import Histogram
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.window import Window
+from penstock.engine.window import Added, Window
 from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.limits import KIB
 from penstock.model.records import Message, Record, encode_record
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
@@ -27,6 +28,9 @@ Done = Callable[[Any], None]
 """Takes what was decided, or the PenstockError that refused it."""
 
 Then = Callable[[PenstockError | None], None]
+
+LOT_BYTES = 256 * KIB
+"""What a lot gathers before it is appended, unless one message is larger."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -69,7 +73,7 @@ class Journal:
         size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
         if not self.log.has_room(size, reserve=True):
             return False
-        self._last_seq = self.log.append(encoded) >> POSITION_BITS
+        self.append(encoded)
         for record in records:
             apply(self._state, record)
         return True
@@ -79,11 +83,20 @@ class Journal:
         data = encode_record(message)
         log = self.log
         if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES):
-            raise Unavailable("the disk is nearly full; produce goes on when there is room")
+            raise _nearly_full()
         position = log.append_one(data)
         self._last_seq = position >> POSITION_BITS
         apply_message(self._state, message, size)
         self._window.add(message, size, position)
+
+    def lot(self) -> Lot:
+        return Lot(self, self._state, self._window)
+
+    def append(self, encoded: Sequence[bytes]) -> int:
+        """Appends records for which there is room; the position of the first."""
+        position = self.log.append(encoded)
+        self._last_seq = position >> POSITION_BITS
+        return position
 
     def can_store(self, message: Message) -> bool:
         """Is there room to produce `message`? Generous, since an estimate will do."""
@@ -92,11 +105,9 @@ class Journal:
     def store_with(self, message: Message, size: int, also: Record) -> bool:
         """Appends and applies a message and a record as one. False without room to produce."""
         encoded = [encode_record(message), encode_record(also)]
-        log = self.log
-        if not log.has_room(sum(map(len, encoded)) + 2 * RECORD_OVERHEAD_BYTES):
+        if not self.log.has_room(sum(map(len, encoded)) + 2 * RECORD_OVERHEAD_BYTES):
             return False
-        position = log.append(encoded)
-        self._last_seq = position >> POSITION_BITS
+        position = self.append(encoded)
         apply_message(self._state, message, size)
         self._window.add(message, size, position)
         apply(self._state, also)
@@ -170,6 +181,71 @@ class Journal:
             except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("a refusal could not be given; the others go on")
         self.on_failure(self.failure)
+
+
+class Lot:
+    """New messages that are appended together; use it in a `with`.
+
+    Each is given its room in the log and applied when it is stored: the next is decided with it
+    in view, and appending them at the end does not fail.
+    """
+
+    __slots__ = ("_encoded", "_journal", "_nbytes", "_room", "_runs", "_state", "_window", "places")
+
+    def __init__(self, journal: Journal, state: BrokerState, window: Window) -> None:
+        self.places: set[tuple[int, int]] = set()
+        self._journal = journal
+        self._state = state
+        self._window = window
+        self._room = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._nbytes = 0
+        self._encoded: list[bytes] = []
+        self._runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
+
+    def __enter__(self) -> Lot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """After an error too: what is applied must be in the log."""
+        self._append()
+
+    def store(self, message: Message, size: int) -> None:
+        data = encode_record(message)
+        place = self._nbytes
+        nbytes = place + len(data) + RECORD_OVERHEAD_BYTES
+        if nbytes > self._room:
+            self._make_room(nbytes - place)
+            self.store(message, size)
+            return
+        apply_message(self._state, message, size)
+        self._nbytes = nbytes
+        self._encoded.append(data)
+        self._runs[message.topic_id, message.partition].append((message, size, place))
+
+    def _make_room(self, nbytes: int) -> None:
+        self._append()
+        room = max(nbytes, LOT_BYTES)
+        if not self._journal.log.has_room(room):
+            if not self._journal.log.has_room(nbytes):
+                raise _nearly_full()
+            room = nbytes
+        self._room = room
+
+    def _append(self) -> None:
+        if self._encoded:
+            start = self._journal.append(self._encoded)
+            for run in self._runs.values():
+                self._window.add_run(run, start)
+            self.places.update(self._runs)
+            self._begin()
+        self._room = 0
+
+
+def _nearly_full() -> Unavailable:
+    return Unavailable("the disk is nearly full; produce goes on when there is room")
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ max_attempts decision and status codes are pure functions of core and model that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,7 +17,11 @@ from penstock.core.produce import Produce
 from penstock.core.settle import Settle
 from penstock.engine.consumers import Consumer, Sink
 from penstock.engine.journal import Done
+from penstock.model.caching import Delete, Increment, Put, Txn, Watch, WatchEvent
+from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
+from penstock.model.streams import Lag, Publish, Subscribe
+from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -33,9 +38,173 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a 2xx means here, in words."""
 
 
+class RegistryPart(Protocol):
+    """Tenants, namespaces, streams and caches."""
+
+    def create(self, wanted: Entry, done: Done) -> None:
+        """Outcome: (the entry, whether it was created)."""
+        ...
+
+    def change(
+        self,
+        path: Path,
+        done: Done,
+        *,
+        stream: StreamConfig | None = None,
+        cache: CacheConfig | None = None,
+    ) -> None:
+        """Outcome: the entry as it is now."""
+        ...
+
+    def delete(self, kind: Kind, path: Path, cascade: bool, done: Done) -> None: ...
+
+    def reconcile(self, wanted: Sequence[Entry], done: Done) -> None:
+        """Outcome: how many steps it took to hold what another registry holds."""
+        ...
+
+    def get(self, kind: Kind, path: Path, done: Done) -> None:
+        """Outcome: the Entry."""
+        ...
+
+    def children(self, kind: Kind, path: Path, done: Done) -> None:
+        """Outcome: the entries directly in a tenant or namespace, sorted."""
+        ...
+
+    def tenants(self, done: Done) -> None:
+        """Outcome: the tenants' entries, sorted."""
+        ...
+
+    def snapshot(self, done: Done) -> None:
+        """Outcome: a tenancy.Snapshot."""
+        ...
+
+    def changes(self, since: int, epoch: int | None, done: Done) -> None:
+        """Outcome: the Changes after revision `since`."""
+        ...
+
+
+class EventSink(Protocol):
+    """The far end of a subscription."""
+
+    def wake(self) -> None:
+        """Something can be taken, where there was nothing before. Once until all is taken."""
+        ...
+
+    def lagging(self, lag: Lag) -> None:
+        """The alert has begun or ended; only if it was asked for."""
+        ...
+
+    def ended(self, error: PenstockError) -> None:
+        """The broker ends the subscription: its stream is gone, or it is too slow."""
+        ...
+
+
+class EventBatch(Protocol):
+    """Events that were published together. What the wire makes of them is kept in `encoded`, by
+    the wire's own key, and shared by all subscribers."""
+
+    payloads: list[bytes]
+    encoded: dict[str, bytes]
+
+
+class EventRun(Protocol):
+    """Events of one batch that a subscription has: all of them, or some."""
+
+    batch: EventBatch
+    start: int
+    end: int
+
+
+class Subscription(Protocol):
+    id: str
+
+    def take(self, max_events: int) -> list[EventRun]:
+        """The next events in order, which then count as delivered; a batch may be split."""
+        ...
+
+    def lag(self) -> Lag: ...
+
+    def close(self) -> None:
+        """Discards what was not taken."""
+        ...
+
+
+class StreamsPart(Protocol):
+    def publish(self, command: Publish, done: Done) -> None:
+        """Outcome: None, once it is in the stream's queue."""
+        ...
+
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done) -> None:
+        """Outcome: a Subscription, to which everything accepted from then on goes."""
+        ...
+
+    def subscriptions(self, path: Path, done: Done) -> None:
+        """Outcome: a Lag for every subscription of the stream."""
+        ...
+
+
+class WatchSink(Protocol):
+    def wake(self) -> None: ...
+
+    def ended(self, error: PenstockError) -> None: ...
+
+
+class WatchHandle(Protocol):
+    id: str
+    version: int
+    """The cache's when the watch began: every later change is seen, or in a gap."""
+
+    def take(self, max_events: int) -> list[WatchEvent]: ...
+
+    def close(self) -> None: ...
+
+
+class CachesPart(Protocol):
+    def get(self, path: Path, key: str, done: Done) -> None:
+        """Outcome: a CacheValue, or None."""
+        ...
+
+    def get_many(self, path: Path, keys: list[str], done: Done) -> None:
+        """Outcome: a list of CacheValue or None, in order, of one moment."""
+        ...
+
+    def put(self, command: Put, done: Done) -> None:
+        """Outcome: Written."""
+        ...
+
+    def delete(self, command: Delete, done: Done) -> None:
+        """Outcome: Written; its version is 0 when there was nothing to delete."""
+        ...
+
+    def increment(self, command: Increment, done: Done) -> None:
+        """Outcome: Written, with the new number."""
+        ...
+
+    def transact(self, command: Txn, done: Done) -> None:
+        """Outcome: a list of Written, one for each op."""
+        ...
+
+    def watch(self, command: Watch, sink: WatchSink, done: Done) -> None:
+        """Outcome: a WatchHandle."""
+        ...
+
+    def size(self, path: Path, done: Done) -> None:
+        """Outcome: (entries, bytes) held, expired ones that nobody asked for included."""
+        ...
+
+
 class Engine(Protocol):
     limits: Limits
     capabilities: Capabilities
+
+    @property
+    def registry(self) -> RegistryPart: ...
+
+    @property
+    def streams(self) -> StreamsPart: ...
+
+    @property
+    def caches(self) -> CachesPart: ...
 
     def produce(self, command: Produce, done: Done) -> None:
         """Outcome: the stored Message, or None for a duplicate."""

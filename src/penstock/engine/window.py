@@ -11,6 +11,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from penstock.model.limits import MIB
@@ -18,6 +20,9 @@ from penstock.model.records import Message
 
 if TYPE_CHECKING:
     from penstock.storage.history import BatchRef
+
+Added = tuple[Message, int, int]
+"""A message, its size, and its place in the log counted from that of others added with it."""
 
 CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
@@ -47,6 +52,11 @@ class Chunk:
 
     def place(self, position: int) -> None:
         self._places.append(position - self.base)
+
+    def place_all(self, places: Iterable[int], start: int) -> None:
+        """The places are counted from the position `start`."""
+        shift = start - self.base
+        self._places.extend([shift + place for place in places])
 
     def positions_from(self, first: int) -> list[int]:
         """Where in the log the messages are, without what lies below `first`."""
@@ -106,21 +116,7 @@ class Window:
 
     def add(self, message: Message, size: int, position: int) -> None:
         log = self._topics[message.topic_id][message.partition]
-        chunks = log.chunks
-        messages = None
-        if chunks:
-            chunk = chunks[-1]
-            if (
-                chunk.msgs < CHUNK_MSGS
-                and chunk.bytes < CHUNK_BYTES
-                and position - chunk.base < CHUNK_SPAN
-            ):
-                messages = chunk.messages
-        if messages is None:
-            chunk = Chunk(message.offset, position)
-            chunks.append(chunk)
-            self._resident.append((log, chunk))
-            messages = chunk.messages = []
+        chunk, messages = self._open_chunk(log, message.offset, position)
         messages.append(message)
         chunk.place(position)
         chunk.last = message.offset
@@ -128,6 +124,44 @@ class Window:
         chunk.msgs += 1
         chunk.bytes += size
         self.used_bytes += size + MESSAGE_OVERHEAD
+
+    def add_run(self, run: Sequence[Added], start: int) -> None:
+        """What `add` does, for messages of one partition in their order, a chunk at a time."""
+        first = run[0][0]
+        log = self._topics[first.topic_id][first.partition]
+        at = 0
+        while at < len(run):
+            chunk, messages = self._open_chunk(log, run[at][0].offset, start + run[at][2])
+            added, sizes, places = zip(*run[at : at + CHUNK_MSGS - chunk.msgs], strict=True)
+            totals = list(accumulate(sizes, initial=chunk.bytes))
+            count = min(bisect_left(totals, CHUNK_BYTES), len(added))
+            messages.extend(added[:count])
+            chunk.place_all(places[:count], start)
+            chunk.last = messages[-1].offset
+            chunk.last_ts = messages[-1].ts
+            chunk.msgs += count
+            chunk.bytes = totals[count]
+            self.used_bytes += totals[count] - totals[0] + count * MESSAGE_OVERHEAD
+            at += count
+
+    def _open_chunk(
+        self, log: PartitionLog, offset: int, position: int
+    ) -> tuple[Chunk, list[Message]]:
+        """The chunk that takes the next message, which is at `position` in the log."""
+        if log.chunks:
+            chunk = log.chunks[-1]
+            if (
+                chunk.messages is not None
+                and chunk.msgs < CHUNK_MSGS
+                and chunk.bytes < CHUNK_BYTES
+                and position - chunk.base < CHUNK_SPAN
+            ):
+                return chunk, chunk.messages
+        chunk = Chunk(offset, position)
+        log.chunks.append(chunk)
+        self._resident.append((log, chunk))
+        messages = chunk.messages = []
+        return chunk, messages
 
     def is_over(self) -> bool:
         return self.used_bytes > self.memory_bytes

@@ -5,9 +5,13 @@ PenstockError
 │   └── TooLarge             413  ... because something in it is over a limit
 ├── Unauthenticated          401  no token, or not the right one
 ├── PermissionDenied         403  this origin or host may not speak to the broker
-├── NotFound                 404  no such topic, group or path
+├── NotFound                 404  no such topic, group, tenant, stream, cache or path
 ├── MethodNotAllowed         405  the path exists, the method does not
 ├── FailedPrecondition       409  the state does not allow it: not owner, never delivered, exists
+│   └── VersionMismatch      412  ... because what was read has changed since
+├── AlreadyExists            409  it is there, and was asked not to be
+├── OutOfRange               410  the cursor is older than what is kept
+│   └── NotYet               416  ... or newer than what there is
 ├── ResourceExhausted        429  a limit is reached; it may be free again soon
 ├── Internal                 500  a defect of ours
 └── Unavailable              503  the log cannot be written, or the broker is stopping
@@ -71,6 +75,24 @@ class FailedPrecondition(PenstockError):
     http_status = 409
 
 
+class VersionMismatch(FailedPrecondition):
+    http_status = 412
+
+
+class AlreadyExists(PenstockError):
+    code = "ALREADY_EXISTS"
+    http_status = 409
+
+
+class OutOfRange(PenstockError):
+    code = "OUT_OF_RANGE"
+    http_status = 410
+
+
+class NotYet(OutOfRange):
+    http_status = 416
+
+
 class ResourceExhausted(PenstockError):
     """`limit` names what is full, and `partition` where, if it is one's own; `retry_after_ms`
     is when it is worth trying again."""
@@ -86,9 +108,11 @@ class ResourceExhausted(PenstockError):
         limit: str,
         retry_after_ms: int = 1000,
         partition: int | None = None,
+        reason: str = "overloaded",
     ) -> None:
         super().__init__(message)
         self.limit = limit
+        self.reason = reason
         self.partition = partition
         self.retry_after_ms = retry_after_ms
 

@@ -50,6 +50,28 @@ DISPATCH_BURST = 256
 """Deliveries decided for one partition before the others have their turn."""
 
 
+MAX_CACHE_KEY_BYTES = 1024
+"""A key is held beside its value and repeated in every event of a watch."""
+
+MAX_TXN_OPS = 1000
+"""A transaction is decided in one turn of the loop and is one frame of the log."""
+
+MAX_WATCH_EVENTS = 1024
+"""What a watch may be behind; beyond it the rest is one gap."""
+
+MAX_SUBSCRIPTIONS = 1024
+"""Subscriptions and watches of one socket together."""
+
+MAX_QUEUE_DEPTH = 65_536
+"""The deepest buffer that a stream, or a subscriber, may ask for."""
+
+MAX_REGISTRY_ENTRIES = 100_000
+"""Tenants, namespaces, streams and caches together: all are in memory and in every snapshot."""
+
+MAX_REGISTRY_CHANGES = 10_000
+"""Changes kept for those who follow the registry; who is further behind takes a snapshot."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may set; the defaults are the profile `work`."""
 
@@ -62,6 +84,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_ttl_ms: int = 10 * 60 * 1000
     max_idempotency_keys: int = 5_000_000
     memory_bytes: int = GIB
+    event_queue_depth: int = 1024
+    event_queue_bytes: int = 64 * MIB
+    pub_queue_depth: int = 1024
+    publish_queue_wait_timeout_ms: int = 2000
+    pub_workers_per_conn: int = 4
+    lag_alert_events: int = 1000
+    disconnect_slow_ms: int = 0
+    cache_memory_bytes: int = 256 * MIB
 
 
 CONTRACT_LIMITS = Limits(max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20)

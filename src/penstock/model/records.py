@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
+from penstock.model.tenancy import Entry
 
 
 class Message(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -153,6 +154,40 @@ class EffectSet(msgspec.Struct, array_like=True, tag=13, gc=False):
     text: str
 
 
+class RegistryChanged(msgspec.Struct, array_like=True, tag=14, gc=False):
+    """A tenant, namespace, stream or cache was created, changed or, `deleted`, removed."""
+
+    ts: int
+    entry: Entry
+    deleted: bool = False
+
+
+class CacheStored(msgspec.Struct, array_like=True, tag=15, gc=False):
+    """A durable cache's entry has this value now. `expires` is a wall-clock ms, 0 for never."""
+
+    cache_id: int
+    ts: int
+    key: str
+    value: bytes
+    version: int
+    expires: int = 0
+
+
+DELETED = 0
+EXPIRED = 1
+EVICTED = 2
+
+
+class CacheRemoved(msgspec.Struct, array_like=True, tag=16, gc=False):
+    """A durable cache's entry is gone. `how`: 0 deleted, 1 expired, 2 evicted."""
+
+    cache_id: int
+    ts: int
+    key: str
+    version: int
+    how: int = DELETED
+
+
 PENDING = 0
 COMMITTED = 1
 FAILED = 2
@@ -174,6 +209,9 @@ Record = (
     | Released
     | Trimmed
     | EffectSet
+    | RegistryChanged
+    | CacheStored
+    | CacheRemoved
 )
 
 _encoder = msgspec.msgpack.Encoder()

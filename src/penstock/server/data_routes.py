@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from penstock.core.produce import Produce
-from penstock.core.settle import Settle
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_REASON_BYTES
 from penstock.model.records import Message
@@ -20,7 +19,7 @@ from penstock.server.requests import Request, decode_body, whole_number
 from penstock.server.wire import AckBody, ExtendBody, NackBody, ProduceBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.server.turns import Reply
 
@@ -35,12 +34,12 @@ _produce_batches = BatchDecoder(ProduceBody)
 _ack_batches = BatchDecoder(AckBody)
 
 
-class Produced(msgspec.Struct):
+class Produced(msgspec.Struct, gc=False):
     status: str
     topic: str
 
 
-class ProducedItem(msgspec.Struct, omit_defaults=True):
+class ProducedItem(msgspec.Struct, omit_defaults=True, gc=False):
     """A duplicate has no place of its own: partition and offset are left out."""
 
     status: str
@@ -50,8 +49,11 @@ class ProducedItem(msgspec.Struct, omit_defaults=True):
     duplicate: bool = False
 
 
-class AckedItem(msgspec.Struct):
+class AckedItem(msgspec.Struct, gc=False):
     status: str = "acked"
+
+
+_ACKED = AckedItem()
 
 
 def produce(hub: Hub, request: Request, reply: Reply) -> None:
@@ -99,15 +101,15 @@ def extend(hub: Hub, request: Request, reply: Reply) -> None:
 
 
 def produce_batch(hub: Hub, request: Request, reply: Reply) -> None:
-    items = _commands(_produce_batches.decode(request.body), produce_of)
-    commands = [item for item in items if isinstance(item, Produce)]
-    hub.engine.produce_many(commands, partial(_send_results, reply, items, _produced_item))
+    commands, refused = _commands(_produce_batches.decode(request.body), produce_of)
+    results_of = partial(map, _produced_item, commands)
+    hub.engine.produce_many(commands, partial(_send_results, reply, refused, results_of))
 
 
 def ack_batch(hub: Hub, request: Request, reply: Reply) -> None:
-    items = _commands(_ack_batches.decode(request.body), settle_of)
-    commands = [item for item in items if isinstance(item, Settle)]
-    hub.engine.ack_many(commands, partial(_send_results, reply, items, _acked_item))
+    commands, refused = _commands(_ack_batches.decode(request.body), settle_of)
+    results_of = partial(map, _acked_item)
+    hub.engine.ack_many(commands, partial(_send_results, reply, refused, results_of))
 
 
 def clean_reason(raw: str | None) -> str:
@@ -120,28 +122,36 @@ def clean_reason(raw: str | None) -> str:
 
 def _commands(
     items: list[Body | PenstockError], command_of: Callable[[Body], Command]
-) -> list[Command | PenstockError]:
-    """A command or an error per item."""
-    commands: list[Command | PenstockError] = []
-    for item in items:
+) -> tuple[list[Command], dict[int, PenstockError]]:
+    """The commands, and by its place whatever is none."""
+    commands: list[Command] = []
+    refused: dict[int, PenstockError] = {}
+    for place, item in enumerate(items):
         try:
-            commands.append(item if isinstance(item, PenstockError) else command_of(item))
+            if isinstance(item, PenstockError):
+                raise item
+            commands.append(command_of(item))
         except PenstockError as error:
-            commands.append(error)
-    return commands
+            refused[place] = error
+    return commands, refused
 
 
 def _send_results(
-    reply: Reply, items: list[Any], result_of: Callable[[Any, Any], Any], outcomes: Any
+    reply: Reply,
+    refused: dict[int, PenstockError],
+    results_of: Callable[[Any], Iterator[Any]],
+    outcomes: Any,
 ) -> None:
     if isinstance(outcomes, PenstockError):
         reply.send_error(outcomes)
         return
-    decided = iter(outcomes)
-    results = [
-        batch_error(item) if isinstance(item, PenstockError) else result_of(item, next(decided))
-        for item in items
-    ]
+    results = list(results_of(outcomes))
+    if refused:
+        decided = iter(results)
+        results = [
+            batch_error(refused[place]) if place in refused else next(decided)
+            for place in range(len(results) + len(refused))
+        ]
     reply.send(200, encode_json({"results": results}))
 
 
@@ -153,5 +163,5 @@ def _produced_item(command: Produce, outcome: Message | PenstockError | None) ->
     return batch_error(outcome)
 
 
-def _acked_item(_: Settle, outcome: PenstockError | None) -> Any:
-    return AckedItem() if outcome is None else batch_error(outcome)
+def _acked_item(outcome: PenstockError | None) -> Any:
+    return _ACKED if outcome is None else batch_error(outcome)

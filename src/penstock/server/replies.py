@@ -38,7 +38,7 @@ class OverloadBody(msgspec.Struct):
 def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
     if isinstance(error, ResourceExhausted):
         return OverloadBody(
-            error.code, error.message, "overloaded", error.retry_after_ms, error.limit
+            error.code, error.message, error.reason, error.retry_after_ms, error.limit
         )
     return ErrorBody(error.code, error.message)
 

@@ -7,7 +7,6 @@ In rising order: the profile's default, the configuration file (TOML), the envir
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import CONTRACT_LIMITS, GIB, KIB, MIB, Limits
+from penstock.model.limits import CONTRACT_LIMITS, KIB, MIB, Limits
+from penstock.model.units import parse_size
 from penstock.storage.log import FsyncMode
 
 Profile = Literal["work", "contract"]
@@ -44,6 +44,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ms: int = _work.lease_ms
     idempotency_ttl_ms: int = _work.idempotency_ttl_ms
     max_idempotency_keys: int = _work.max_idempotency_keys
+    event_queue_depth: int = _work.event_queue_depth
+    event_queue_bytes: int = _work.event_queue_bytes
+    pub_queue_depth: int = _work.pub_queue_depth
+    publish_queue_wait_timeout_ms: int = _work.publish_queue_wait_timeout_ms
+    pub_workers_per_conn: int = _work.pub_workers_per_conn
+    lag_alert_events: int = _work.lag_alert_events
+    disconnect_slow_ms: int = _work.disconnect_slow_ms
+    cache_memory_bytes: int = _work.cache_memory_bytes
+    ws_ping_ms: int = 20_000
+    control_plane: str = ""
+    control_plane_token_file: str = ""
+    registry_sync_ms: int = 1000
     router: str = ""
     router_timeout_ms: int = 500
     token: str = ""
@@ -67,9 +79,9 @@ MINIMUM = {
     "reserve_bytes": 0,
     "memory_bytes": MIB,
     "fsync_interval_ms": 1,
+    "lag_alert_events": 0,
+    "disconnect_slow_ms": 0,
 }
-_SIZE = re.compile(r"(\d+)\s*(B|KB|KiB|MB|MiB|GB|GiB)?", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "kb": KIB, "kib": KIB, "mb": MIB, "mib": MIB, "gb": GIB, "gib": GIB}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 Origins = dict[str, str]
@@ -163,9 +175,9 @@ def _parse(name: str, value: Any, origin: str) -> Any:
         return value
     if kind is bool and value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
-    size = _SIZE.fullmatch(value.strip())
+    size = parse_size(value)
     if kind is int and size is not None:
-        return int(size[1]) * _UNITS[(size[2] or "").lower()]
+        return size
     raise InvalidArgument(f"{name} from {origin}: {value!r} is no {_KINDS[kind]}")
 
 

@@ -1,0 +1,293 @@
+"""The registry: which tenants, namespaces, streams and caches there are.
+
+Invariant: everything in it has its parents in it, and `revision` counts every change ever applied.
+The last changes are kept for those who follow; they are not part of the image.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.model.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    NotYet,
+    OutOfRange,
+    ResourceExhausted,
+)
+from penstock.model.limits import MAX_REGISTRY_CHANGES, MAX_REGISTRY_ENTRIES
+from penstock.model.records import RegistryChanged
+from penstock.model.tenancy import (
+    DEFAULT,
+    CacheConfig,
+    Change,
+    Changes,
+    Entry,
+    Kind,
+    Path,
+    Snapshot,
+    StreamConfig,
+)
+
+_KINDS: tuple[Kind, ...] = ("tenant", "namespace", "stream", "cache")
+"""Parents before their children."""
+
+
+class Registry:
+    __slots__ = ("by_kind", "caches", "changes", "epoch", "namespaces", "revision", "streams",
+                 "tenants")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.tenants: dict[Path, Entry] = {}
+        self.namespaces: dict[Path, Entry] = {}
+        self.streams: dict[Path, Entry] = {}
+        self.caches: dict[Path, Entry] = {}
+        self.by_kind: dict[Kind, dict[Path, Entry]] = {
+            "tenant": self.tenants,
+            "namespace": self.namespaces,
+            "stream": self.streams,
+            "cache": self.caches,
+        }
+        self.epoch = 0
+        self.revision = 0
+        self.changes: deque[Change] = deque(maxlen=MAX_REGISTRY_CHANGES)
+        for entry in _first_entries():
+            self.put(entry)
+
+    def put(self, entry: Entry) -> None:
+        self.by_kind[entry.kind][entry.path] = entry
+        self.revision = max(self.revision, entry.revision)
+
+    def apply(self, record: RegistryChanged) -> None:
+        entry = record.entry
+        if record.deleted:
+            del self.by_kind[entry.kind][entry.path]
+            self.revision = entry.revision
+        else:
+            self.put(entry)
+        # The first change ever tells this registry's revisions from any other's.
+        self.epoch = self.epoch or record.ts
+        self.changes.append(Change(entry=entry, deleted=record.deleted))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        for entries in self.by_kind.values():
+            entries.clear()
+        for entry in snapshot.entries:
+            self.put(entry)
+        self.epoch, self.revision = snapshot.epoch, snapshot.revision
+
+    def entries(self) -> list[Entry]:
+        """Parents before children, each kind by path."""
+        return [
+            entry for kind in _KINDS for _, entry in sorted(self.by_kind[kind].items())
+        ]
+
+    def children(self, parent: Entry) -> list[Entry]:
+        """What is directly in it."""
+        if parent.kind == "tenant":
+            kinds: tuple[Kind, ...] = ("namespace",)
+        elif parent.kind == "namespace":
+            kinds = ("stream", "cache")
+        else:
+            return []
+        found = (entry for kind in kinds for entry in self.by_kind[kind].values())
+        return [entry for entry in found if _is_in(entry, parent)]
+
+
+def find(registry: Registry, kind: Kind, path: Path) -> Entry:
+    """The entry, or NotFound that names the first thing on the way that is unknown."""
+    entry = registry.by_kind[kind].get(path)
+    if entry is not None:
+        return entry
+    tenant, namespace, name = path
+    if (tenant, "", "") not in registry.tenants:
+        raise NotFound(f"unknown tenant {tenant!r}")
+    if (tenant, namespace, "") not in registry.namespaces:
+        raise NotFound(f"unknown namespace {namespace!r} of tenant {tenant!r}")
+    what = "stream not found" if kind == "stream" else "cache scope not found"
+    raise NotFound(f"{what}: {f'{tenant}/{namespace}/{name}'!r}")
+
+
+def find_parent(registry: Registry, kind: Kind, path: Path) -> None:
+    """Refuses what would have no parent."""
+    tenant, namespace, _ = path
+    if kind == "namespace":
+        find(registry, "tenant", (tenant, "", ""))
+    elif kind != "tenant":
+        find(registry, "namespace", (tenant, namespace, ""))
+
+
+def snapshot_of(registry: Registry) -> Snapshot:
+    return Snapshot(
+        epoch=registry.epoch, revision=registry.revision, entries=registry.entries()
+    )
+
+
+def changes_since(registry: Registry, since: int, epoch: int | None) -> Changes:
+    """What happened after revision `since`; OutOfRange when that is no longer known."""
+    if epoch is not None and epoch != registry.epoch:
+        raise OutOfRange("another registry's revisions; take a snapshot")
+    if since > registry.revision:
+        raise NotYet(f"revision {since} is to come; the registry is at {registry.revision}")
+    kept = registry.changes
+    if since < registry.revision - len(kept):
+        raise OutOfRange(f"changes after revision {since} are no longer kept; take a snapshot")
+    found = [change for change in kept if change.entry.revision > since]
+    return Changes(epoch=registry.epoch, revision=registry.revision, changes=found)
+
+
+def decide_create(registry: Registry, wanted: Entry, now_ms: int) -> RegistryChanged | None:
+    """None when it exists just so."""
+    find_parent(registry, wanted.kind, wanted.path)
+    _check_stream(wanted.stream)
+    existing = registry.by_kind[wanted.kind].get(wanted.path)
+    if existing is not None:
+        if (existing.stream, existing.cache) == (wanted.stream, wanted.cache):
+            return None
+        raise AlreadyExists(f"{wanted.kind} {_name(wanted)!r} exists with other settings")
+    if sum(map(len, registry.by_kind.values())) >= MAX_REGISTRY_ENTRIES:
+        raise ResourceExhausted(
+            f"the registry has {MAX_REGISTRY_ENTRIES} entries", limit="registry_entries"
+        )
+    return RegistryChanged(now_ms, _created(wanted, registry.revision + 1, now_ms))
+
+
+def decide_change(
+    registry: Registry,
+    path: Path,
+    now_ms: int,
+    *,
+    stream: StreamConfig | None = None,
+    cache: CacheConfig | None = None,
+) -> RegistryChanged | None:
+    """Gives a stream or a cache another set-up; None when it has it already."""
+    entry = find(registry, "cache" if stream is None else "stream", path)
+    _check_stream(stream)
+    if (entry.stream, entry.cache) == (stream, cache):
+        return None
+    _check_lasting(entry, stream, cache)
+    changed = msgspec.structs.replace(
+        entry, stream=stream, cache=cache, revision=registry.revision + 1
+    )
+    return RegistryChanged(now_ms, changed)
+
+
+def decide_delete(
+    registry: Registry, kind: Kind, path: Path, now_ms: int, *, cascade: bool
+) -> list[RegistryChanged]:
+    """Children first, so that whoever follows the steps never sees one without its parent."""
+    entry = find(registry, kind, path)
+    if registry.children(entry) and not cascade:
+        raise FailedPrecondition(f"{kind} {_name(entry)!r} is not empty; cascade deletes it whole")
+    return _numbered(registry, _with_children(registry, entry), now_ms)
+
+
+def decide_reconcile(
+    registry: Registry, wanted: Iterable[Entry], now_ms: int
+) -> list[RegistryChanged]:
+    """The steps that make this registry hold what another one holds."""
+    there = {(entry.kind, entry.path): entry for entry in wanted}
+    kept = {}
+    gone = []
+    for entry in reversed(registry.entries()):
+        other = there.get((entry.kind, entry.path))
+        if other is None or _is_durable(other) != _is_durable(entry):
+            gone.append(entry)
+        else:
+            kept[entry.kind, entry.path] = entry
+    steps = _numbered(registry, gone, now_ms)
+    revision = registry.revision + len(steps)
+    for entry in sorted(there.values(), key=lambda entry: _KINDS.index(entry.kind)):
+        existing = kept.get((entry.kind, entry.path))
+        if existing is None:
+            revision += 1
+            steps.append(RegistryChanged(now_ms, _created(entry, revision, now_ms)))
+        elif (existing.stream, existing.cache) != (entry.stream, entry.cache):
+            revision += 1
+            changed = msgspec.structs.replace(
+                existing, stream=entry.stream, cache=entry.cache, revision=revision
+            )
+            steps.append(RegistryChanged(now_ms, changed))
+    return steps
+
+
+def _created(wanted: Entry, revision: int, now_ms: int) -> Entry:
+    return msgspec.structs.replace(wanted, id=revision, revision=revision, created_ms=now_ms)
+
+
+def _numbered(registry: Registry, gone: list[Entry], now_ms: int) -> list[RegistryChanged]:
+    return [
+        RegistryChanged(now_ms, msgspec.structs.replace(entry, revision=revision), True)
+        for revision, entry in enumerate(gone, registry.revision + 1)
+    ]
+
+
+def _with_children(registry: Registry, entry: Entry) -> list[Entry]:
+    found: list[Entry] = []
+    for child in registry.children(entry):
+        found.extend(_with_children(registry, child))
+    return [*found, entry]
+
+
+def _is_in(entry: Entry, parent: Entry) -> bool:
+    if parent.kind == "tenant":
+        return entry.tenant_id == parent.tenant_id
+    return (entry.tenant_id, entry.namespace) == (parent.tenant_id, parent.namespace)
+
+
+def _name(entry: Entry) -> str:
+    return "/".join(part for part in entry.path if part)
+
+
+def _check_stream(config: StreamConfig | None) -> None:
+    """What is not built yet is refused, never silently less than was asked for."""
+    if config is None:
+        return
+    if config.delivery != "at_most_once":
+        raise InvalidArgument(
+            f"delivery {config.delivery} is not available yet; streams are at_most_once"
+        )
+    if config.durable:
+        raise InvalidArgument("durable streams are not available yet; caches can be durable")
+
+
+def _check_lasting(entry: Entry, stream: StreamConfig | None, cache: CacheConfig | None) -> None:
+    """What an entry is cannot change, only how it is set."""
+    changed = msgspec.structs.replace(entry, stream=stream, cache=cache)
+    if _is_durable(changed) != _is_durable(entry):
+        raise FailedPrecondition(f"durable of {entry.kind} {_name(entry)!r} cannot change")
+
+
+def _is_durable(entry: Entry) -> bool:
+    config = entry.stream or entry.cache
+    return config is not None and config.durable
+
+
+def _first_entries() -> list[Entry]:
+    return [
+        Entry(kind="tenant", tenant_id=DEFAULT, id=1, revision=1),
+        Entry(kind="namespace", tenant_id=DEFAULT, namespace=DEFAULT, id=2, revision=2),
+        Entry(
+            kind="stream",
+            tenant_id=DEFAULT,
+            namespace=DEFAULT,
+            name=DEFAULT,
+            id=3,
+            revision=3,
+            stream=StreamConfig(),
+        ),
+        Entry(
+            kind="cache",
+            tenant_id=DEFAULT,
+            namespace=DEFAULT,
+            name=DEFAULT,
+            id=4,
+            revision=4,
+            cache=CacheConfig(),
+        ),
+    ]

@@ -1,0 +1,134 @@
+"""The registry as commands: tenants, namespaces, streams and caches come, change and go.
+
+Invariant: a change is told to the listeners in the turn it is applied, before anything decided
+after it; its answer waits until it is durable, as every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.core.state import BrokerState
+from penstock.core.tenancy import (
+    changes_since,
+    decide_change,
+    decide_create,
+    decide_delete,
+    decide_reconcile,
+    find,
+    snapshot_of,
+)
+from penstock.engine.journal import Done, Journal
+from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.records import RegistryChanged
+from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
+
+Listener = Callable[[Entry, bool], None]
+"""Told of an entry that was created or changed, or (True) deleted."""
+
+
+class Registrar:
+    def __init__(self, state: BrokerState, journal: Journal) -> None:
+        self._state = state
+        self._registry = state.registry
+        self._journal = journal
+        self.listeners: list[Listener] = []
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def create(self, wanted: Entry, done: Done) -> None:
+        """Outcome: (the entry, whether it was created)."""
+
+        def decide() -> tuple[Entry, bool]:
+            record = decide_create(self._registry, wanted, self._journal.now_ms())
+            if record is not None:
+                self._record([record])
+            return find(self._registry, wanted.kind, wanted.path), record is not None
+
+        self._decide(decide, done)
+
+    def change(
+        self,
+        path: Path,
+        done: Done,
+        *,
+        stream: StreamConfig | None = None,
+        cache: CacheConfig | None = None,
+    ) -> None:
+        """Outcome: the entry as it is now."""
+
+        def decide() -> Entry:
+            now_ms = self._journal.now_ms()
+            record = decide_change(self._registry, path, now_ms, stream=stream, cache=cache)
+            if record is not None:
+                self._record([record])
+            return find(self._registry, "cache" if stream is None else "stream", path)
+
+        self._decide(decide, done)
+
+    def delete(self, kind: Kind, path: Path, cascade: bool, done: Done) -> None:
+        def decide() -> None:
+            now_ms = self._journal.now_ms()
+            self._record(decide_delete(self._registry, kind, path, now_ms, cascade=cascade))
+
+        self._decide(decide, done)
+
+    def reconcile(self, wanted: Sequence[Entry], done: Done) -> None:
+        """Makes the registry hold what another one holds. Outcome: how many steps it took."""
+
+        def decide() -> int:
+            steps = decide_reconcile(self._registry, wanted, self._journal.now_ms())
+            if steps:
+                self._record(steps)
+            return len(steps)
+
+        self._decide(decide, done)
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def get(self, kind: Kind, path: Path, done: Done) -> None:
+        """Outcome: the entry."""
+        self._decide(lambda: find(self._registry, kind, path), done)
+
+    def children(self, kind: Kind, path: Path, done: Done) -> None:
+        """Outcome: what is directly in a tenant or namespace, sorted by path."""
+
+        def look() -> list[Entry]:
+            parent = find(self._registry, kind, path)
+            return sorted(self._registry.children(parent), key=lambda entry: entry.path)
+
+        self._decide(look, done)
+
+    def tenants(self, done: Done) -> None:
+        self._decide(lambda: [e for _, e in sorted(self._registry.tenants.items())], done)
+
+    def snapshot(self, done: Done) -> None:
+        self._decide(self._snapshot, done)
+
+    def changes(self, since: int, epoch: int | None, done: Done) -> None:
+        self._decide(lambda: self._changes(since, epoch), done)
+
+    def _snapshot(self) -> Snapshot:
+        return snapshot_of(self._registry)
+
+    def _changes(self, since: int, epoch: int | None) -> Changes:
+        return changes_since(self._registry, since, epoch)
+
+    # -- within --------------------------------------------------------------------------------
+
+    def _decide(self, decide: Callable[[], object], done: Done) -> None:
+        """Looking is held back too: what is not durable is not to be seen."""
+        try:
+            if self._journal.failure is not None:
+                raise self._journal.failure
+            outcome = decide()
+        except PenstockError as error:
+            outcome = error
+        self._journal.answer(done, outcome)
+
+    def _record(self, records: list[RegistryChanged]) -> None:
+        if not self._journal.record_together(records):
+            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        for record in records:
+            for listener in self.listeners:
+                listener(record.entry, record.deleted)
