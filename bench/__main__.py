@@ -12,7 +12,20 @@ from pathlib import Path
 
 from bench.cores import choose_cores
 from bench.generators import missing_tools
-from bench.loads import batch, cycle, isolation, memory, produce, restart, scale
+from bench.loads import (
+    batch,
+    cache_http,
+    cache_socket,
+    cycle,
+    fanout,
+    isolation,
+    latency,
+    memory,
+    produce,
+    restart,
+    scale,
+    stalled,
+)
 from bench.machine import describe_machine
 from bench.report import write_results
 from bench.rows import BenchFailed, Row, text_table
@@ -26,6 +39,11 @@ LOADS: dict[str, Callable[[Setting], list[Row]]] = {
     "memory": memory.measure,
     "restart": restart.measure,
     "isolation": isolation.measure,
+    "fanout": fanout.measure,
+    "latency": latency.measure,
+    "stalled": stalled.measure,
+    "cache_http": cache_http.measure,
+    "cache_socket": cache_socket.measure,
 }
 OUT = Path(__file__).with_name("out")
 MIN_RUNS = 3

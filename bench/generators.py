@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from bench.processes import TOPIC, Broker, RedisServer, Server
+from bench.processes import CACHE_PATH, TOPIC, Broker, RedisServer, Server
 from bench.rows import BenchFailed
 
 CONNECTIONS = 64
 VALUE_BYTES = 100
-_SCRIPT = Path(__file__).with_name("produce.lua")
+KEYS = 1000
+_PRODUCE_SCRIPT = Path(__file__).with_name("produce.lua")
+_CACHE_SCRIPT = Path(__file__).with_name("cache.lua")
+_REDIS_KEY = "key:__rand_int__"
 _CALIBRATION = 10_000
 
 
@@ -35,19 +40,32 @@ def missing_tools() -> list[str]:
 
 
 def run_wrk(server: Server, seconds: float, key_prefix: str = "") -> WrkResult:
-    """Durable produces, one a request; anything but success fails the bench."""
+    """Durable produces, one a request."""
+    arguments = [TOPIC, key_prefix] if key_prefix else [TOPIC]
+    return _wrk(server, seconds, "/v1/produce", _PRODUCE_SCRIPT, arguments)
+
+
+def run_cache(server: Server, seconds: float, method: str) -> WrkResult:
+    """A GET or PUT of a cache's entry a request, over a thousand keys."""
+    return _wrk(server, seconds, CACHE_PATH, _CACHE_SCRIPT, [method])
+
+
+def _wrk(
+    server: Server, seconds: float, path: str, script: Path, arguments: list[str]
+) -> WrkResult:
+    """Anything but success fails the bench."""
     command = [
         "wrk", "--threads", "1", "--connections", str(CONNECTIONS),
-        "--duration", f"{max(1, round(seconds))}s", "--script", str(_SCRIPT),
-        f"http://127.0.0.1:{server.port}/v1/produce", "--", TOPIC,
+        "--duration", f"{max(1, round(seconds))}s", "--script", str(script),
+        f"http://127.0.0.1:{server.port}{path}", "--", *arguments,
     ]  # fmt: skip
-    output = _run([*command, key_prefix] if key_prefix else command)
+    output = _run(command)
     line = next((line for line in output.splitlines() if line.startswith("{")), "")
     if not line:
         raise BenchFailed(f"wrk said nothing of its results:\n{output}")
     result = msgspec.json.decode(line, type=WrkResult)
     if result.bad_statuses or result.socket_errors or not result.requests:
-        raise BenchFailed(f"not every produce succeeded: {result}")
+        raise BenchFailed(f"not every request succeeded: {result}")
     return result
 
 
@@ -63,27 +81,48 @@ def run_produce(broker: Broker, seconds: float, key_prefix: str = "") -> WrkResu
 
 
 def run_xadd(server: RedisServer, seconds: float) -> float:
-    """XADDs a second, for about `seconds`: redis-benchmark takes a number, not a time."""
-    rate = _xadd(server, _CALIBRATION)
-    return _xadd(server, max(_CALIBRATION, int(rate * seconds)))
+    """XADDs a second."""
+    return _redis_benchmark(server, seconds, "XADD", TOPIC, "*", "value", "v" * VALUE_BYTES)
 
 
-def _xadd(server: RedisServer, count: int) -> float:
-    command = [
+def run_set(server: RedisServer, seconds: float) -> float:
+    """SETs a second, over a thousand keys."""
+    return _redis_benchmark(server, seconds, "SET", _REDIS_KEY, "v" * VALUE_BYTES)
+
+
+def run_get(server: RedisServer, seconds: float) -> float:
+    """GETs a second, of the keys that `run_set` has set."""
+    return _redis_benchmark(server, seconds, "GET", _REDIS_KEY)
+
+
+def _redis_benchmark(server: RedisServer, seconds: float, *command: str) -> float:
+    """For about `seconds`: redis-benchmark takes a number, not a time."""
+    rate = _redis_times(server, _CALIBRATION, command)
+    return _redis_times(server, max(_CALIBRATION, int(rate * seconds)), command)
+
+
+def _redis_times(server: RedisServer, count: int, command: Sequence[str]) -> float:
+    benchmark = [
         "redis-benchmark", "-p", str(server.port), "-c", str(CONNECTIONS), "-n", str(count),
-        "--csv", "XADD", TOPIC, "*", "value", "v" * VALUE_BYTES,
+        "-r", str(KEYS), "--csv", *command,
     ]  # fmt: skip
-    before = _stream_length(server)
-    rows = list(csv.reader(_run(command).splitlines()))
-    added = _stream_length(server) - before
+    before = _redis_calls(server, command[0])
+    rows = list(csv.reader(_run(benchmark).splitlines()))
+    calls = _redis_calls(server, command[0]) - before
     # It may send a few more than asked for, and counts only what it asked for.
-    if not count <= added <= count + CONNECTIONS:
-        raise BenchFailed(f"{count} XADDs were asked for, {added} are in the stream")
+    if not count <= calls <= count + CONNECTIONS:
+        raise BenchFailed(f"{count} {command[0]}s were asked for, Redis has done {calls}")
     return float(rows[-1][1])
 
 
-def _stream_length(server: RedisServer) -> int:
-    return int(_run(["redis-cli", "-p", str(server.port), "XLEN", TOPIC]))
+def _redis_calls(server: RedisServer, command: str) -> int:
+    """How often Redis has done it and not failed."""
+    stats = _run(["redis-cli", "-p", str(server.port), "INFO", "commandstats"])
+    found = re.search(rf"^cmdstat_{command.lower()}:(.*)$", stats, re.MULTILINE)
+    if found is None:
+        return 0
+    counts = dict(part.split("=") for part in found[1].strip().split(","))
+    return int(counts["calls"]) - int(counts["failed_calls"])
 
 
 def _run(command: list[str]) -> str:

@@ -10,10 +10,10 @@ from statistics import quantiles
 
 from bench.batches import VALUE
 from bench.lean_client import Connection, connect, post
+from bench.pace import keep_pace
 from bench.processes import TOPIC
 
 CONNECTIONS = 16
-_TICK_S = 0.002
 _REQUEST = post("/v1/produce", f'{{"topic":"{TOPIC}","key":"k","value":"{VALUE}"}}'.encode())
 
 
@@ -33,13 +33,7 @@ class PacedProduce:
         connections = [
             await connect(port, partial(self._replied, sent), self._failed) for sent in self._sent
         ]
-        began = time.perf_counter()
-        count = 0
-        while (elapsed := time.perf_counter() - began) < seconds and self._error is None:
-            while count < elapsed * self._per_second:
-                self._send(count, connections)
-                count += 1
-            await asyncio.sleep(_TICK_S)
+        await keep_pace(self._per_second, seconds, partial(self._send, connections))
         while self._unanswered and self._error is None:
             self._settled.clear()
             await self._settled.wait()
@@ -49,7 +43,9 @@ class PacedProduce:
             raise self._error
         return quantiles(self._took, n=100)[98] * 1000
 
-    def _send(self, number: int, connections: list[Connection]) -> None:
+    def _send(self, connections: list[Connection], number: int) -> None:
+        if self._error is not None:
+            raise self._error
         lane = number % CONNECTIONS
         self._sent[lane].append(time.perf_counter())
         connections[lane].write(_REQUEST)

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 TOPIC = "bench"
+CACHE_PATH = "/v1/tenants/default/namespaces/default/caches/default/entries"
 ROOMY: dict[str, int | str] = {
     "max_partition_msgs": 1_000_000_000,
     "max_partition_bytes": 1 << 40,
@@ -171,6 +172,11 @@ class Broker(Server):
         report = msgspec.json.decode(self.ask("GET", f"/v1/topics/{name}"))
         return sum(partition["retained_msgs"] for partition in report["partitions"])
 
+    def cache_version(self) -> int:
+        """Every put takes a version of the cache, the one that asks for it here included."""
+        answer = self.ask("PUT", f"{CACHE_PATH}/probe", {"value": ""})
+        return int(msgspec.json.decode(answer)["version"])
+
     def fsync_mode(self) -> str:
         return str(msgspec.json.decode(self.ask("GET", "/v1/version"))["fsync"])
 
@@ -227,16 +233,22 @@ class Broker(Server):
 
 
 class RedisServer(Server):
-    """Redis with a sync of its log before every answer, as the broker has.
+    """Redis, durable with a sync of its log before every answer, as the broker is for queues; or
+    with no log at all, as the broker is for streams and caches.
 
     Its log is never rewritten and no snapshot is taken: both would only slow it down.
     """
+
+    def __init__(self, cores: Cores, directory: Path, *, durable: bool) -> None:
+        super().__init__(cores, directory)
+        self._durable = durable
 
     def _start(self) -> None:
         self.port = _free_port()
         settings = {
             "port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "",
-            "appendonly": "yes", "appendfsync": "always", "auto-aof-rewrite-percentage": 0,
+            "appendonly": "yes" if self._durable else "no", "appendfsync": "always",
+            "auto-aof-rewrite-percentage": 0,
         }  # fmt: skip
         flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         self._spawn(["redis-server", *flags], dict(os.environ))

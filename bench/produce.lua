@@ -5,6 +5,8 @@
 
 local VALUE = string.rep("v", 100)
 
+dofile(debug.getinfo(1, "S").source:match("^@(.*/)") .. "summary.lua")
+
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 
@@ -20,12 +22,4 @@ function init(args)
       return wrk.format(nil, nil, nil, head .. ',"envelope":' .. key .. "}")
     end
   end
-end
-
-function done(summary, latency)
-  local errors = summary.errors
-  io.write(string.format(
-    '{"requests":%d,"duration_us":%d,"bad_statuses":%d,"socket_errors":%d,"p99_us":%d}\n',
-    summary.requests, summary.duration, errors.status,
-    errors.connect + errors.read + errors.write + errors.timeout, latency:percentile(99)))
 end

@@ -12,8 +12,8 @@ _INTRODUCTION = """\
 
 Written by `{command}` on {date}: {runs} runs. A ratio is of two figures of the same run, taken \
 in turn; the spread is over the runs, and a target is met by the median. Only successes count, \
-and each load checks what the broker stored. How each is measured stands at the head of its \
-module in `bench/loads`.
+and each load checks what the broker stored or delivered. How each is measured stands at the head \
+of its module in `bench/loads`.
 """
 
 

@@ -64,7 +64,10 @@ class Row(msgspec.Struct):
     def _show(self, value: float) -> str:
         if self.unit == "×":
             return f"{value:.2f} ×"
-        digits = 0 if abs(value) >= 100 else 2
+        if value == 0 or abs(value) >= 100:
+            digits = 0
+        else:
+            digits = 2 if abs(value) >= 0.1 else 3
         return f"{value:,.{digits}f} {self.unit}"
 
 

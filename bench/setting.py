@@ -28,8 +28,8 @@ class Setting(msgspec.Struct, frozen=True):
     def bare_responder(self) -> BareResponder:
         return BareResponder(self.cores, self.out / "bare-responder")
 
-    def redis_server(self) -> RedisServer:
-        return RedisServer(self.cores, self.out / "redis")
+    def redis_server(self, *, durable: bool = True) -> RedisServer:
+        return RedisServer(self.cores, self.out / "redis", durable=durable)
 
     def each_run(self, load: str) -> Iterator[int]:
         for run in range(1, self.runs + 1):

@@ -50,12 +50,16 @@ def test_ctrl_c_ends_the_broker_with_0() -> None:
         (["--token-file", "/nowhere"], "/nowhere"),
         (["--router", "no.such.module:route"], "no.such.module"),
         (["--host", "0.0.0.0"], "--allow-insecure-bind"),
+        (["--control-plane", "nonsense"], "control_plane is no broker's address"),
+        (["--control-plane", "http://me:s3cret@h"], "must not hold credentials"),
+        (["--control-plane-token-file", "/nowhere"], "control_plane_token_file"),
     ],
 )
 def test_wrong_settings_are_one_line_and_exit_code_2(words: list[str], complaint: str) -> None:
     done = run_penstock("serve", "--memory", "--port", "0", *words)
     assert (done.code, done.out) == (2, "")
     assert complaint in done.err.splitlines()[-1]
+    assert "s3cret" not in done.err
 
 
 def test_a_port_in_use_is_said_so() -> None:

@@ -22,11 +22,13 @@ from penstock.client import (
     Envelope,
     NewMessage,
     RetryPolicy,
+    registry,
     requests,
 )
-from penstock.client.requests import Call
+from penstock.client.calls import Call
 from penstock.client.results import Begun
 from penstock.model.errors import (
+    AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -94,6 +96,62 @@ def test_an_effect_is_begun_renewed_failed_and_committed(client: Client, topic: 
     assert client.begin_effect(theirs).status == "RUN"
     client.commit_effect(theirs, "done")
     assert client.begin_effect(effect) == Begun("COMMITTED", "done")
+
+
+def test_tenants_and_namespaces_come_and_go(client: Client) -> None:
+    assert client.create_tenant("acme").tenant_id == "acme"
+    assert client.create_namespace("acme", "prod").namespace == "prod"
+    assert client.describe_tenant("acme") in client.list_tenants()
+    assert client.list_namespaces("acme") == [client.describe_namespace("acme", "prod")]
+    with pytest.raises(FailedPrecondition, match="cascade"):
+        client.delete_tenant("acme")
+    client.create_stream("acme", "prod", "orders")
+    client.delete_namespace("acme", "prod", cascade=True)
+    client.delete_tenant("acme")
+    with pytest.raises(NotFound, match="unknown tenant 'acme'"):
+        client.describe_tenant("acme")
+
+
+def test_a_stream_is_created_changed_and_deleted(client: Client) -> None:
+    """felix-125, 131."""
+    path = ("default", "default", "orders")
+    made = client.create_stream(*path, retention="7d", event_queue_depth=None)
+    assert (made.retention, made.event_queue_depth) == ("7d", 1024)
+    with pytest.raises(AlreadyExists):
+        client.create_stream(*path)
+    assert client.change_stream(*path, event_queue_depth=4096).event_queue_depth == 4096
+    found = client.change_stream(*path, event_queue_depth=None)
+    assert found.origins["event_queue_depth"] == "broker"
+    assert client.describe_stream(*path).subscribers == 0
+    assert "orders" in [each.name for each in client.list_streams("default", "default")]
+    with pytest.raises(InvalidArgument, match="not available yet"):
+        client.create_stream("default", "default", "other", delivery="at_least_once")
+    client.delete_stream(*path)
+    with pytest.raises(NotFound, match="stream not found"):
+        client.describe_stream(*path)
+
+
+def test_a_cache_is_created_changed_and_deleted(client: Client) -> None:
+    """felix-72, 73, 74."""
+    path = ("default", "default", "sessions")
+    made = client.create_cache(*path, max_bytes="1GB", eviction_policy="lru")
+    assert (made.max_bytes, made.max_entries) == (2**30, None)
+    changed = client.change_cache(*path, max_entries=5, max_bytes=None)
+    assert (changed.max_bytes, changed.max_entries) == (None, 5)
+    assert client.describe_cache(*path).entries == 0
+    assert "sessions" in [each.name for each in client.list_caches("default", "default")]
+    with pytest.raises(FailedPrecondition, match="cannot change"):
+        client.change_cache(*path, durable=True)
+    client.delete_cache(*path)
+    with pytest.raises(NotFound, match="cache scope not found"):
+        client.describe_cache(*path)
+
+
+def test_the_registry_says_whose_it_is(client: Client) -> None:
+    before = client.registry_status()
+    assert (before.role, before.control_plane) == ("own", "")
+    client.create_tenant("counted")
+    assert client.registry_status().revision == before.revision + 1
 
 
 def test_version_and_health(client: Client) -> None:
@@ -266,16 +324,17 @@ def test_the_end_of_the_topic_ends_the_async_iteration(broker: BrokerProcess, to
 
 def test_both_clients_offer_every_operation() -> None:
     operations = {
-        name
-        for name, function in vars(requests).items()
+        name: function
+        for module in (requests, registry)
+        for name, function in vars(module).items()
         if inspect.isfunction(function)
-        and function.__module__ == requests.__name__
+        and function.__module__ == module.__name__
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith(Call.__name__)
     }
-    assert len(operations) == 19
-    for name in operations:
-        expected = inspect.signature(getattr(requests, name))
+    assert len(operations) == 38
+    for name, function in operations.items():
+        expected = inspect.signature(function)
         for kind in (Client, AsyncClient):
             method = getattr(kind("http://127.0.0.1:1"), name)
             offered = inspect.signature(method)

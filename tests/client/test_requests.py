@@ -7,23 +7,28 @@ from typing import Any
 
 import pytest
 
-from penstock.client import requests
+from penstock.client import registry, requests
+from penstock.client.calls import error_of
 from penstock.client.deliveries import Delivery, DeliveryBuffer, DeliveryRef
-from penstock.client.requests import NewMessage, error_of
+from penstock.client.requests import NewMessage
 from penstock.client.results import Produced
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import (
+    AlreadyExists,
     FailedPrecondition,
     Internal,
     InvalidArgument,
     MethodNotAllowed,
     NotFound,
+    NotYet,
+    OutOfRange,
     PenstockError,
     PermissionDenied,
     ResourceExhausted,
     TooLarge,
     Unauthenticated,
     Unavailable,
+    VersionMismatch,
 )
 
 REF = DeliveryRef(topic="t", group="g", partition=1, offset=2, owner="o", delivery_id="7-1")
@@ -43,6 +48,12 @@ def body(code: str, **more: Any) -> bytes:
         (404, "NOT_FOUND", NotFound),
         (405, "METHOD_NOT_ALLOWED", MethodNotAllowed),
         (409, "FAILED_PRECONDITION", FailedPrecondition),
+        (409, "ALREADY_EXISTS", AlreadyExists),
+        (412, "FAILED_PRECONDITION", VersionMismatch),
+        (410, "OUT_OF_RANGE", OutOfRange),
+        (416, "OUT_OF_RANGE", NotYet),
+        (412, "A_CODE_OF_THE_FUTURE", VersionMismatch),
+        (416, "A_CODE_OF_THE_FUTURE", NotYet),
         (429, "RESOURCE_EXHAUSTED", ResourceExhausted),
         (500, "INTERNAL", Internal),
         (503, "UNAVAILABLE", Unavailable),
@@ -125,6 +136,21 @@ def test_the_outcomes_of_a_batch_are_results_and_errors_in_order() -> None:
     assert first == Produced("t", 1, 5)
     assert isinstance(second, TooLarge)
     assert third == Produced("t", duplicate=True)
+
+
+def test_settings_that_are_none_are_left_out_of_a_creation_and_sent_as_a_change() -> None:
+    path = ("t", "n", "s")
+    created = registry.create_stream(*path, retention="7d", pub_queue_depth=None)
+    assert json.loads(created.body) == {"name": "s", "retention": "7d"}
+    changed = registry.change_stream(*path, retention="7d", pub_queue_depth=None)
+    assert json.loads(changed.body) == {"retention": "7d", "pub_queue_depth": None}
+    assert changed.path == "/v1/tenants/t/namespaces/n/streams/s"
+
+
+def test_names_in_a_path_are_encoded() -> None:
+    call = registry.delete_namespace("a/b", "c d?", cascade=True)
+    assert call.path == "/v1/tenants/a%2Fb/namespaces/c%20d%3F?cascade=true"
+    assert registry.delete_namespace("a", "b").path == "/v1/tenants/a/namespaces/b"
 
 
 def line(offset: int, value: str = "v") -> bytes:

@@ -333,6 +333,17 @@ class BrokerMachine(Observed):
         del self.broker.log.has_room
         self.broker.pass_ms(2600)
 
+    @has_deliveries
+    @rule(pick=choice, restarts=st.booleans())
+    def nack_without_room(self, pick: int, restarts: bool) -> None:
+        """No room for new messages: what dies waits for some, over a restart too."""
+        self.broker.log.has_room = lambda nbytes, *, reserve=False: reserve
+        self.nack(pick, None, False)
+        if restarts:
+            self.die("restart", 0, [])
+        else:
+            del self.broker.log.has_room
+
     @has_topics
     @rule(
         how=st.sampled_from(["restart", *FLAVOURS]),

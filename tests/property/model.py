@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.core.effects import effect_key
-from penstock.core.retries import backoff_ms
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.item import Item
 from penstock.model.records import Message
@@ -93,6 +92,20 @@ def policy_of(message: Message) -> RetryPolicy | None:
     return message.envelope.retry_policy if message.envelope is not None else None
 
 
+def identity(envelope: Envelope) -> tuple[str, ...]:
+    """What a dead letter keeps."""
+    return envelope.run_id, envelope.tenant_id, envelope.idempotency_key
+
+
+def wait_ms(message: Message, attempts: int) -> int:
+    """From the end of a delivery to the next one."""
+    policy = policy_of(message)
+    if policy is None:
+        return 0
+    wait: int = policy.backoff_ms * 2 ** (attempts - 1)
+    return min(wait, policy.max_backoff_ms) if policy.max_backoff_ms else wait
+
+
 def effect_key_of(message: Message) -> str:
     envelope = message.envelope
     if envelope is None or not envelope.idempotency_key:
@@ -133,7 +146,7 @@ class Model:
         seen.lease_until = now_ms + lease_ms
         seen.is_nacked = False
         seen.errors = {"ack_timeout"}
-        wait = backoff_ms(policy_of(message), item.attempts)
+        wait = wait_ms(message, item.attempts)
         seen.not_before = seen.lease_until + wait
         group.uncertain.discard(item.offset)
         leased = sum(
@@ -188,7 +201,7 @@ class Model:
         topic = self.topics[topic_name]
         seen = topic.groups[group].of(offset)
         if seen.is_leased(now_ms):
-            wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+            wait = wait_ms(topic.messages[offset], seen.attempts)
             seen.not_before = now_ms + wait
         seen.is_nacked = True
         seen.errors = {reason}
@@ -196,7 +209,7 @@ class Model:
     def extended(self, topic_name: str, group: str, offset: int, lease_ms: int, now: int) -> None:
         topic = self.topics[topic_name]
         seen = topic.groups[group].of(offset)
-        wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+        wait = wait_ms(topic.messages[offset], seen.attempts)
         seen.lease_until = now + lease_ms
         seen.not_before = seen.lease_until + wait
 
@@ -208,9 +221,20 @@ class Model:
                     group.uncertain |= set(topic.messages) - group.done
                 for offset, seen in group.seen.items():
                     if offset not in group.done and seen.is_leased(now_ms):
-                        wait = backoff_ms(policy_of(topic.messages[offset]), seen.attempts)
+                        wait = wait_ms(topic.messages[offset], seen.attempts)
                         seen.lease_until = now_ms
                         seen.not_before = now_ms + wait
+
+    def last_due(self, now_ms: int) -> int:
+        """By when everything seen may be delivered again."""
+        due = [
+            seen.not_before
+            for topic in self.topics.values()
+            for group in topic.groups.values()
+            for offset, seen in group.seen.items()
+            if offset not in group.done
+        ]
+        return max([now_ms, *due])
 
     def _keep_effect(self, topic_name: str, group: str, offset: int, now_ms: int) -> None:
         """The entry's last TTL begins with the end of its message."""
@@ -283,6 +307,7 @@ class Model:
         group = source.groups.get(story.group) if source is not None else None
         if source is None or group is None:
             return
+        assert not source.is_dead_letter, "a dead letter died"
         offset = story.original_offset
         message = source.messages[offset]
         assert offset not in group.done, f"{offset} was done, or is buried twice"
@@ -290,6 +315,8 @@ class Model:
         assert policy is not None
         assert story.attempts == policy.max_attempts
         assert (copy.key, copy.value) == (message.key, message.value)
+        assert story.original_partition == message.partition
+        assert identity(envelope) == identity(message.envelope or Envelope())
         if offset not in group.uncertain:
             assert group.of(offset).attempts == policy.max_attempts
             assert story.last_error in group.of(offset).errors

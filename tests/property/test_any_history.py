@@ -17,7 +17,7 @@ HISTORIES = int(os.environ.get("PENSTOCK_TEST_HISTORIES", "0"))
 SHRINK = [Phase.shrink] if os.environ.get("PENSTOCK_TEST_SHRINK") else []
 
 profile = settings(
-    max_examples=HISTORIES or 200,
+    max_examples=HISTORIES or 300,
     stateful_step_count=50,
     derandomize=not HISTORIES,
     deadline=None,

@@ -12,6 +12,15 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
+from penstock.core.cache_rules import (
+    Decision,
+    decide_bounds,
+    decide_delete,
+    decide_increment,
+    decide_look,
+    decide_put,
+    decide_transact,
+)
 from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import (
     delivered,
@@ -25,6 +34,10 @@ from penstock.core.effect_rules import EffectCommand, decide_begin, decide_commi
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
 from penstock.core.produce import Produce, decide_produce
+from penstock.core.settle import Settle, decide_ack, decide_lapse, decide_nack
+from penstock.core.state import BrokerState, apply, make_ready
+from penstock.core.tenancy import decide_change, decide_create
+from penstock.core.tenancy import decide_delete as decide_delete_entry
 from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
@@ -32,9 +45,8 @@ from penstock.core.topic_rules import (
     decide_delete_group,
     decide_delete_topic,
 )
-from penstock.core.settle import Settle, decide_ack, decide_lapse, decide_nack
-from penstock.core.state import BrokerState, apply, make_ready
 from penstock.core.topics import Topic
+from penstock.model.caching import Check, Delete, Increment, Put, Txn
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
@@ -46,16 +58,17 @@ from penstock.model.records import (
     decode_record,
     encode_record,
 )
+from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
 from penstock.storage.frames import encode_frame
 from penstock.storage.segments import SegmentHeader, encode_header, segment_name
 from penstock.storage.vfs import Vfs
 
-LIMITS = Limits(idempotency_ttl_ms=400, max_partition_msgs=40)
+LIMITS = Limits(idempotency_ttl_ms=400, max_partition_msgs=40, cache_memory_bytes=4000)
 LEASE_MS = 50
 
 Step = tuple[int, int, int, int]
 _step = st.tuples(
-    st.integers(0, 25), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
+    st.integers(0, 31), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
 )
 steps = st.lists(_step, max_size=80)
 long_histories = st.lists(_step, min_size=60, max_size=160)
@@ -85,9 +98,15 @@ class RandomBroker:
             self._topic,
             self._trim,
             self._delete,
+            self._register,
+            self._unregister,
+            *[self._put] * 3,
+            self._change_entries,
+            self._look,
         ]
         self._topic(0, 0)
         self._group(0, 0)
+        self._register(0, 1)
 
     def live_through(self, history: list[Step]) -> RandomBroker:
         for action, a, b, passes in history:
@@ -260,7 +279,93 @@ class RandomBroker:
             size = sum(len(message.key.encode()) + len(message.value.encode()) for message in gone)
             self.emit(Trimmed(topic.id, partition.index, self.now_ms, before, len(gone), size))
 
+    def _register(self, a: int, b: int) -> None:
+        """Tenants, a stream and caches, durable and not, come or are set up anew."""
+        tenant = f"tenant-{a % 2}"
+        wanted = [
+            Entry(kind="tenant", tenant_id=tenant),
+            Entry(kind="namespace", tenant_id=tenant, namespace="n"),
+            Entry(kind="stream", tenant_id=tenant, namespace="n", name="s", stream=StreamConfig()),
+        ]
+        cache = CacheConfig(
+            max_entries=b % 4,
+            max_bytes=1500 * (a % 3),
+            eviction_policy="lru" if b % 3 else "best_effort",
+            durable=True,
+        )
+        path = (tenant, "n", f"cache-{b % 2}")
+        if path in self.state.registry.caches:
+            changed = decide_change(self.state.registry, path, self.now_ms, cache=cache)
+            if changed is not None:
+                self.emit(changed)
+                self._emit_all(decide_bounds(self.state, self.state.caches.values(), self.now_ms))
+            return
+        wanted.append(
+            Entry(kind="cache", tenant_id=tenant, namespace="n", name=path[2], cache=cache)
+        )
+        ephemeral = CacheConfig()
+        wanted.append(
+            Entry(kind="cache", tenant_id=tenant, namespace="n", name="e", cache=ephemeral)
+        )
+        for entry in wanted:
+            created = decide_create(self.state.registry, entry, self.now_ms)
+            if created is not None:
+                self.emit(created)
+
+    def _unregister(self, a: int, b: int) -> None:
+        """A cache, or all of a tenant; sometimes it is made anew in the same moment."""
+        caches = sorted(self.state.registry.caches)
+        if not caches or b % 2:
+            return
+        path = caches[a % len(caches)]
+        kind: Kind = "cache"
+        if not b:
+            kind, path = "tenant", (path[0], "", "")
+        registry = self.state.registry
+        for record in decide_delete_entry(registry, kind, path, self.now_ms, cascade=True):
+            self.emit(record)
+        if b % 4:
+            self._register(a, b)
+
+    def _put(self, a: int, b: int) -> None:
+        path = self._some_cache(a)
+        if path is not None:
+            ttl_ms = [None, None, 50, 0][b % 4]
+            put = Put(path, f"key-{b % 5}", b"value" * (a * b), ttl_ms, if_not_exists=b % 7 == 0)
+            self._emit_all(decide_put(self.state, put, self.now_ms))
+
+    def _change_entries(self, a: int, b: int) -> None:
+        path = self._some_cache(a)
+        if path is None:
+            return
+        key = f"key-{b % 5}"
+        if a % 3 == 0:
+            self._emit_all(decide_delete(self.state, Delete(path, key), self.now_ms))
+        elif a % 3 == 1:
+            self._emit_all(decide_increment(self.state, Increment(path, key, b, 70), self.now_ms))
+        else:
+            txn = Txn(
+                [Check(path, key, exists=b % 2 == 0)],
+                [Put(path, "first", b"1", 80), Delete(path, key), Increment(path, "counter", b)],
+            )
+            self._emit_all(decide_transact(self.state, txn, self.now_ms))
+
+    def _look(self, a: int, b: int) -> None:
+        path = self._some_cache(a)
+        if path is not None:
+            cache = self.state.caches[self.state.registry.caches[path].id]
+            self._emit_all(decide_look(self.state, cache, list(cache.entries), self.now_ms))
+
+    def _emit_all(self, decision: Decision) -> None:
+        for record in decision.records:
+            self.emit(record)
+
     # Choices
+
+    def _some_cache(self, choice: int) -> Path | None:
+        """A durable one: others have no records."""
+        found = [c.path for _, c in sorted(self.state.caches.items()) if c.is_durable]
+        return found[choice % len(found)] if found else None
 
     def _some_topic(self, choice: int) -> Topic | None:
         topics = list(self.state.topics.values())

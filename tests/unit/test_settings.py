@@ -9,7 +9,12 @@ import pytest
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import CONTRACT_LIMITS, GIB, MIB, Limits
-from penstock.server.settings import Settings, load_settings, read_token
+from penstock.server.settings import (
+    Settings,
+    load_settings,
+    read_control_plane_token,
+    read_token,
+)
 
 NOTHING: dict[str, str] = {}
 
@@ -149,3 +154,16 @@ def test_a_token_file_that_is_empty_or_absent_is_refused(tmp_path: Path) -> None
     for path in (file, tmp_path / "none"):
         with pytest.raises(InvalidArgument, match="token_file"):
             read_token(load({"token_file": str(path)})[0])
+
+
+def test_the_control_planes_token_comes_from_its_file_or_there_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(" sesame\n")
+    assert read_control_plane_token(load()[0]) == ""
+    settings, _ = load({"control_plane_token_file": str(file)})
+    assert read_control_plane_token(settings) == "sesame"
+    for text in ("", "two\nlines", "schlüssel"):
+        file.write_text(text)
+        with pytest.raises(InvalidArgument, match="control_plane_token_file") as refused:
+            read_control_plane_token(settings)
+        assert not text or text not in refused.value.message

@@ -11,11 +11,15 @@ from typing import Any
 import click
 
 from penstock import __version__
+from penstock.cli.cache import cache
 from penstock.cli.config import config
 from penstock.cli.delivery import ack, extend, nack
 from penstock.cli.group import group
 from penstock.cli.message import consume, produce
+from penstock.cli.namespace import namespace
 from penstock.cli.serve import serve
+from penstock.cli.stream import stream
+from penstock.cli.tenant import tenant
 from penstock.cli.terminal import Failure
 from penstock.cli.topic import topic
 from penstock.cli.version import version
@@ -55,6 +59,7 @@ def penstock() -> None:
 
 
 for command in (
-    serve, topic, produce, consume, ack, nack, extend, group, config, wal, version,
+    serve, topic, produce, consume, ack, nack, extend, group, stream, cache, namespace, tenant,
+    config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

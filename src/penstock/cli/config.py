@@ -37,6 +37,8 @@ _FLAGS: dict[str, tuple[str, str | tuple[str, ...]]] = {
     "router_timeout_ms": ("How long a message waits for the router.", "MS"),
     "idempotency_ttl_ms": ("How long an idempotency key is remembered.", "MS"),
     "token_file": ("File with the bearer token that every request must bring.", "FILE"),
+    "control_plane": ("Follow the registry of the broker at this address.", "URL"),
+    "control_plane_token_file": ("File with the bearer token that it wants.", "FILE"),
     "allow_insecure_bind": ("Listen beyond this machine without a token.", ""),
     "log_level": ("What is logged, on stderr.", ("debug", "info", "warning", "error")),
     "log_format": ("Lines for people, or a JSON object a line.", ("text", "json")),

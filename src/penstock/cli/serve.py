@@ -20,7 +20,7 @@ from penstock.cli.config import setting_flags, settings_of
 from penstock.cli.terminal import BadSettings, Failure, show, size
 from penstock.model.errors import InvalidArgument
 from penstock.server.logs import configure_logging
-from penstock.server.settings import Settings, read_token
+from penstock.server.settings import Settings, read_control_plane_token, read_token
 from penstock.storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def serve(file: str | None, **flags: Any) -> None:
     settings, _ = settings_of(file, flags)
     try:
         token = read_token(settings)
-        configure_logging(settings.log_level, settings.log_format, secrets=[token])
+        secrets = [token, read_control_plane_token(settings)]
+        configure_logging(settings.log_level, settings.log_format, secrets=secrets)
         if settings.router:
             # A router beside the user's other files is found, as with `python -m`.
             sys.path.append(os.getcwd())
@@ -71,6 +72,8 @@ def _announce(settings: Settings, has_token: bool, address: str, engine: Engine)
     show(f"  durability  {capabilities.durability}")
     show(f"  data        {where}")
     show(f"  memory      at most {size(settings.memory_bytes)} for messages")
+    if settings.control_plane:
+        show(f"  registry    follows {settings.control_plane}")
     if not settings.memory:
         show(f"  fsync       {capabilities.fsync}")
     if not has_token and settings.allow_insecure_bind:

@@ -9,8 +9,8 @@
             client.ack(delivery)
 
 Names are imported when they are first used, so that a program which only speaks of errors and
-envelopes does not pay for an HTTP client. What goes over the wire is decided in `requests` and
-`deliveries`, which do no IO; `sync` and `aio` only carry it. Errors are those of
+envelopes does not pay for an HTTP client. What goes over the wire is decided in `requests`,
+`registry` and `deliveries`, which do no IO; `sync` and `aio` only carry it. Errors are those of
 `penstock.model.errors`.
 """
 

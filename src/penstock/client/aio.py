@@ -13,7 +13,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import requests
+from penstock.client import registry, requests
+from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -23,7 +24,6 @@ from penstock.client.connection import (
     stream_timeout,
 )
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
-from penstock.client.requests import Call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def _operation(
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(build(*args, **kwargs))
 
-    return requests.named_like(method, build)
+    return named_like(method, build)
 
 
 class AsyncClient:
@@ -62,6 +62,25 @@ class AsyncClient:
     renew_effect = _operation(requests.renew_effect)
     commit_effect = _operation(requests.commit_effect)
     fail_effect = _operation(requests.fail_effect)
+    create_tenant = _operation(registry.create_tenant)
+    list_tenants = _operation(registry.list_tenants)
+    describe_tenant = _operation(registry.describe_tenant)
+    delete_tenant = _operation(registry.delete_tenant)
+    create_namespace = _operation(registry.create_namespace)
+    list_namespaces = _operation(registry.list_namespaces)
+    describe_namespace = _operation(registry.describe_namespace)
+    delete_namespace = _operation(registry.delete_namespace)
+    create_stream = _operation(registry.create_stream)
+    list_streams = _operation(registry.list_streams)
+    describe_stream = _operation(registry.describe_stream)
+    change_stream = _operation(registry.change_stream)
+    delete_stream = _operation(registry.delete_stream)
+    create_cache = _operation(registry.create_cache)
+    list_caches = _operation(registry.list_caches)
+    describe_cache = _operation(registry.describe_cache)
+    change_cache = _operation(registry.change_cache)
+    delete_cache = _operation(registry.delete_cache)
+    registry_status = _operation(registry.registry_status)
     version = _operation(requests.version)
     health = _operation(requests.health)
     ready = _operation(requests.ready)
@@ -119,7 +138,7 @@ class AsyncClient:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
         if response.status_code != 200:
-            raise requests.error_of(response.status_code, response.content)
+            raise error_of(response.status_code, response.content)
         return response
 
     async def close(self) -> None:

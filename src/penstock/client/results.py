@@ -84,3 +84,75 @@ class Version(msgspec.Struct, frozen=True):
 
 class Health(msgspec.Struct, frozen=True):
     status: str
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    tenant_id: str
+    created_ms: int
+    revision: int
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    tenant_id: str
+    namespace: str
+    created_ms: int
+    revision: int
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in force; `origins` says of each whether it is the stream's own or the
+    broker's. `subscribers` only where one stream was asked for."""
+
+    name: str
+    tenant_id: str
+    namespace: str
+    delivery: str
+    durable: bool
+    ordering: str
+    retention: str | None
+    retention_ms: int
+    event_queue_depth: int
+    event_queue_bytes: int
+    pub_queue_depth: int
+    publish_queue_wait_timeout_ms: int
+    pub_workers_per_conn: int
+    lag_alert_events: int
+    disconnect_slow_ms: int
+    origins: dict[str, str]
+    created_ms: int
+    revision: int
+    subscribers: int | None = None
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in force; a limit of None is none of its own. `entries` and `bytes` only where
+    one cache was asked for."""
+
+    name: str
+    tenant_id: str
+    namespace: str
+    durable: bool
+    consistency: str
+    ttl_precision: str
+    max_entries: int | None
+    max_bytes: int | None
+    eviction_policy: str
+    cache_memory_bytes: int
+    origins: dict[str, str]
+    created_ms: int
+    revision: int
+    entries: int | None = None
+    bytes: int | None = None
+
+
+class RegistryStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`follower`: the registry is that of `control_plane`, as of `last_sync_ms`."""
+
+    role: Literal["own", "follower"]
+    instance: str
+    epoch: int
+    revision: int
+    control_plane: str = ""
+    connected: bool = True
+    last_sync_ms: int | None = None
+    last_error: str | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.cache import Cache, CacheEntry
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.state import BrokerState
@@ -88,6 +89,22 @@ class TopicImage(msgspec.Struct, array_like=True):
     effects: list[EffectImage]
 
 
+class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
+    key: str
+    value: bytes
+    version: int
+    expires: int
+
+
+class CacheImage(msgspec.Struct, array_like=True):
+    """Of an ephemeral cache only where it began; entries are in the order they were written."""
+
+    id: int
+    first_version: int
+    version: int
+    entries: list[CacheEntryImage]
+
+
 class StateImage(msgspec.Struct, array_like=True):
     """`produced_keys[i]` is remembered until `produced_until[i]`: two lists decode fastest."""
 
@@ -97,6 +114,8 @@ class StateImage(msgspec.Struct, array_like=True):
     produced_keys: list[str]
     produced_until: list[int]
     registry: Snapshot | None = None
+    caches: list[CacheImage] = []
+    cache_floor: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -108,7 +127,8 @@ decode_image = _decoder.decode
 
 def take_image(state: BrokerState) -> StateImage:
     """Shares nothing that changes with `state`. Keys past their time by the last record are out:
-    the next record to remember one would drop them."""
+    the next record to remember one would drop them. So are cache entries past theirs, which nobody
+    can see any more."""
     topics = sorted(state.topics.values(), key=lambda topic: topic.id)
     kept = [item for item in state.produced.items() if item[1] > state.last_ts]
     return StateImage(
@@ -118,6 +138,8 @@ def take_image(state: BrokerState) -> StateImage:
         [identity for identity, _ in kept],
         [expires for _, expires in kept],
         snapshot_of(state.registry),
+        [_cache_image(cache, state.last_ts) for _, cache in sorted(state.caches.items())],
+        state.cache_floor,
     )
 
 
@@ -130,6 +152,7 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     state.produced.restore(list(zip(image.produced_keys, image.produced_until, strict=True)))
     if image.registry is not None:
         state.registry.restore(image.registry)
+    _restore_caches(state, image)
     return state
 
 
@@ -146,6 +169,8 @@ def comparable(image: StateImage, now_ms: int) -> StateImage:
         [key for key, until in _produced(image) if until > now_ms],
         [until for _, until in _produced(image) if until > now_ms],
         image.registry,
+        [_comparable_cache(cache, now_ms) for cache in image.caches],
+        image.cache_floor,
     )
 
 
@@ -225,6 +250,18 @@ def _entry_image(entry: Unfinished) -> EntryImage:
     )
 
 
+def _cache_image(cache: Cache, now_ms: int) -> CacheImage:
+    if not cache.is_durable:
+        return CacheImage(cache.id, cache.first_version, cache.first_version, [])
+    entries = [
+        CacheEntryImage(key, entry.value, entry.version, entry.expires)
+        for key, entry in cache.entries.items()
+        if not 0 < entry.expires <= now_ms
+    ]
+    entries.sort(key=lambda entry: entry.version)
+    return CacheImage(cache.id, cache.first_version, cache.version, entries)
+
+
 # Restoring
 
 
@@ -294,7 +331,24 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
         open_effects[image.effect_key] = open_effects.get(image.effect_key, 0) + 1
 
 
+def _restore_caches(state: BrokerState, image: StateImage) -> None:
+    state.cache_floor = image.cache_floor
+    kept = {cache.id: cache for cache in image.caches}
+    state.caches.clear()
+    for entry in state.registry.caches.values():
+        of_cache = kept.get(entry.id, CacheImage(entry.id, 0, 0, []))
+        cache = Cache(entry, of_cache.first_version, state.cache_memory)
+        entries = [(e.key, CacheEntry(e.value, e.version, e.expires)) for e in of_cache.entries]
+        cache.restore(of_cache.version, entries)
+        state.caches[entry.id] = cache
+
+
 # Comparing
+
+
+def _comparable_cache(image: CacheImage, now_ms: int) -> CacheImage:
+    entries = [entry for entry in image.entries if not 0 < entry.expires <= now_ms]
+    return msgspec.structs.replace(image, entries=entries)
 
 
 def _comparable_topic(image: TopicImage, now_ms: int) -> TopicImage:

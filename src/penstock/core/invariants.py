@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from penstock.core.cache import Cache, entry_bytes
 from penstock.core.groups import DYING, IN_FLIGHT, NO_TICK, READY, WAITING, Group, Progress
 from penstock.core.groups import Unfinished as Entry
 from penstock.core.idempotency import ProducedKeys
@@ -29,6 +30,7 @@ def check(state: BrokerState) -> None:
     _check_timers(state)
     _check_produced(state.produced)
     _check_effect_totals(state)
+    _check_caches(state)
 
 
 def _must(holds: bool, promise: str, *place: object) -> None:
@@ -236,3 +238,33 @@ def _check_effects(topic: Topic) -> None:
             name,
             key,
         )
+
+
+def _check_caches(state: BrokerState) -> None:
+    registered = {entry.id: entry for entry in state.registry.caches.values()}
+    _must(registered.keys() == state.caches.keys(), "caches are the registry's", *state.caches)
+    for cache_id, cache in state.caches.items():
+        entry = registered[cache_id]
+        _must(cache.id == cache_id and cache.path == entry.path, "a cache knows its name", cache_id)
+        _must(
+            entry.cache is not None and cache.is_durable == entry.cache.durable,
+            "a cache is what the registry says",
+            cache_id,
+        )
+        _check_cache(cache)
+    total = sum(cache.bytes for cache in state.caches.values())
+    _must(state.cache_memory.bytes == total, "cache_memory counts", state.cache_memory.bytes, total)
+
+
+def _check_cache(cache: Cache) -> None:
+    nbytes = sum(entry_bytes(key, entry.value) for key, entry in cache.entries.items())
+    _must(cache.bytes == nbytes, "bytes counts the entries", *cache.path, cache.bytes, nbytes)
+    versions = [entry.version for entry in cache.entries.values()]
+    _must(len(set(versions)) == len(versions), "a version is of one change", *cache.path)
+    _must(
+        cache.first_version <= cache.version
+        and all(cache.first_version < version <= cache.version for version in versions),
+        "a cache's version is not below its entries'",
+        *cache.path,
+        cache.version,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory
 from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
@@ -21,6 +22,8 @@ from penstock.model.limits import Limits
 from penstock.model.records import (
     ACKED,
     DEAD,
+    CacheRemoved,
+    CacheStored,
     Delivered,
     EffectSet,
     Finished,
@@ -41,6 +44,9 @@ from penstock.model.records import (
 
 class BrokerState:
     __slots__ = (
+        "cache_floor",
+        "cache_memory",
+        "caches",
         "effect_totals",
         "groups",
         "last_ts",
@@ -62,6 +68,12 @@ class BrokerState:
         self.effect_totals = EffectTotals()
         self.timers = Timers()
         self.registry = Registry()
+        self.caches: dict[int, Cache] = {}
+        self.cache_memory = CacheMemory()
+        # Above every version of a cache that was deleted.
+        self.cache_floor = 0
+        for entry in self.registry.caches.values():
+            self.caches[entry.id] = Cache(entry, 0, self.cache_memory)
         self.next_id = 1
         self.last_ts = 0
 
@@ -276,6 +288,27 @@ def _effect_set(state: BrokerState, record: EffectSet) -> None:
 
 def _registry_changed(state: BrokerState, record: RegistryChanged) -> None:
     state.registry.apply(record)
+    entry = record.entry
+    if entry.kind != "cache" or entry.cache is None:
+        return
+    if record.deleted:
+        cache = state.caches.pop(entry.id)
+        cache.leave()
+        last_version = max(record.ts * VERSIONS_PER_MS, cache.first_version)
+        state.cache_floor = max(state.cache_floor, last_version + VERSIONS_PER_MS)
+    elif entry.id in state.caches:
+        state.caches[entry.id].configure(entry.cache)
+    else:
+        first_version = max(record.ts * VERSIONS_PER_MS, state.cache_floor)
+        state.caches[entry.id] = Cache(entry, first_version, state.cache_memory)
+
+
+def _cache_stored(state: BrokerState, record: CacheStored) -> None:
+    state.caches[record.cache_id].store(record)
+
+
+def _cache_removed(state: BrokerState, record: CacheRemoved) -> None:
+    state.caches[record.cache_id].remove(record)
 
 
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
@@ -293,4 +326,6 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Trimmed: _trimmed,
     EffectSet: _effect_set,
     RegistryChanged: _registry_changed,
+    CacheStored: _cache_stored,
+    CacheRemoved: _cache_removed,
 }

@@ -19,6 +19,7 @@ from penstock.model.errors import (
     NotYet,
     OutOfRange,
     ResourceExhausted,
+    VersionMismatch,
 )
 from penstock.model.limits import MAX_REGISTRY_CHANGES, MAX_REGISTRY_ENTRIES
 from penstock.model.records import RegistryChanged
@@ -36,6 +37,8 @@ from penstock.model.tenancy import (
 
 _KINDS: tuple[Kind, ...] = ("tenant", "namespace", "stream", "cache")
 """Parents before their children."""
+
+_PARENTS: dict[Kind, Kind] = {"namespace": "tenant", "stream": "namespace", "cache": "namespace"}
 
 
 class Registry:
@@ -83,9 +86,7 @@ class Registry:
 
     def entries(self) -> list[Entry]:
         """Parents before children, each kind by path."""
-        return [
-            entry for kind in _KINDS for _, entry in sorted(self.by_kind[kind].items())
-        ]
+        return [entry for kind in _KINDS for _, entry in sorted(self.by_kind[kind].items())]
 
     def children(self, parent: Entry) -> list[Entry]:
         """What is directly in it."""
@@ -123,9 +124,7 @@ def find_parent(registry: Registry, kind: Kind, path: Path) -> None:
 
 
 def snapshot_of(registry: Registry) -> Snapshot:
-    return Snapshot(
-        epoch=registry.epoch, revision=registry.revision, entries=registry.entries()
-    )
+    return Snapshot(epoch=registry.epoch, revision=registry.revision, entries=registry.entries())
 
 
 def changes_since(registry: Registry, since: int, epoch: int | None) -> Changes:
@@ -164,9 +163,13 @@ def decide_change(
     *,
     stream: StreamConfig | None = None,
     cache: CacheConfig | None = None,
+    if_revision: int | None = None,
 ) -> RegistryChanged | None:
-    """Gives a stream or a cache another set-up; None when it has it already."""
+    """Gives a stream or a cache another set-up; None when it has it already. VersionMismatch when
+    it has changed since `if_revision`."""
     entry = find(registry, "cache" if stream is None else "stream", path)
+    if if_revision not in (None, entry.revision):
+        raise VersionMismatch(f"{entry.kind} {_name(entry)!r} has changed; look at it again")
     _check_stream(stream)
     if (entry.stream, entry.cache) == (stream, cache):
         return None
@@ -190,13 +193,15 @@ def decide_delete(
 def decide_reconcile(
     registry: Registry, wanted: Iterable[Entry], now_ms: int
 ) -> list[RegistryChanged]:
-    """The steps that make this registry hold what another one holds."""
+    """The steps that make this registry hold what another one holds. An entry's `created_ms` is
+    taken over: by it one that was deleted and made anew is known, and begins empty here too."""
     there = {(entry.kind, entry.path): entry for entry in wanted}
+    _check_whole(there)
     kept = {}
     gone = []
     for entry in reversed(registry.entries()):
         other = there.get((entry.kind, entry.path))
-        if other is None or _is_durable(other) != _is_durable(entry):
+        if other is None or not _is_the_same(other, entry):
             gone.append(entry)
         else:
             kept[entry.kind, entry.path] = entry
@@ -206,7 +211,7 @@ def decide_reconcile(
         existing = kept.get((entry.kind, entry.path))
         if existing is None:
             revision += 1
-            steps.append(RegistryChanged(now_ms, _created(entry, revision, now_ms)))
+            steps.append(RegistryChanged(now_ms, _created(entry, revision, entry.created_ms)))
         elif (existing.stream, existing.cache) != (entry.stream, entry.cache):
             revision += 1
             changed = msgspec.structs.replace(
@@ -216,8 +221,8 @@ def decide_reconcile(
     return steps
 
 
-def _created(wanted: Entry, revision: int, now_ms: int) -> Entry:
-    return msgspec.structs.replace(wanted, id=revision, revision=revision, created_ms=now_ms)
+def _created(wanted: Entry, revision: int, created_ms: int) -> Entry:
+    return msgspec.structs.replace(wanted, id=revision, revision=revision, created_ms=created_ms)
 
 
 def _numbered(registry: Registry, gone: list[Entry], now_ms: int) -> list[RegistryChanged]:
@@ -228,10 +233,12 @@ def _numbered(registry: Registry, gone: list[Entry], now_ms: int) -> list[Regist
 
 
 def _with_children(registry: Registry, entry: Entry) -> list[Entry]:
-    found: list[Entry] = []
-    for child in registry.children(entry):
-        found.extend(_with_children(registry, child))
-    return [*found, entry]
+    """All that is in it, at any depth, then itself."""
+    if entry.kind not in ("tenant", "namespace"):
+        return [entry]
+    kinds = reversed(_KINDS[_KINDS.index(entry.kind) + 1 :])
+    found = (child for kind in kinds for child in registry.by_kind[kind].values())
+    return [*(child for child in found if _is_in(child, entry)), entry]
 
 
 def _is_in(entry: Entry, parent: Entry) -> bool:
@@ -261,6 +268,28 @@ def _check_lasting(entry: Entry, stream: StreamConfig | None, cache: CacheConfig
     changed = msgspec.structs.replace(entry, stream=stream, cache=cache)
     if _is_durable(changed) != _is_durable(entry):
         raise FailedPrecondition(f"durable of {entry.kind} {_name(entry)!r} cannot change")
+
+
+def _check_whole(entries: dict[tuple[Kind, Path], Entry]) -> None:
+    """Refuses what cannot be a registry, or needs what is not built here."""
+    if len(entries) > MAX_REGISTRY_ENTRIES:
+        raise InvalidArgument(f"a registry has at most {MAX_REGISTRY_ENTRIES} entries")
+    for (kind, (tenant, namespace, name)), entry in entries.items():
+        parent = _PARENTS.get(kind)
+        at = (tenant, namespace if parent == "namespace" else "", "")
+        has_config = (entry.stream is not None, entry.cache is not None)
+        if (
+            (parent is not None and (parent, at) not in entries)
+            or has_config != (kind == "stream", kind == "cache")
+            or (bool(tenant), bool(namespace), bool(name))
+            != (True, kind != "tenant", parent == "namespace")
+        ):
+            raise InvalidArgument(f"no registry: {kind} {_name(entry)!r} does not belong in it")
+        _check_stream(entry.stream)
+
+
+def _is_the_same(other: Entry, entry: Entry) -> bool:
+    return other.created_ms == entry.created_ms and _is_durable(other) == _is_durable(entry)
 
 
 def _is_durable(entry: Entry) -> bool:

@@ -12,7 +12,6 @@ from itertools import islice
 from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
-from penstock.core.partitioning import utf8_bytes
 from penstock.core.state import BrokerState
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
@@ -68,6 +67,9 @@ class Burials:
         if is_effect_committed(progress.group, entry.effect_key, now_ms):
             # What it was for has happened: only the ack is missing.
             return self._journal.record(skip(progress, redelivery(entry), now_ms))
+        if not self._journal.can_store(entry.size):
+            # Nor is it read: those that wait would push each other out of the cache all the time.
+            return False
         log = self._window.log(progress.group.topic.id, progress.partition)
         body = self._pages.message(log, entry.offset)
         if body is None:
@@ -92,14 +94,11 @@ class Burials:
         now_ms = self._journal.now_ms()
         records, copy = decide_burial(self._state, entry, body, last_error, now_ms)
         first, finished = records[0], records[-1]
-        if not self._journal.can_store(copy):
-            return False
         if isinstance(first, TopicCreated):
             if not self._journal.record(first):
                 return False
             self._window.open_topic(first.topic_id, first.partitions)
-        size = utf8_bytes(copy.key) + utf8_bytes(copy.value)
-        if not self._journal.store_with(copy, size, finished):
+        if not self._journal.store_with(copy, entry.size, finished):
             return False
         key = (source.name, entry.progress.group.name, entry.progress.partition)
         self.counts[key] = self.counts.get(key, 0) + 1

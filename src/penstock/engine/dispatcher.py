@@ -48,7 +48,8 @@ class Dispatcher:
         self._next_consumer = 1
         # An ordered set: groups are served in the order they asked.
         self._dirty: dict[Progress, None] = {}
-        # Had something to give when there was no room to record it.
+        # Had something to give when there was no room to record it. Nothing is read for them
+        # meanwhile: what cannot be given would push each other out of the cache all the time.
         self._unrecorded: dict[Progress, None] = {}
         # Never left, and their consumer is gone: to be given back when that can be recorded.
         self._unreturned: dict[Unfinished, None] = {}
@@ -254,7 +255,7 @@ class Dispatcher:
     def _fetch(self, run: GroupRun, progress: Progress, offset: int) -> None:
         """Reads the page of a redelivery, one at a time: it may have the others in it too."""
         feed = run.feeds[progress.partition]
-        if feed.is_fetching:
+        if feed.is_fetching or progress in self._unrecorded:
             return
         feed.is_fetching = True
         log = self._window.log(run.group.topic.id, progress.partition)
@@ -332,7 +333,7 @@ class Dispatcher:
         log = self._window.log(run.group.topic.id, progress.partition)
         page = self._pages.page(log, cursor)
         if page is None:
-            if not feed.is_loading:
+            if not feed.is_loading and progress not in self._unrecorded:
                 feed.is_loading = True
                 self._pages.load(log, cursor, lambda: self._fed(progress, feed))
             return None

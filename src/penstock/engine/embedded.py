@@ -19,13 +19,6 @@ from penstock.core.effect_rules import (
 )
 from penstock.core.effects import Effect
 from penstock.core.produce import Produce, find_topic
-from penstock.core.topic_rules import (
-    decide_configure_topic,
-    decide_create_group,
-    decide_create_topic,
-    decide_delete_group,
-    decide_delete_topic,
-)
 from penstock.core.settle import (
     NOT_DELIVERED,
     AlreadyDone,
@@ -33,6 +26,13 @@ from penstock.core.settle import (
     decide_ack,
     decide_extend,
     decide_nack,
+)
+from penstock.core.topic_rules import (
+    decide_configure_topic,
+    decide_create_group,
+    decide_create_topic,
+    decide_delete_group,
+    decide_delete_topic,
 )
 from penstock.engine.consumers import Sink
 from penstock.engine.intake import Intake
@@ -62,7 +62,11 @@ class EmbeddedEngine:
         self._dispatcher = parts.dispatcher
         self._intake = Intake(parts, self.upkeep)
         self.rejected = self._intake.rejected
+        self.registry = parts.registry
+        self.caches = parts.caches
+        self.streams = parts.streams
         self._is_closed = False
+        self.caches.start()
         self.upkeep.start()
 
     # -- produce -------------------------------------------------------------------------------
@@ -275,6 +279,8 @@ class EmbeddedEngine:
 
     def end_streams(self, reason: str) -> None:
         self._dispatcher.end_all(reason)
+        self.streams.end_all(reason)
+        self.caches.end_watches(Unavailable(reason))
 
     # -- the whole -----------------------------------------------------------------------------
 

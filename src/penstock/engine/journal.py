@@ -67,11 +67,12 @@ class Journal:
         apply(self._state, record)
         return True
 
-    def record_together(self, records: Sequence[Record]) -> bool:
-        """Like `record`, for records of which a crash must keep all or none."""
+    def record_together(self, records: Sequence[Record], *, reserve: bool = True) -> bool:
+        """Like `record`, for records of which a crash must keep all or none. Without `reserve`
+        only where there is room to produce."""
         encoded = [encode_record(record) for record in records]
         size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
-        if not self.log.has_room(size, reserve=True):
+        if not self.log.has_room(size, reserve=reserve):
             return False
         self.append(encoded)
         for record in records:
@@ -98,9 +99,9 @@ class Journal:
         self._last_seq = position >> POSITION_BITS
         return position
 
-    def can_store(self, message: Message) -> bool:
-        """Is there room to produce `message`? Generous, since an estimate will do."""
-        return self.log.has_room(4 * (len(message.key) + len(message.value)) + 4096)
+    def can_store(self, size: int) -> bool:
+        """Is there room to produce a message of `size` bytes? Its envelope is an estimate."""
+        return self.log.has_room(size + 4 * KIB)
 
     def store_with(self, message: Message, size: int, also: Record) -> bool:
         """Appends and applies a message and a record as one. False without room to produce."""
@@ -214,14 +215,12 @@ class Lot:
 
     def store(self, message: Message, size: int) -> None:
         data = encode_record(message)
-        place = self._nbytes
-        nbytes = place + len(data) + RECORD_OVERHEAD_BYTES
-        if nbytes > self._room:
-            self._make_room(nbytes - place)
-            self.store(message, size)
-            return
+        nbytes = len(data) + RECORD_OVERHEAD_BYTES
+        if self._nbytes + nbytes > self._room:
+            self._make_room(nbytes)
         apply_message(self._state, message, size)
-        self._nbytes = nbytes
+        place = self._nbytes
+        self._nbytes = place + nbytes
         self._encoded.append(data)
         self._runs[message.topic_id, message.partition].append((message, size, place))
 

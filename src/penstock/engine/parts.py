@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from penstock.core.state import BrokerState
 from penstock.engine.burial import Burials
+from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
+from penstock.engine.registrar import Registrar
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.streams import Streams
 from penstock.engine.window import Window
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
@@ -48,3 +51,6 @@ class Parts:
         self.dispatcher = Dispatcher(state, window, self.pages, self.journal)
         self.burials = Burials(state, window, self.pages, self.journal)
         self.burials.on_buried = self.dispatcher.buried
+        self.registry = Registrar(state, self.journal)
+        self.caches = Caches(state, self.journal, self.registry)
+        self.streams = Streams(state, self.journal, self.registry, self.caches, scheduler)

@@ -52,8 +52,9 @@ class RegistryPart(Protocol):
         *,
         stream: StreamConfig | None = None,
         cache: CacheConfig | None = None,
+        if_revision: int | None = None,
     ) -> None:
-        """Outcome: the entry as it is now."""
+        """Outcome: the entry as it is now. VersionMismatch: it has changed since that revision."""
         ...
 
     def delete(self, kind: Kind, path: Path, cascade: bool, done: Done) -> None: ...
@@ -72,6 +73,10 @@ class RegistryPart(Protocol):
 
     def tenants(self, done: Done) -> None:
         """Outcome: the tenants' entries, sorted."""
+        ...
+
+    def position(self, done: Done) -> None:
+        """Outcome: (epoch, revision) of the registry."""
         ...
 
     def snapshot(self, done: Done) -> None:

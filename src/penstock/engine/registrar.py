@@ -54,12 +54,15 @@ class Registrar:
         *,
         stream: StreamConfig | None = None,
         cache: CacheConfig | None = None,
+        if_revision: int | None = None,
     ) -> None:
         """Outcome: the entry as it is now."""
 
         def decide() -> Entry:
             now_ms = self._journal.now_ms()
-            record = decide_change(self._registry, path, now_ms, stream=stream, cache=cache)
+            record = decide_change(
+                self._registry, path, now_ms, stream=stream, cache=cache, if_revision=if_revision
+            )
             if record is not None:
                 self._record([record])
             return find(self._registry, "cache" if stream is None else "stream", path)
@@ -101,6 +104,10 @@ class Registrar:
 
     def tenants(self, done: Done) -> None:
         self._decide(lambda: [e for _, e in sorted(self._registry.tenants.items())], done)
+
+    def position(self, done: Done) -> None:
+        """Outcome: (epoch, revision)."""
+        self._decide(lambda: (self._registry.epoch, self._registry.revision), done)
 
     def snapshot(self, done: Done) -> None:
         self._decide(self._snapshot, done)

@@ -32,6 +32,10 @@ class Scheduler(Protocol):
         """Runs blocking work elsewhere; it reports back with `post`."""
         ...
 
+    def in_background(self, work: Turn) -> None:
+        """Like `in_thread`, for long work that nobody else should wait behind."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -39,10 +43,14 @@ class LoopScheduler:
     """The scheduler of a running asyncio (or uvloop) event loop."""
 
     READERS = 2
+    BACKGROUND = 2
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._readers = ThreadPoolExecutor(self.READERS, thread_name_prefix="penstock-reader")
+        self._background = ThreadPoolExecutor(
+            self.BACKGROUND, thread_name_prefix="penstock-background"
+        )
 
     def soon(self, turn: Turn) -> None:
         self._loop.call_soon(turn)
@@ -57,8 +65,12 @@ class LoopScheduler:
     def in_thread(self, work: Turn) -> None:
         self._readers.submit(work)
 
+    def in_background(self, work: Turn) -> None:
+        self._background.submit(work)
+
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
+        self._background.shutdown(wait=False, cancel_futures=True)
 
 
 class _Timer:
@@ -97,6 +109,9 @@ class ManualScheduler:
 
     def in_thread(self, work: Turn) -> None:
         work()
+
+    def in_background(self, work: Turn) -> None:
+        self.in_thread(work)
 
     def close(self) -> None:
         self._turns.clear()

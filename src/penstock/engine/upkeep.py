@@ -158,3 +158,4 @@ class Upkeep:
 
     def _failed(self, failure: Unavailable) -> None:
         self._parts.dispatcher.end_all(failure.message)
+        self._parts.caches.log_failed(failure)

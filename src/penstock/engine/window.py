@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from penstock.model.limits import MIB
@@ -37,7 +37,7 @@ MESSAGE_OVERHEAD = 320
 class Chunk:
     """Up to CHUNK_MSGS neighbouring messages of a partition."""
 
-    __slots__ = ("_places", "base", "bytes", "first", "last", "last_ts", "messages", "msgs")
+    __slots__ = ("base", "bytes", "first", "last", "last_ts", "messages", "msgs", "places")
 
     def __init__(self, first: int, base: int) -> None:
         self.first = first
@@ -48,20 +48,12 @@ class Chunk:
         self.bytes = 0
         self.messages: list[Message] | None = []
         # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
-        self._places = array("Q")
-
-    def place(self, position: int) -> None:
-        self._places.append(position - self.base)
-
-    def place_all(self, places: Iterable[int], start: int) -> None:
-        """The places are counted from the position `start`."""
-        shift = start - self.base
-        self._places.extend([shift + place for place in places])
+        self.places = array("Q")
 
     def positions_from(self, first: int) -> list[int]:
         """Where in the log the messages are, without what lies below `first`."""
         base = self.base
-        return [base + place for place in self._places if base + place >= first]
+        return [base + place for place in self.places if base + place >= first]
 
 
 class PartitionLog:
@@ -87,6 +79,10 @@ class PartitionLog:
             return chunks[-1]
         index = bisect_left(chunks, offset, key=_last_of)
         return chunks[index] if index < len(chunks) else None
+
+    def chunks_from(self, offset: int) -> Iterator[Chunk]:
+        """`chunk_at`, and those behind it."""
+        return islice(self.chunks, bisect_left(self.chunks, offset, key=_last_of), None)
 
     def ref_at(self, offset: int) -> BatchRef | None:
         index = bisect_left(self.refs, offset, key=_last_of)
@@ -118,7 +114,7 @@ class Window:
         log = self._topics[message.topic_id][message.partition]
         chunk, messages = self._open_chunk(log, message.offset, position)
         messages.append(message)
-        chunk.place(position)
+        chunk.places.append(position - chunk.base)
         chunk.last = message.offset
         chunk.last_ts = message.ts
         chunk.msgs += 1
@@ -136,7 +132,8 @@ class Window:
             totals = list(accumulate(sizes, initial=chunk.bytes))
             count = min(bisect_left(totals, CHUNK_BYTES), len(added))
             messages.extend(added[:count])
-            chunk.place_all(places[:count], start)
+            shift = start - chunk.base
+            chunk.places.extend([shift + place for place in places[:count]])
             chunk.last = messages[-1].offset
             chunk.last_ts = messages[-1].ts
             chunk.msgs += count

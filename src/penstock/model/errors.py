@@ -2,7 +2,8 @@
 
 PenstockError
 ├── InvalidArgument          400  the request is wrong; sending it again will not help
-│   └── TooLarge             413  ... because something in it is over a limit
+│   ├── TooLarge             413  ... because something in it is over a limit
+│   └── UpgradeRequired      426  ... because the path speaks WebSocket, version 13
 ├── Unauthenticated          401  no token, or not the right one
 ├── PermissionDenied         403  this origin or host may not speak to the broker
 ├── NotFound                 404  no such topic, group, tenant, stream, cache or path
@@ -44,6 +45,10 @@ class InvalidArgument(PenstockError):
 
 class TooLarge(InvalidArgument):
     http_status = 413
+
+
+class UpgradeRequired(InvalidArgument):
+    http_status = 426
 
 
 class Unauthenticated(PenstockError):

@@ -28,8 +28,8 @@ class BatchDecoder(Generic[Body]):
 
     def __init__(self, shape: type[Body]) -> None:
         self._one = msgspec.json.Decoder(shape)
-        self._array = _ArrayDecoder(shape)
-        self._raw_array = _ArrayDecoder(msgspec.Raw)
+        self._array = ArrayDecoder(shape)
+        self._raw_array = ArrayDecoder(msgspec.Raw)
 
     def decode(self, body: bytes) -> list[Body | PenstockError]:
         """An item, or what is wrong with it, per place; a malformed body is an error itself."""
@@ -70,7 +70,7 @@ class BatchDecoder(Generic[Body]):
             return error
 
 
-class _ArrayDecoder:
+class ArrayDecoder:
     """Decodes an array and stops at the item that is one too many: a plain list would be decoded
     to its end first, so a large body is read as a record of as many members as are allowed."""
 

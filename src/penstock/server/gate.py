@@ -35,6 +35,7 @@ class Verdict(msgspec.Struct):
     is_chunked: bool = False
     expects_continue: bool = False
     is_cross_site: bool = False
+    wants_events: bool = False
     refusal: PenstockError | None = None
     token_refusal: PenstockError | None = None
     cross_site_refusal: PenstockError | None = None
@@ -121,6 +122,8 @@ def _note(verdict: Verdict, name: bytes, value: bytes) -> None:
     elif name == b"sec-fetch-site":
         # A browser says so where it sends no Origin: an image, a link, a frame.
         verdict.is_cross_site = value.strip().lower() in (b"cross-site", b"same-site")
+    elif name == b"accept":
+        verdict.wants_events = b"text/event-stream" in value.lower()
     elif name == b"expect" and value.lower() == b"100-continue":
         verdict.expects_continue = True
     elif (

@@ -23,6 +23,7 @@ from penstock.server.gate import Gate
 from penstock.server.requests import Request
 
 if TYPE_CHECKING:
+    from penstock.server.felix.control_plane import Follower
     from penstock.server.lane import Lane
     from penstock.server.turns import Reply
 
@@ -54,12 +55,18 @@ class Hub:
         *,
         request_timeout_ms: int,
         idle_timeout_ms: int,
+        ws_ping_ms: int = 20_000,
     ) -> None:
         self.engine = engine
         self.gate = gate
+        self.instance = secrets.token_hex(8)
+        self.follower: Follower | None = None
         self.max_body_bytes = engine.limits.max_body_bytes
         self.body_bytes = 0
         self.requests = 0
+        self.sockets = 0
+        self.socket_messages = 0
+        self.ws_ping_s = ws_ping_ms / 1000
         self.is_draining = False
         self.date_header = b""
         self.routes = routes
@@ -73,6 +80,7 @@ class Hub:
     def handle(self, request: Request, reply: Reply) -> None:
         """Every outcome is an answer; a defect of ours is a 500 in the common shape."""
         self.requests += 1
+        reply.path = request.path
         reply.is_head = request.method == b"HEAD"
         try:
             self._find(request)(self, request, reply)

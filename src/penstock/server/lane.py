@@ -14,6 +14,7 @@ they move.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 import httptools
@@ -21,15 +22,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import MAX_HEADER_BYTES, MIB
+from penstock.server.felix.upgrade import (
+    hand_over,
+    is_socket_wanted,
+    read_handshake,
+    without_upgrade,
+)
 from penstock.server.gate import Verdict
 from penstock.server.hub import Hub
 from penstock.server.requests import Request, origin_form
-from penstock.server.turns import AppTurn, Reply, Turns
+from penstock.server.turns import MAX_PIPELINED, AppTurn, Reply, Turns
 
-MAX_PIPELINED = 64
-"""Requests of one connection under way; beyond it, reading stops until some are answered."""
 MAX_WAITING_BYTES = MIB
-"""Bodies of one connection that wait for their turn; beyond it, likewise."""
+"""Bodies of one connection that wait for their turn; beyond it, reading stops."""
 
 LINGER_S = 1.0
 LINGER_BYTES = MIB
@@ -62,6 +67,7 @@ class Lane(HttpToolsProtocol):
         self._is_welcome = False
         self._is_deaf = False
         self._is_done = False
+        self._is_leaving = False
         self.is_half_closed = False
         self._thrown_bytes = 0
 
@@ -147,11 +153,11 @@ class Lane(HttpToolsProtocol):
             self._judge()
         verdict = self._verdict
         path, _, query = self.url.partition(b"?")
-        if self._is_welcome and path in self.hub.routes and len(self.url) <= MAX_HEADER_BYTES:
+        if self._is_welcome and path[:4] == b"/v1/" and len(self.url) <= MAX_HEADER_BYTES:
             self._is_lane = True
             request_id = verdict.request_id or self.hub.next_request_id()
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
-            reply.request = Request(method, path, query)
+            reply.request = Request(method, path, query, verdict.wants_events)
             return
         self._receive_with_care(method, verdict)
 
@@ -191,7 +197,7 @@ class Lane(HttpToolsProtocol):
         if verdict.expects_continue and not self.turns:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         reply.is_http_1_1 = self.parser.get_http_version() == "1.1"
-        reply.request = Request(method, path, query)
+        reply.request = Request(method, path, query, verdict.wants_events)
 
     def _refusal_of(self, verdict: Verdict, path: bytes, is_app_path: bool) -> PenstockError | None:
         if verdict.refusal is not None:
@@ -233,21 +239,22 @@ class Lane(HttpToolsProtocol):
         if reply is None:
             return
         request = reply.request
-        if request is not None and not self.turns and not self.flow.write_paused:
-            if self._body:
-                request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                self._drop_body()
-            reply.request = None
-            self.turns.add_first(reply)
-            self.hub.handle(request, reply)
-            return
-        if self._body and request is not None:
+        if request is not None and self._body:
             body = self._body
             request.body = body[0] if len(body) == 1 else b"".join(body)
-            reply.held_bytes = self._body_bytes
-            self._waiting_bytes += self._body_bytes
-            self._body = []
-            self._body_bytes = 0
+        if request is not None and self.turns.may_start():
+            self._drop_body()
+            reply.request = None
+            self.turns.add_started(reply)
+            self.hub.handle(request, reply)
+        else:
+            self._wait_for_turn(reply)
+
+    def _wait_for_turn(self, reply: Reply) -> None:
+        reply.held_bytes = self._body_bytes
+        self._waiting_bytes += self._body_bytes
+        self._body = []
+        self._body_bytes = 0
         self.turns.add(reply)
         if self._refusal is not None:
             reply.send_error(self._refusal)
@@ -283,7 +290,8 @@ class Lane(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _is_full(self) -> bool:
-        return len(self.turns) > MAX_PIPELINED or self._waiting_bytes > MAX_WAITING_BYTES
+        is_crowded = len(self.turns) > MAX_PIPELINED or self._waiting_bytes > MAX_WAITING_BYTES
+        return is_crowded or self._is_leaving
 
     def write_chunk(self, body: bytes) -> None:
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
@@ -372,19 +380,43 @@ class Lane(HttpToolsProtocol):
         self.turns.app_is_done()
 
     def _upgrade(self, rest: bytes) -> None:
-        """No protocol is spoken here but HTTP/1.1: the request is read again without its wish."""
+        """A WebSocket is granted, in its turn; other requests are read again without their wish."""
         if self._is_deaf:
             return
-        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
-        for name, value in self.headers:
-            if name == b"connection":
-                options = [option.strip() for option in value.split(b",")]
-                value = b", ".join(o for o in options if o.lower() not in _UPGRADE)
-            if name not in _UPGRADE:
-                head.append(b"%b: %b\r\n" % (name, value))
+        path = origin_form(self.url).partition(b"?")[0]
+        if is_socket_wanted(self.parser.get_method(), path, self.headers):
+            self._judge()
+            if self._is_welcome:
+                self._grant_socket(path, rest)
+                return
+        head = without_upgrade(self.parser.get_method(), self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join(head) + b"\r\n" + rest)
+        self.data_received(head + rest)
+
+    def _grant_socket(self, path: bytes, rest: bytes) -> None:
+        request_id = self._verdict.request_id or self.hub.next_request_id()
+        reply = self._reply = Reply(self, request_id, keep_alive=True)
+        reply.path = path
+        try:
+            handshake = read_handshake(self.headers, self._verdict)
+        except PenstockError as error:
+            self.refuse(error)
+            return
+        self._reply = None
+        self.is_receiving = False
+        self._is_leaving = True
+        self.flow.pause_reading()
+        self.turns.add(reply)
+        reply.when_first(partial(hand_over, self, handshake, request_id, rest))
+
+    def retire(self) -> None:
+        """The connection is another protocol's from now on."""
+        self._is_done = self._is_deaf = True
+        self._drop_turns()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        self.flow.resume_reading()
 
     # -- flow and end ----------------------------------------------------------------------------
 
@@ -414,7 +446,3 @@ class Lane(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(InvalidArgument(msg))
-
-
-_UPGRADE = frozenset({b"upgrade", b"http2-settings"})
-"""Headers, and options of the header Connection."""

@@ -39,6 +39,8 @@ class Metrics:
             yield from _counters(engine)
             yield from _log(engine)
             yield from _timings(engine)
+            yield from _streams(engine)
+            yield from _caches(engine)
 
 
 def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
@@ -109,6 +111,73 @@ def _timings(engine: EmbeddedEngine) -> Iterator[Metric]:
         "From a message's produce to its first delivery",
         engine.parts.dispatcher.delivery_seconds,
     )
+
+
+_STREAM_COUNTERS = {
+    "penstock_stream_published": ("published", "Events accepted"),
+    "penstock_stream_delivered": ("delivered", "Events handed to subscribers"),
+    "penstock_stream_dropped": ("dropped", "Events lost for a subscriber with a full buffer"),
+    "penstock_stream_refused": ("refused_publishes", "Publishes refused by a full queue"),
+    "penstock_stream_lag_alerts": ("lag_alerts", "Times that a subscription began to lag"),
+    "penstock_stream_slow_disconnects": ("slow_disconnects", "Subscriptions ended as too slow"),
+}
+_STREAM_GAUGES = {
+    "penstock_stream_subscribers": ("subscribers", "Open subscriptions"),
+    "penstock_stream_lagging": ("lagging", "Subscriptions that lag"),
+}
+_CACHE_COUNTERS = {
+    "penstock_cache_hits": ("hits", "Keys that were there"),
+    "penstock_cache_misses": ("misses", "Keys that were not"),
+    "penstock_cache_evictions": ("evictions", "Entries removed to make room"),
+    "penstock_cache_expirations": ("expirations", "Entries found to be over"),
+}
+
+_Families = list[tuple[CounterMetricFamily | GaugeMetricFamily, str]]
+"""Each with the attribute that it shows."""
+
+
+def _streams(engine: EmbeddedEngine) -> Iterator[Metric]:
+    """Of every stream that has been used."""
+    labels = ["tenant_id", "namespace", "stream"]
+    families = _families(CounterMetricFamily, _STREAM_COUNTERS, labels)
+    families += _families(GaugeMetricFamily, _STREAM_GAUGES, labels)
+    queued = GaugeMetricFamily("penstock_stream_queued", "Events not fanned out yet", labels=labels)
+    waiting = GaugeMetricFamily(
+        "penstock_stream_waiting", "Publishes that wait for the queue", labels=labels
+    )
+    for report in engine.streams.reports():
+        for family, attribute in families:
+            family.add_metric(report.path, getattr(report.counts, attribute))
+        queued.add_metric(report.path, report.queued)
+        waiting.add_metric(report.path, report.waiting)
+    yield from (*(family for family, _ in families), queued, waiting)
+
+
+def _caches(engine: EmbeddedEngine) -> Iterator[Metric]:
+    """Of every cache that has been used."""
+    labels = ["tenant_id", "namespace", "cache"]
+    families = _families(CounterMetricFamily, _CACHE_COUNTERS, labels)
+    entries = GaugeMetricFamily("penstock_cache_entries", "Entries held", labels=labels)
+    nbytes = GaugeMetricFamily("penstock_cache_bytes", "Bytes that they take", labels=labels)
+    for cache in engine.caches.all():
+        if cache.entries or cache.hits or cache.misses:
+            for family, attribute in families:
+                family.add_metric(cache.path, getattr(cache, attribute))
+            entries.add_metric(cache.path, len(cache.entries))
+            nbytes.add_metric(cache.path, cache.bytes)
+    yield from (*(family for family, _ in families), entries, nbytes)
+    yield _gauge("penstock_cache_watches", "Open watches", engine.caches.watches.count)
+
+
+def _families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    described: dict[str, tuple[str, str]],
+    labels: list[str],
+) -> _Families:
+    return [
+        (kind(name, text, labels=labels), attribute)
+        for name, (attribute, text) in described.items()
+    ]
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:

@@ -19,6 +19,9 @@ STATUS_LINES = {
     for status in http.HTTPStatus
 }
 
+TYPED_PATHS = (b"/v1/felix", b"/v1/tenants", b"/v1/registry")
+"""Below these an error has a `type`, as every other answer there."""
+
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -33,6 +36,29 @@ class OverloadBody(msgspec.Struct):
     reason: str
     retry_after_ms: int
     limit: str
+
+
+class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The error of a stream, cache or registry: an answer, or a frame of its own. The ids say
+    which request, subscription or watch it ends."""
+
+    type: str
+    error: str
+    message: str
+    reason: str | None = None
+    retry_after_ms: int | None = None
+    limit: str | None = None
+    request_id: str | int | None = None
+    subscription_id: str | None = None
+    watch_id: str | None = None
+
+
+def typed_error(error: PenstockError, kind: str = "error", **ids: Any) -> TypedErrorBody:
+    body = TypedErrorBody(type=kind, error=error.code, message=error.message, **ids)
+    if isinstance(error, ResourceExhausted):
+        body.reason, body.limit = error.reason, error.limit
+        body.retry_after_ms = error.retry_after_ms
+    return body
 
 
 def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
@@ -51,6 +77,8 @@ def error_head(error: PenstockError) -> bytes:
         return b"allow: " + error.allow.encode() + b"\r\n"
     if error.http_status == 401:
         return b"www-authenticate: Bearer\r\n"
+    if error.http_status == 426:
+        return b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     return b""
 
 

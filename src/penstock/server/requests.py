@@ -17,12 +17,17 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 class Request:
-    __slots__ = ("body", "method", "path", "query")
+    """`wants_events`: a stream is to be one of server-sent events."""
 
-    def __init__(self, method: bytes, path: bytes, query: bytes) -> None:
+    __slots__ = ("body", "method", "path", "query", "wants_events")
+
+    def __init__(
+        self, method: bytes, path: bytes, query: bytes, wants_events: bool = False
+    ) -> None:
         self.method = method
         self.path = path
         self.query = query
+        self.wants_events = wants_events
         self.body = b""
 
     def params(self) -> dict[str, str]:
@@ -62,6 +67,16 @@ def whole_number(params: dict[str, str], name: str) -> int | None:
     if not _WHOLE.fullmatch(text):
         raise InvalidArgument(f"{name} must be a whole number")
     return int(text)
+
+
+def truth(params: dict[str, str], name: str) -> bool:
+    """A query parameter as yes or no; no when absent or blank."""
+    text = params.get(name, "").strip().lower()
+    if text in ("true", "1"):
+        return True
+    if text in ("", "false", "0"):
+        return False
+    raise InvalidArgument(f"{name} must be true or false")
 
 
 def required_index(value: int | None, name: str) -> int:

@@ -9,7 +9,9 @@ from penstock.server import (
     system_routes,
     topic_routes,
 )
-from penstock.server.hub import Routes
+from penstock.server.felix import registry_feed, registry_routes
+from penstock.server.felix.routes import felix_route
+from penstock.server.hub import Handler, Routes
 
 ROUTES: Routes = {
     b"/v1/healthz": {b"GET": system_routes.healthz},
@@ -28,4 +30,13 @@ ROUTES: Routes = {
     b"/v1/idempotency/renew": {b"POST": effect_routes.renew},
     b"/v1/idempotency/commit": {b"POST": effect_routes.commit},
     b"/v1/idempotency/fail": {b"POST": effect_routes.fail},
+    b"/v1/tenants": {b"GET": registry_routes.list_tenants, b"POST": registry_routes.create_tenant},
+    b"/v1/registry": {b"GET": registry_feed.status},
+    b"/v1/registry/snapshot": {b"GET": registry_feed.snapshot},
+    b"/v1/registry/changes": {b"GET": registry_feed.changes},
 }
+
+
+def path_route(path: bytes) -> dict[bytes, Handler] | None:
+    """For paths with names in them."""
+    return felix_route(path) or topic_routes.topic_route(path)

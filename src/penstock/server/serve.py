@@ -12,7 +12,7 @@ import gc
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -23,13 +23,13 @@ from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
 from penstock.server.app import make_app
+from penstock.server.felix.control_plane import Follower
 from penstock.server.gate import Gate, is_loopback
 from penstock.server.hub import Hub
 from penstock.server.lane import Lane
 from penstock.server.router_hook import make_router
-from penstock.server.routes import ROUTES
-from penstock.server.settings import Settings, read_token
-from penstock.server.topic_routes import topic_route
+from penstock.server.routes import ROUTES, path_route
+from penstock.server.settings import Settings, read_control_plane_token, read_token
 from penstock.storage.log import WalOptions
 
 DRAIN_SECONDS = 2
@@ -63,19 +63,41 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
             engine,
             gate,
             ROUTES,
-            topic_route,
+            path_route,
             request_timeout_ms=settings.request_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
+            ws_ping_ms=settings.ws_ping_ms,
         )
         server = _Server(_uvicorn_config(hub, make_app(hub)), hub)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
-        _settle_memory()
-        # A newcomer's client gets an answer as soon as the address is printed.
-        loop.call_soon(announce, _address(settings, listener), engine)
-        await server.run_on(listener)
+        async with _following(settings, hub):
+            _settle_memory()
+            # A newcomer's client gets an answer as soon as the address is printed.
+            loop.call_soon(announce, _address(settings, listener), engine)
+            await server.run_on(listener)
     finally:
         engine.close()
+
+
+@contextlib.asynccontextmanager
+async def _following(settings: Settings, hub: Hub) -> AsyncIterator[None]:
+    """While the broker serves, its registry follows the control plane, if there is one."""
+    if not settings.control_plane:
+        yield
+        return
+    hub.follower = Follower(
+        hub.engine.registry,
+        hub.instance,
+        settings.control_plane,
+        token=read_control_plane_token(settings),
+        sync_ms=settings.registry_sync_ms,
+    )
+    try:
+        await hub.follower.start()
+        yield
+    finally:
+        await hub.follower.close()
 
 
 def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> EmbeddedEngine:

@@ -113,13 +113,27 @@ def read_token(settings: Settings) -> str:
     """The static bearer token, from its file or the environment; empty means no token."""
     if not settings.token_file:
         return settings.token
+    return _read_token_file("token_file", settings.token_file)
+
+
+def read_control_plane_token(settings: Settings) -> str:
+    """What the control plane wants to see; empty means nothing."""
+    if not settings.control_plane_token_file:
+        return ""
+    token = _read_token_file("control_plane_token_file", settings.control_plane_token_file)
+    if not (token.isascii() and token.isprintable()):
+        raise InvalidArgument("control_plane_token_file: a header cannot carry what is in it")
+    return token
+
+
+def _read_token_file(name: str, path: str) -> str:
     try:
-        with open(settings.token_file, encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             token = file.read().strip()
-    except OSError as error:
-        raise InvalidArgument(f"token_file: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{name}: {error}") from error
     if not token:
-        raise InvalidArgument(f"token_file {settings.token_file} is empty")
+        raise InvalidArgument(f"{name} {path} is empty")
     return token
 
 

@@ -17,14 +17,20 @@ from penstock.server.replies import (
     CLOSE,
     JSON_TYPE,
     STATUS_LINES,
+    TYPED_PATHS,
     encode_json,
     error_body,
     error_head,
+    typed_error,
 )
 from penstock.server.requests import Request
 
 if TYPE_CHECKING:
     from penstock.server.lane import Lane
+
+
+MAX_PIPELINED = 64
+"""Requests of one connection under way; beyond it, reading stops until some are answered."""
 
 
 class Reply:
@@ -40,6 +46,7 @@ class Reply:
         "is_http_1_1",
         "is_stream",
         "keep_alive",
+        "path",
         "request",
     )
 
@@ -49,6 +56,7 @@ class Reply:
         self.keep_alive = keep_alive
         self.is_head = False
         self.is_http_1_1 = True
+        self.path = b""
         # Of a body that waits for its turn; counted towards what all connections may hold.
         self.held_bytes = 0
         self.is_stream = False
@@ -82,11 +90,14 @@ class Reply:
     def send_json(self, status: int, body: Any) -> None:
         self.send(status, encode_json(body))
 
-    def send_error(self, error: PenstockError) -> None:
+    def send_error(self, error: PenstockError, request_id: str | int | None = None) -> None:
+        """`request_id` is that of the body, if it had one."""
         if self.is_stream:
             self.is_stream = False
             self._lane.turns.block(-1)
-        self.send(error.http_status, encode_json(error_body(error)), JSON_TYPE + error_head(error))
+        is_typed = self.path.startswith(TYPED_PATHS)
+        body = typed_error(error, request_id=request_id) if is_typed else error_body(error)
+        self.send(error.http_status, encode_json(body), JSON_TYPE + error_head(error))
 
     def settle(self, outcome: PenstockError | None) -> None:
         """For commands that answer 204 or an error."""
@@ -129,6 +140,7 @@ class AppTurn:
     """A request of the ASGI app in its connection's order."""
 
     __slots__ = ("app", "cycle", "is_started")
+    data = None  # the app writes its answer itself
 
     def __init__(self, cycle: Any, app: Any) -> None:
         self.cycle = cycle
@@ -167,9 +179,14 @@ class Turns:
         elif turn.request is not None:
             self._waiting += 1
 
-    def add_first(self, reply: Reply) -> None:
-        """A reply that starts at once, since nothing is before it: by far the most are such."""
+    def may_start(self) -> bool:
+        """May a request that has just come start at once? By far the most do."""
+        return not (self._waiting or self._blockers or self._lane.flow.write_paused)
+
+    def add_started(self, reply: Reply) -> None:
         self._queue.append(reply)
+        if len(self._queue) > MAX_PIPELINED:
+            self._lane.flow.pause_reading()
 
     def last(self) -> Reply | AppTurn:
         return self._queue[-1]
@@ -189,8 +206,15 @@ class Turns:
             queue.popleft()
             lane = self._lane
             lane.write_reply(reply)
-            if queue or lane.flow.read_paused or lane.is_half_closed:
+            is_moving = bool(queue) and self._can_go_on()
+            if is_moving or lane.flow.read_paused or lane.is_half_closed:
                 self.go_on()
+
+    def _can_go_on(self) -> bool:
+        """May be there is a turn to start, or the first one's answer to write."""
+        if self._waiting or self._blockers:
+            return True
+        return self._queue[0].data is not None
 
     def app_is_done(self) -> None:
         if self._queue and isinstance(self._queue[0], AppTurn):

@@ -13,6 +13,7 @@ import threading
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Literal
 
 import pyarrow as pa
@@ -68,6 +69,11 @@ class HistoryReader:
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
         """The whole batch, mapped: no row is converted or copied."""
         return self._file(ref.file).batch(ref)
+
+    def raw(self, ref: BatchRef) -> bytes:
+        """The batch as it is on disk: one message of an Arrow stream."""
+        path = os.path.join(self._directory, history_name(ref.file))
+        return b"".join(checked_batch(self._vfs, path, ref))
 
     def forget(self, file: int) -> None:
         """The file is about to be removed."""
@@ -131,7 +137,13 @@ def _open(vfs: Vfs, path: str) -> int:
 
 
 def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
-    """CorruptHistory unless the batch's bytes are those that were written.
+    """CorruptHistory unless the batch's bytes are those that were written."""
+    for _ in checked_batch(vfs, path, ref):
+        pass
+
+
+def checked_batch(vfs: Vfs, path: str, ref: BatchRef) -> Iterator[bytes]:
+    """The batch's bytes; CorruptHistory at their end unless they are those that were written.
 
     They are read, not mapped: a disk that fails then raises an error, where a mapping would end
     the process.
@@ -142,6 +154,7 @@ def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
         while at < end and (data := vfs.read_at(fd, min(_CHECK_BYTES, end - at), at)):
             crc = zlib.crc32(data, crc)
             at += len(data)
+            yield data
     finally:
         vfs.close(fd)
     if at != end or crc != ref.crc:

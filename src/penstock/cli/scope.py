@@ -1,0 +1,94 @@
+"""Where a stream or cache is (--tenant, --namespace), and how its settings are given and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.terminal import printable, show, show_table, size
+from penstock.client.registry import Setting
+from penstock.client.results import Cache, Stream
+from penstock.model.tenancy import DEFAULT
+
+Command = Callable[..., None]
+
+tenant_option = click.option(
+    "--tenant", "-t", "tenant_id", envvar="PENSTOCK_TENANT", default=DEFAULT, show_default=True,
+    show_envvar=True, metavar="NAME", help="The tenant.",
+)  # fmt: skip
+
+namespace_option = click.option(
+    "--namespace", "-n", envvar="PENSTOCK_NAMESPACE", default=DEFAULT, show_default=True,
+    show_envvar=True, metavar="NAME", help="The tenant's namespace.",
+)  # fmt: skip
+
+cascade_flag = click.option("--cascade", is_flag=True, help="Delete all that is in it, too.")
+
+
+def in_namespace(command: Command) -> Command:
+    """Adds --tenant and --namespace."""
+    return tenant_option(namespace_option(command))
+
+
+def with_settings(options: dict[str, tuple[str, Any]]) -> Callable[[Command], Command]:
+    """Adds an option for each setting, by its name on the wire: its help and its type."""
+
+    def add(command: Command) -> Command:
+        for name, (text, kind) in reversed(options.items()):
+            choice = click.Choice(kind) if isinstance(kind, tuple) else kind
+            option = click.option("--" + name.replace("_", "-"), type=choice, help=text)
+            command = option(command)
+        return command
+
+    return add
+
+
+def with_reset(options: dict[str, tuple[str, Any]]) -> Callable[[Command], Command]:
+    """Adds --reset."""
+    return click.option(
+        "--reset", multiple=True, metavar="SETTING", type=click.Choice(list(options)),
+        help="Give it the default again; may be repeated.",
+    )  # fmt: skip
+
+
+def changes_of(settings: Mapping[str, Setting], reset: tuple[str, ...]) -> dict[str, Setting]:
+    """What a change names: the options that were given, and what is reset."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if both := set(given) & set(reset):
+        raise click.UsageError(f"set or reset {', '.join(sorted(both))}, not both")
+    if not given and not reset:
+        raise click.UsageError("name at least one setting, or --reset one")
+    return given | dict.fromkeys(reset)
+
+
+def path_text(*names: str) -> str:
+    return printable("/".join(names))
+
+
+def show_settings(found: Stream | Cache) -> None:
+    """Every setting in force, and whose it is."""
+    kind = type(found).__name__.lower()
+    show(f"{kind} {path_text(found.tenant_id, found.namespace, found.name)}\n")
+    rows = [
+        (name, _shown(name, value), found.origins.get(name, kind))
+        for name, value in msgspec.structs.asdict(found).items()
+        if name not in _NOT_SETTINGS
+    ]
+    show_table(("setting", "value", "origin"), rows)
+
+
+_NOT_SETTINGS = frozenset(
+    {"name", "tenant_id", "namespace", "origins", "created_ms", "revision", "retention_ms"}
+    | {"subscribers", "entries", "bytes"}
+)
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    return size(value) if name.endswith("_bytes") else str(value)

@@ -1,0 +1,173 @@
+"""A call of the API: what to send, and how its answer is read. No IO.
+
+Invariant: an answer that is no success raises the error of `penstock.model.errors` which the
+broker raised, by its code and status. Must not know which calls there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.model.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    MethodNotAllowed,
+    NotFound,
+    NotYet,
+    OutOfRange,
+    PenstockError,
+    PermissionDenied,
+    ResourceExhausted,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    VersionMismatch,
+)
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
+
+_KINDS: tuple[type[PenstockError], ...] = (
+    InvalidArgument,
+    TooLarge,
+    Unauthenticated,
+    PermissionDenied,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    VersionMismatch,
+    OutOfRange,
+    NotYet,
+    Internal,
+    Unavailable,
+)
+"""Of a code the general before the particular; of a status the one that is meant comes last."""
+
+_BY_BOTH = {(kind.code, kind.http_status): kind for kind in _KINDS}
+_BY_CODE = {kind.code: kind for kind in reversed(_KINDS)}
+_BY_STATUS = {kind.http_status: kind for kind in _KINDS}
+_PROXY_STATUS = frozenset({502, 503, 504})
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and the type of its answer."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    body: bytes = b""
+
+    def answer(self, status: int, body: bytes) -> T:
+        if not 200 <= status < 300:
+            raise error_of(status, body)
+        try:
+            return self.read(body)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise Internal(
+                f"{self.method} {self.path} was answered with something unexpected "
+                f"({error}); is this a Penstock broker?"
+            ) from error
+
+
+def named_like(method: M, build: Callable[..., object]) -> M:
+    """The method of a client, with the name, the text and the parameters of its call."""
+    signature = inspect.signature(build)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    answer = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")
+    signature = signature.replace(
+        parameters=[own, *signature.parameters.values()], return_annotation=answer
+    )
+    method.__name__, method.__doc__ = build.__name__, build.__doc__
+    setattr(method, "__signature__", signature)  # noqa: B010 - no attribute a type checker knows
+    return method
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+class Failure(msgspec.Struct):
+    """The common error body; as one item of a batch it says its status too."""
+
+    error: str = ""
+    message: str = ""
+    reason: str = ""
+    limit: str = ""
+    retry_after_ms: int = 1000
+    code: int = 0
+
+
+read_failure = msgspec.json.Decoder(Failure).decode
+
+
+def error_of(status: int, body: bytes) -> PenstockError:
+    """The error that an answer means; by its code, else by its status."""
+    try:
+        failure = read_failure(body)
+    except (msgspec.DecodeError, ValueError):
+        failure = Failure()
+    if failure.error:
+        return error_from(status, failure)
+    text = f"the answer was HTTP {status} without the body of a Penstock error"
+    if status in _PROXY_STATUS:
+        return Unavailable(f"{text}: a proxy in between, or the broker is not up")
+    return Internal(f"{text}; is this a Penstock broker?")
+
+
+def error_from(status: int, failure: Failure) -> PenstockError:
+    message = failure.message or failure.error
+    if failure.error == ResourceExhausted.code:
+        return ResourceExhausted(
+            message,
+            limit=failure.limit,
+            retry_after_ms=failure.retry_after_ms,
+            reason=failure.reason,
+        )
+    if failure.error == MethodNotAllowed.code:
+        error = MethodNotAllowed("")
+        error.message, error.args = message, (message,)
+        return error
+    code = failure.error
+    kind = _BY_BOTH.get((code, status)) or _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if kind is None:
+        return Internal(f"{failure.error}: {message}")
+    return kind(message)
+
+
+@functools.cache
+def reader(kind: type[T]) -> Callable[[bytes], T]:
+    return msgspec.json.Decoder(kind).decode
+
+
+def nothing(_: bytes) -> None:
+    """For a 204."""
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def segment(name: str) -> str:
+    if not name.strip():
+        raise InvalidArgument("a name is required")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+
+
+def encode(body: Any) -> bytes:
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error

@@ -1,0 +1,151 @@
+"""One cache in memory: its entries in the order in which they would go, its version and bytes.
+
+Invariant: `bytes` is the sum over the entries, `memory.bytes` that over all caches; `version` is
+above that of every entry and only grows. Entries stand least recently written first; in a cache
+that is `lru` a read moves one to the end too, which no record tells: after a restart the order is
+that of the writes. Durable and ephemeral caches differ only in whether their records are in the
+log. Must not know the rules: when something is stored or removed is decided in cache_rules.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.model.records import CacheRemoved, CacheStored
+from penstock.model.tenancy import CacheConfig, Entry
+
+ENTRY_OVERHEAD_BYTES = 320
+"""What an entry takes in memory besides its key and value, as measured with a million of them."""
+
+VERSIONS_PER_MS = 1000
+"""A cache begins with the version of its moment, so that one made anew, or an ephemeral one after
+a restart, never repeats a version. No cache changes a thousand times a millisecond for long, and
+the versions of the next two centuries fit in 53 bits."""
+
+NO_LIMIT = 2**62
+
+
+class CacheEntry(msgspec.Struct, gc=False):
+    """`expires` is a wall-clock ms, 0 for never."""
+
+    value: bytes
+    version: int
+    expires: int = 0
+
+
+class CacheMemory:
+    """What all caches take together, and which of them takes most."""
+
+    __slots__ = ("_by_size", "_fresh_for", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        # A heap of (-bytes, id) as they once were; the sizes are put right as they come up.
+        self._by_size: list[tuple[int, int]] = []
+        self._fresh_for = 0
+
+    def largest_first(self, caches: dict[int, Cache]) -> Iterator[Cache]:
+        """The first is nearly always all that is asked for, and costs little with any number."""
+        first = self._largest(caches)
+        if first is not None:
+            yield first
+            others = [cache for cache in caches.values() if cache is not first and cache.bytes]
+            yield from sorted(others, key=lambda cache: -cache.bytes)
+
+    def _largest(self, caches: dict[int, Cache]) -> Cache | None:
+        """What has grown since the heap was made is noticed when it is made anew, which is after
+        it was used as often as there were caches."""
+        self._fresh_for -= 1
+        found = self._top(caches) if self._fresh_for >= 0 else None
+        if found is None:
+            self._by_size = [(-cache.bytes, cache.id) for cache in caches.values() if cache.bytes]
+            heapq.heapify(self._by_size)
+            self._fresh_for = len(self._by_size)
+            found = self._top(caches)
+        return found
+
+    def _top(self, caches: dict[int, Cache]) -> Cache | None:
+        heap = self._by_size
+        while heap:
+            cache = caches.get(heap[0][1])
+            if cache is None or not cache.bytes:
+                heapq.heappop(heap)
+            elif cache.bytes >= -heap[0][0]:
+                return cache
+            else:
+                heapq.heapreplace(heap, (-cache.bytes, cache.id))
+        return None
+
+
+class Cache:
+    """`first_version` is where its versions began. `unanswered` is known to this process only: the
+    keys, each with its version, whose time does not run yet since their put is not answered."""
+
+    __slots__ = ("bytes", "entries", "evictions", "expirations", "first_version", "hits", "id",
+                 "is_durable", "is_lru", "max_bytes", "max_entries", "memory", "misses", "path",
+                 "unanswered", "version")  # fmt: skip
+
+    def __init__(self, entry: Entry, first_version: int, memory: CacheMemory) -> None:
+        self.id = entry.id
+        self.path = entry.path
+        self.first_version = self.version = first_version
+        self.memory = memory
+        self.entries: OrderedDict[str, CacheEntry] = OrderedDict()
+        self.bytes = 0
+        self.unanswered: dict[str, int] = {}
+        self.hits = self.misses = self.evictions = self.expirations = 0
+        self.configure(entry.cache or CacheConfig())
+
+    def configure(self, config: CacheConfig) -> None:
+        self.is_durable = config.durable
+        self.is_lru = config.eviction_policy == "lru"
+        self.max_entries = config.max_entries or NO_LIMIT
+        self.max_bytes = config.max_bytes or NO_LIMIT
+
+    def is_over(self, key: str, entry: CacheEntry, now_ms: int) -> bool:
+        """Has the time of this entry come?"""
+        return 0 < entry.expires <= now_ms and key not in self.unanswered
+
+    def store(self, record: CacheStored) -> None:
+        key, value = record.key, record.value
+        entries = self.entries
+        old = entries.get(key)
+        if old is None:
+            grown = entry_bytes(key, value)
+        else:
+            grown = len(value) - len(old.value)
+            entries.move_to_end(key)
+        entries[key] = CacheEntry(value, record.version, record.expires)
+        self.bytes += grown
+        self.memory.bytes += grown
+        self.version = record.version
+
+    def remove(self, record: CacheRemoved) -> None:
+        """An image leaves out what has expired: there may be nothing to remove."""
+        entry = self.entries.pop(record.key, None)
+        if entry is not None:
+            size = entry_bytes(record.key, entry.value)
+            self.bytes -= size
+            self.memory.bytes -= size
+        self.version = record.version
+
+    def restore(self, version: int, entries: list[tuple[str, CacheEntry]]) -> None:
+        """Into an empty cache, in the order in which they were written."""
+        self.version = version
+        self.entries.update(entries)
+        self.bytes = sum(entry_bytes(key, entry.value) for key, entry in entries)
+        self.memory.bytes += self.bytes
+
+    def leave(self) -> None:
+        """The cache is deleted: its memory is free."""
+        self.memory.bytes -= self.bytes
+
+
+def entry_bytes(key: str, value: bytes) -> int:
+    """What an entry counts for in `max_bytes` and in `cache_memory_bytes`."""
+    key_bytes = len(key) if key.isascii() else len(key.encode())
+    return key_bytes + len(value) + ENTRY_OVERHEAD_BYTES

@@ -1,0 +1,334 @@
+"""What a cache command comes to: records of what is stored and removed, or a refusal.
+
+Deciding changes nothing: a draft says what a cache would be with the records decided so far, so
+that the ops of a transaction see each other. Invariant: with the records applied, no cache is over
+its own bounds and all together are within `cache_memory_bytes`; what a decision writes it does not
+evict. Which of the records are durable is for who records them to see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from penstock.core.cache import Cache, CacheEntry, entry_bytes
+from penstock.core.state import BrokerState
+from penstock.core.tenancy import find
+from penstock.model.caching import Check, Delete, Increment, Put, Txn, Written
+from penstock.model.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    TooLarge,
+    VersionMismatch,
+)
+from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_OFFSET, MAX_TXN_OPS
+from penstock.model.records import DELETED, EVICTED, EXPIRED, CacheRemoved, CacheStored
+from penstock.model.tenancy import Path
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NUMBER = re.compile(rb"-?[0-9]{1,19}")
+_INT64 = range(-(2**63), 2**63)
+
+
+Held = CacheEntry | CacheStored
+"""What a key has: from before, or by a record of the same decision."""
+
+
+class Draft:
+    """One cache as it would be. `written` has what was decided of a key: None is removed."""
+
+    __slots__ = ("bytes", "cache", "count", "now_ms", "records", "version", "written")
+
+    def __init__(
+        self, cache: Cache, now_ms: int, records: list[CacheStored | CacheRemoved]
+    ) -> None:
+        self.cache = cache
+        self.now_ms = now_ms
+        self.records = records
+        self.version = cache.version
+        self.count = len(cache.entries)
+        self.bytes = cache.bytes
+        self.written: dict[str, CacheStored | None] = {}
+
+    def see(self, key: str) -> Held | None:
+        """What is there for the key. What has expired is found to be gone, and recorded so."""
+        entry: Held | None
+        if key in self.written:
+            entry = self.written[key]
+            is_over = entry is not None and 0 < entry.expires <= self.now_ms
+        else:
+            entry = self.cache.entries.get(key)
+            is_over = entry is not None and self.cache.is_over(key, entry, self.now_ms)
+        if entry is not None and is_over:
+            self.remove(key, entry, EXPIRED)
+            return None
+        return entry
+
+    def store(self, key: str, value: bytes, expires: int, old: Held | None) -> CacheStored:
+        """`old` is what `see` found."""
+        self.version = version = self.version + 1
+        record = CacheStored(self.cache.id, self.now_ms, key, value, version, expires)
+        self.records.append(record)
+        self.written[key] = record
+        if old is None:
+            self.count += 1
+            self.bytes += entry_bytes(key, value)
+        else:
+            self.bytes += len(value) - len(old.value)
+        return record
+
+    def remove(self, key: str, entry: Held, how: int) -> int:
+        self.version = version = self.version + 1
+        self.records.append(CacheRemoved(self.cache.id, self.now_ms, key, version, how))
+        self.written[key] = None
+        self.count -= 1
+        self.bytes -= entry_bytes(key, entry.value)
+        return version
+
+    def keep_within(self, max_entries: int, max_bytes: int) -> bool:
+        """Evicts until it is so; False if what was written alone is too much."""
+        if self.count <= max_entries and self.bytes <= max_bytes:
+            return True
+        cache = self.cache
+        for key, entry in cache.entries.items():
+            if key not in self.written:
+                is_over = cache.is_over(key, entry, self.now_ms)
+                self.remove(key, entry, EXPIRED if is_over else EVICTED)
+                if self.count <= max_entries and self.bytes <= max_bytes:
+                    return True
+        return False
+
+
+class Decision:
+    """The records of one command, in order, and its outcome. `anew` are those of them that give a
+    key its TTL, or none; an increment lets it keep what it has."""
+
+    __slots__ = ("_drafts", "_state", "anew", "is_durable", "now_ms", "outcome", "records")
+
+    def __init__(self, state: BrokerState, now_ms: int) -> None:
+        self._state = state
+        self._drafts: dict[int, Draft] = {}
+        self.now_ms = now_ms
+        self.records: list[CacheStored | CacheRemoved] = []
+        self.anew: list[CacheStored] = []
+        self.outcome: Written | list[Written] | None = None
+        self.is_durable = False
+
+    def draft(self, cache: Cache) -> Draft:
+        draft = self._drafts.get(cache.id)
+        if draft is None:
+            draft = self._drafts[cache.id] = Draft(cache, self.now_ms, self.records)
+            if cache.is_durable:
+                self.is_durable = True
+        return draft
+
+    def finish(self) -> Decision:
+        """Makes the room that the records need."""
+        memory, limit = self._state.cache_memory, self._state.limits.cache_memory_bytes
+        total = memory.bytes
+        for draft in self._drafts.values():
+            cache = draft.cache
+            if not draft.keep_within(cache.max_entries, cache.max_bytes):
+                raise TooLarge(_too_much(cache))
+            total += draft.bytes - cache.bytes
+        if total > limit:
+            self._relieve(total - limit)
+        return self
+
+    def _relieve(self, excess: int) -> None:
+        """All caches together take too much: the largest gives."""
+        for cache in self._state.cache_memory.largest_first(self._state.caches):
+            draft = self.draft(cache)
+            before = draft.bytes
+            draft.keep_within(cache.max_entries, max(0, before - excess))
+            excess -= before - draft.bytes
+            if excess <= 0:
+                return
+        raise TooLarge(
+            f"it does not fit; cache_memory_bytes is {self._state.limits.cache_memory_bytes}"
+        )
+
+
+def find_cache(state: BrokerState, path: Path) -> Cache:
+    entry = state.registry.caches.get(path)
+    if entry is None:
+        entry = find(state.registry, "cache", path)
+    return state.caches[entry.id]
+
+
+def check_key(key: str) -> None:
+    """Refuses what cannot be a key."""
+    if not key:
+        raise InvalidArgument("key is required")
+    size = len(key) if key.isascii() else len(key.encode())
+    if size > MAX_CACHE_KEY_BYTES:
+        raise TooLarge(f"key is longer than {MAX_CACHE_KEY_BYTES} bytes")
+    if not key.isprintable() and _CONTROL.search(key):
+        raise InvalidArgument("key has control characters in it")
+
+
+def decide_put(state: BrokerState, command: Put, now_ms: int) -> Decision:
+    decision = Decision(state, now_ms)
+    decision.outcome = _put(state, decision, command)
+    return decision.finish()
+
+
+def decide_delete(state: BrokerState, command: Delete, now_ms: int) -> Decision:
+    decision = Decision(state, now_ms)
+    decision.outcome = _delete(state, decision, command)
+    return decision
+
+
+def decide_increment(state: BrokerState, command: Increment, now_ms: int) -> Decision:
+    decision = Decision(state, now_ms)
+    decision.outcome = _increment(state, decision, command)
+    return decision.finish()
+
+
+def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision:
+    """The checks look at what was before; each op sees what those before it came to."""
+    _check_shape(command)
+    decision = Decision(state, now_ms)
+    for check in command.checks:
+        _check(state, decision, check)
+    outcome: list[Written] = []
+    for op in command.ops:
+        if isinstance(op, Put):
+            outcome.append(_put(state, decision, op))
+        elif isinstance(op, Delete):
+            outcome.append(_delete(state, decision, op))
+        else:
+            outcome.append(_increment(state, decision, op))
+    decision.outcome = outcome
+    return decision.finish()
+
+
+def decide_look(state: BrokerState, cache: Cache, keys: Iterable[str], now_ms: int) -> Decision:
+    """Those of the keys that have expired are removed."""
+    decision = Decision(state, now_ms)
+    draft = decision.draft(cache)
+    for key in keys:
+        draft.see(key)
+    return decision
+
+
+def decide_invalidate(
+    state: BrokerState, targets: Iterable[tuple[Path, str]], now_ms: int
+) -> Decision:
+    """Each key is removed where it is there."""
+    decision = Decision(state, now_ms)
+    for path, key in targets:
+        draft = decision.draft(find_cache(state, path))
+        entry = draft.see(key)
+        if entry is not None:
+            draft.remove(key, entry, DELETED)
+    return decision
+
+
+def decide_bounds(state: BrokerState, caches: Iterable[Cache], now_ms: int) -> Decision:
+    """What must go where bounds have become tighter than what is held."""
+    decision = Decision(state, now_ms)
+    for cache in caches:
+        if len(cache.entries) > cache.max_entries or cache.bytes > cache.max_bytes:
+            decision.draft(cache)
+    return decision.finish()
+
+
+def _put(state: BrokerState, decision: Decision, command: Put) -> Written:
+    draft = decision.draft(find_cache(state, command.path))
+    key, value = command.key, command.value
+    check_key(key)
+    if len(value) > state.limits.max_message_bytes:
+        raise TooLarge(
+            f"the value has {len(value)} bytes; "
+            f"max_message_bytes is {state.limits.max_message_bytes}"
+        )
+    entry = draft.see(key)
+    if entry is not None and command.if_not_exists:
+        raise AlreadyExists(f"key {key!r} exists with version {entry.version}")
+    if command.if_version is not None:
+        _check_version(key, entry, command.if_version)
+    return Written(_store(decision, draft, key, value, command.ttl_ms, entry))
+
+
+def _delete(state: BrokerState, decision: Decision, command: Delete) -> Written:
+    draft = decision.draft(find_cache(state, command.path))
+    check_key(command.key)
+    entry = draft.see(command.key)
+    if command.if_version is not None:
+        _check_version(command.key, entry, command.if_version)
+    if entry is None:
+        return Written(0, deleted=False)
+    return Written(draft.remove(command.key, entry, DELETED), deleted=True)
+
+
+def _increment(state: BrokerState, decision: Decision, command: Increment) -> Written:
+    draft = decision.draft(find_cache(state, command.path))
+    key = command.key
+    check_key(key)
+    entry = draft.see(key)
+    number = command.delta if entry is None else _number(key, entry.value) + command.delta
+    if number not in _INT64:
+        raise FailedPrecondition(f"the counter {key!r} would leave the range of 64 bits")
+    text = b"%d" % number
+    if entry is None:
+        version = _store(decision, draft, key, text, command.ttl_ms, None)
+    else:
+        version = draft.store(key, text, entry.expires, entry).version
+    return Written(version, number=number)
+
+
+def _store(
+    decision: Decision,
+    draft: Draft,
+    key: str,
+    value: bytes,
+    ttl_ms: int | None,
+    old: Held | None,
+) -> int:
+    if ttl_ms is None:
+        expires = 0
+    elif ttl_ms >= 0:
+        expires = min(draft.now_ms + ttl_ms, MAX_OFFSET)
+    else:
+        raise InvalidArgument("ttl_ms is below 0")
+    record = draft.store(key, value, expires, old)
+    decision.anew.append(record)
+    return record.version
+
+
+def _check(state: BrokerState, decision: Decision, check: Check) -> None:
+    entry = decision.draft(find_cache(state, check.path)).see(check.key)
+    if check.version is not None:
+        _check_version(check.key, entry, check.version)
+    if check.exists is not None and check.exists != (entry is not None):
+        raise VersionMismatch(f"key {check.key!r} {'does not exist' if check.exists else 'exists'}")
+
+
+def _check_version(key: str, entry: Held | None, wanted: int) -> None:
+    version = 0 if entry is None else entry.version
+    if version != wanted:
+        raise VersionMismatch(f"key {key!r} has version {version}, not {wanted}")
+
+
+def _check_shape(command: Txn) -> None:
+    if not command.ops:
+        raise InvalidArgument("a transaction has at least one op")
+    if max(len(command.ops), len(command.checks)) > MAX_TXN_OPS:
+        raise TooLarge(f"a transaction has at most {MAX_TXN_OPS} ops and as many checks")
+    if len({each.path[:2] for each in (*command.checks, *command.ops)}) > 1:
+        raise InvalidArgument("a transaction is of one namespace")
+
+
+def _number(key: str, value: bytes) -> int:
+    if _NUMBER.fullmatch(value):
+        number = int(value)
+        if number in _INT64:
+            return number
+    raise FailedPrecondition(f"the value of {key!r} is not a number")
+
+
+def _too_much(cache: Cache) -> str:
+    name = "/".join(cache.path)
+    return f"it does not fit in cache {name!r}: max_entries or max_bytes is too low for it alone"

@@ -1,0 +1,139 @@
+"""What a subscription has not taken yet: a bounded buffer of runs of events.
+
+Invariant: never more events than `depth`, nor more bytes than `max_bytes` but for one event alone
+that is larger; and never an event after one of its own batch that did not fit. The payloads are
+shared by all buffers, and none keeps alive what it has no part of. Who reads it is not known here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+
+class Batch(msgspec.Struct, gc=False):
+    """Events that fan out together. `seq` is their place in the stream's order; what the wire makes
+    of them is kept in `encoded`, under the wire's own key."""
+
+    payloads: list[bytes]
+    seq: int = 0
+    encoded: dict[str, bytes] = {}
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """The events of a batch from `start` to before `end`."""
+
+    batch: Batch
+    start: int
+    end: int
+    nbytes: int
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return self.batch.payloads[self.start : self.end]
+
+
+class EventBuffer:
+    __slots__ = ("_runs", "depth", "events", "max_bytes", "nbytes")
+
+    def __init__(self, depth: int, max_bytes: int) -> None:
+        self.depth = depth
+        self.max_bytes = max_bytes
+        self.events = 0
+        self.nbytes = 0
+        self._runs: deque[Run] = deque()
+
+    def offer(self, run: Run) -> int:
+        """Keeps the run, or as much of its beginning as there is room for; how many events."""
+        count = run.end - run.start
+        events = self.events + count
+        nbytes = self.nbytes + run.nbytes
+        if events > self.depth or nbytes > self.max_bytes:
+            return self._offer_beginning(run)
+        self.events = events
+        self.nbytes = nbytes
+        self._runs.append(run)
+        return count
+
+    def take(self, max_events: int) -> list[Run]:
+        """The oldest events, in order; the last run may be split."""
+        if self.events <= max_events:
+            taken = list(self._runs)
+            self.clear()
+            return taken
+        taken = []
+        while max_events > 0:
+            run = self._runs.popleft()
+            if run.end - run.start > max_events:
+                run, rest = _split(run, run.start + max_events)
+                self._runs.appendleft(rest)
+            taken.append(run)
+            max_events -= run.end - run.start
+            self.events -= run.end - run.start
+            self.nbytes -= run.nbytes
+        return taken
+
+    def clear(self) -> None:
+        self._runs.clear()
+        self.events = self.nbytes = 0
+
+    def is_down_to_half(self) -> bool:
+        return self.events * 2 <= self.depth and self.nbytes * 2 <= self.max_bytes
+
+    def _offer_beginning(self, run: Run) -> int:
+        room = self.depth - self.events
+        if room <= 0:
+            return 0
+        kept = _beginning(run, room, self.max_bytes - self.nbytes)
+        if kept == 0 and not self.events:
+            # What is larger than the whole buffer would otherwise never arrive.
+            kept = 1
+        if kept == run.end - run.start:
+            self._runs.append(run)
+            self.nbytes += run.nbytes
+        elif kept:
+            # A batch of its own: the run's would keep the lost events in memory.
+            beginning = whole(run.batch.payloads[run.start : run.start + kept])
+            self._runs.append(beginning)
+            self.nbytes += beginning.nbytes
+        self.events += kept
+        return kept
+
+
+def whole(payloads: list[bytes]) -> Run:
+    """A new batch, all of it."""
+    return Run(Batch(payloads), 0, len(payloads), sum(map(len, payloads)))
+
+
+def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> list[Run]:
+    """New batches of at most so many events and bytes; a larger event is one by itself."""
+    count = len(payloads)
+    if count <= max_events and nbytes <= max_bytes:
+        return [Run(Batch(payloads), 0, count, nbytes)]
+    runs = []
+    rest = Run(Batch(payloads), 0, count, nbytes)
+    while rest.start < count:
+        end = rest.start + max(1, _beginning(rest, max_events, max_bytes))
+        runs.append(whole(payloads[rest.start : end]))
+        rest = Run(rest.batch, end, count, rest.nbytes - runs[-1].nbytes)
+    return runs
+
+
+def _beginning(run: Run, max_events: int, max_bytes: int) -> int:
+    """How many of the run's first events are within both limits."""
+    count = 0
+    for index in range(run.start, min(run.end, run.start + max_events)):
+        max_bytes -= len(run.batch.payloads[index])
+        if max_bytes < 0:
+            break
+        count += 1
+    return count
+
+
+def _split(run: Run, at: int) -> tuple[Run, Run]:
+    nbytes = sum(map(len, run.batch.payloads[run.start : at]))
+    return (
+        Run(run.batch, run.start, at, nbytes),
+        Run(run.batch, at, run.end, run.nbytes - nbytes),
+    )

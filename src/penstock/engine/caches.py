@@ -1,0 +1,369 @@
+"""Caches as commands: decide, record, apply, answer, and tell those who watch.
+
+Invariant: what is said of a durable cache, refusals and misses too, is said when all that was
+decided before is durable; an ephemeral cache answers at once and is in no log. The records of one
+command on durable caches are one frame. A TTL is counted from the moment its put is answered.
+Must not know the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheEntry
+from penstock.core.cache_rules import (
+    Decision,
+    check_key,
+    decide_bounds,
+    decide_delete,
+    decide_increment,
+    decide_invalidate,
+    decide_look,
+    decide_put,
+    decide_transact,
+    find_cache,
+)
+from penstock.core.state import BrokerState
+from penstock.engine.journal import Done, Journal
+from penstock.engine.protocol import WatchSink
+from penstock.engine.registrar import Registrar
+from penstock.engine.watches import Notice, Watches
+from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch
+from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
+from penstock.model.records import EVICTED, EXPIRED, CacheRemoved, CacheStored
+from penstock.model.tenancy import Entry, Path
+
+_EVICTION_BURST = 10_000
+"""Records of tightened bounds that share a frame; they need not stand or fall together."""
+
+Countdown = tuple[Cache, CacheStored, CacheEntry]
+"""A durable cache's entry whose time begins to run when the record's command is answered."""
+
+
+class Caches:
+    """`watches.count` and, of each of `all()`, hits, misses, evictions and expirations are for
+    who measures."""
+
+    def __init__(self, state: BrokerState, journal: Journal, registrar: Registrar) -> None:
+        self._state = state
+        self._journal = journal
+        self._now_ms = journal.now_ms
+        self.watches = Watches(state.limits.event_queue_bytes)
+        registrar.listeners.append(self._registry_changed)
+
+    def start(self) -> None:
+        """An ephemeral cache's versions go on from the clock; limits may be tighter than before."""
+        version = self._now_ms() * VERSIONS_PER_MS
+        for cache in self._state.caches.values():
+            if not cache.is_durable:
+                cache.version = max(cache.version, version)
+        self._keep_bounds(self._state.caches.values())
+
+    def all(self) -> list[Cache]:
+        return list(self._state.caches.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return self._state.cache_memory.bytes
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, path: Path, key: str, done: Done) -> None:
+        registered = self._state.registry.caches.get(path)
+        cache = self._state.caches[registered.id] if registered is not None else None
+        if cache is not None and not cache.is_durable:
+            entry = cache.entries.get(key)
+            if entry is not None:
+                expires = entry.expires
+                left_ms = expires - self._now_ms() if expires else None
+                if left_ms is None or left_ms > 0:
+                    cache.hits += 1
+                    if cache.is_lru:
+                        cache.entries.move_to_end(key)
+                    done(CacheValue(entry.value, entry.version, left_ms))
+                    return
+        self.get_many(path, [key], lambda outcome: done(_only(outcome)))
+
+    def get_many(self, path: Path, keys: list[str], done: Done) -> None:
+        cache = None
+        try:
+            cache = find_cache(self._state, path)
+            found = self._look(cache, keys)
+        except PenstockError as error:
+            self._answer(done, error, is_durable=cache is None or cache.is_durable)
+            return
+        if not cache.is_durable:
+            done(self._values(found))
+            return
+
+        def released(outcome: list[CacheEntry | None] | PenstockError) -> None:
+            # What has expired while it was held back is not returned either.
+            done(outcome if isinstance(outcome, PenstockError) else self._values(outcome))
+
+        self._journal.answer(released, found)
+
+    def size(self, path: Path, done: Done) -> None:
+        cache = None
+        outcome: tuple[int, int] | PenstockError
+        try:
+            cache = find_cache(self._state, path)
+            outcome = (len(cache.entries), cache.bytes)
+        except PenstockError as error:
+            outcome = error
+        self._answer(done, outcome, is_durable=cache is None or cache.is_durable)
+
+    def _look(self, cache: Cache, keys: list[str]) -> list[CacheEntry | None]:
+        now_ms = self._now_ms()
+        found: list[CacheEntry | None] = []
+        over: list[str] = []
+        for key in keys:
+            entry = cache.entries.get(key)
+            if entry is None:
+                check_key(key)
+            elif cache.is_over(key, entry, now_ms):
+                over.append(key)
+                entry = None
+            elif cache.is_lru:
+                cache.entries.move_to_end(key)
+            found.append(entry)
+        if over:
+            self._expire(cache, over, now_ms)
+        misses = found.count(None)
+        cache.misses += misses
+        cache.hits += len(found) - misses
+        return found
+
+    def _expire(self, cache: Cache, keys: list[str], now_ms: int) -> None:
+        try:
+            self._record(decide_look(self._state, cache, keys, now_ms))
+        except Unavailable:
+            # It is not seen, recorded or not; whoever comes next tries again.
+            return
+
+    def _values(self, found: list[CacheEntry | None]) -> list[CacheValue | None]:
+        now_ms = self._now_ms()
+        return [
+            None
+            if entry is None or 0 < entry.expires <= now_ms
+            else CacheValue(
+                entry.value, entry.version, entry.expires - now_ms if entry.expires else None
+            )
+            for entry in found
+        ]
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def put(self, command: Put, done: Done) -> None:
+        self._change(decide_put, command, [command.path], done)
+
+    def delete(self, command: Delete, done: Done) -> None:
+        self._change(decide_delete, command, [command.path], done)
+
+    def increment(self, command: Increment, done: Done) -> None:
+        self._change(decide_increment, command, [command.path], done)
+
+    def transact(self, command: Txn, done: Done) -> None:
+        paths = {each.path for each in (*command.checks, *command.ops)}
+        self._change(decide_transact, command, paths, done)
+
+    def check_targets(self, targets: list[tuple[Path, str]]) -> None:
+        """Refuses targets of `invalidate` that cannot be."""
+        for path, key in targets:
+            find_cache(self._state, path)
+            check_key(key)
+
+    def invalidate(self, targets: list[tuple[Path, str]]) -> bool:
+        """Removes these keys. True: whoever relies on it waits for the journal."""
+        is_durable = self._is_durable({path for path, _ in targets})
+        if is_durable and self._journal.failure is not None:
+            raise self._journal.failure
+        self._record(decide_invalidate(self._state, targets, self._now_ms()))
+        return is_durable
+
+    def _change(
+        self,
+        decide: Callable[[BrokerState, Any, int], Decision],
+        command: Any,
+        paths: Iterable[Path],
+        done: Done,
+    ) -> None:
+        is_durable = self._is_durable(paths)
+        outcome: Any
+        countdowns: list[Countdown] = []
+        try:
+            if is_durable and self._journal.failure is not None:
+                raise self._journal.failure
+            decision = decide(self._state, command, self._now_ms())
+            countdowns = self._record(decision)
+            outcome = decision.outcome
+        except PenstockError as error:
+            outcome = error
+        if not is_durable:
+            done(outcome)
+        elif countdowns:
+            self._journal.answer(partial(self._begin, countdowns, done), outcome)
+        else:
+            self._journal.answer(done, outcome)
+
+    def _is_durable(self, paths: Iterable[Path]) -> bool:
+        """An unknown cache counts too: that it is unknown may not be durable yet."""
+        registered = self._state.registry.caches
+        for path in paths:
+            entry = registered.get(path)
+            if entry is None or self._state.caches[entry.id].is_durable:
+                return True
+        return False
+
+    def _answer(self, done: Done, outcome: Any, *, is_durable: bool) -> None:
+        if is_durable:
+            self._journal.answer(done, outcome)
+        else:
+            done(outcome)
+
+    def _record(self, decision: Decision) -> list[Countdown]:
+        records = decision.records
+        countdowns: list[Countdown] = []
+        if decision.is_durable:
+            self._write(records)
+            countdowns = self._hold(decision.anew)
+        self._apply(records)
+        if self.watches.count:
+            self._tell(records)
+        return countdowns
+
+    def _write(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
+        """Puts those of durable caches into the log and applies them, or Unavailable."""
+        caches = self._state.caches
+        durable = [record for record in records if caches[record.cache_id].is_durable]
+        # A value may be refused for want of room; what frees memory takes from the reserve.
+        reserve = not any(isinstance(record, CacheStored) for record in durable)
+        if durable:
+            if not self._journal.record_together(durable, reserve=reserve):
+                raise Unavailable("the disk is nearly full; caches are written when there is room")
+            self._journal.wake()
+
+    def _apply(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
+        """Applies those of ephemeral caches, and counts."""
+        caches = self._state.caches
+        for record in records:
+            cache = caches[record.cache_id]
+            if isinstance(record, CacheStored):
+                if not cache.is_durable:
+                    cache.store(record)
+                continue
+            if record.how == EVICTED:
+                cache.evictions += 1
+            elif record.how == EXPIRED:
+                cache.expirations += 1
+            if not cache.is_durable:
+                cache.remove(record)
+
+    # -- time to live --------------------------------------------------------------------------
+
+    def _hold(self, anew: list[CacheStored]) -> list[Countdown]:
+        """What was given a TTL does not expire before that was answered."""
+        countdowns: list[Countdown] = []
+        for record in anew:
+            cache = self._state.caches[record.cache_id]
+            if cache.is_durable:
+                if record.expires > record.ts:
+                    cache.unanswered[record.key] = record.version
+                    countdowns.append((cache, record, cache.entries[record.key]))
+                else:
+                    cache.unanswered.pop(record.key, None)
+        return countdowns
+
+    def _begin(self, countdowns: list[Countdown], done: Done, answer: Any) -> None:
+        if not isinstance(answer, PenstockError):
+            now_ms = self._now_ms()
+            for cache, record, entry in countdowns:
+                expires = now_ms + record.expires - record.ts
+                entry.expires = expires
+                if cache.unanswered.get(record.key) == record.version:
+                    del cache.unanswered[record.key]
+                    current = cache.entries.get(record.key)
+                    if current is not None and current.expires == record.expires:
+                        # An increment since then has taken the expiry over.
+                        current.expires = expires
+        done(answer)
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def watch(self, command: Watch, sink: WatchSink, done: Done) -> None:
+        try:
+            if (command.key is None) == (command.prefix is None):
+                raise InvalidArgument("a watch is of one key or of one prefix")
+            if command.key is not None:
+                check_key(command.key)
+            cache = find_cache(self._state, command.path)
+            if cache.is_durable and self._journal.failure is not None:
+                raise self._journal.failure
+        except PenstockError as error:
+            self._journal.answer(done, error)
+            return
+        watch = self.watches.open(cache, command, sink)
+
+        def opened(outcome: Any) -> None:
+            try:
+                done(outcome)
+            except Exception:
+                watch.close()
+                raise
+            if isinstance(outcome, PenstockError):
+                watch.close()
+            watch.wake()
+
+        self._answer(opened, watch, is_durable=cache.is_durable)
+
+    def end_watches(self, error: PenstockError) -> None:
+        self.watches.end_all(error)
+
+    def log_failed(self, failure: Unavailable) -> None:
+        """What happens to a durable cache cannot be told any more."""
+        self.watches.end_all(failure, durable_only=True)
+
+    def _tell(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
+        notices = self.watches.notices(records)
+        held = [notice for notice in notices if notice[0].is_durable]
+        if held:
+            self._journal.answer(self._tell_held, held)
+            notices = [notice for notice in notices if not notice[0].is_durable]
+        self.watches.tell(notices)
+
+    def _tell_held(self, outcome: list[Notice] | PenstockError) -> None:
+        if not isinstance(outcome, PenstockError):
+            self.watches.tell(outcome)
+
+    # -- the registry --------------------------------------------------------------------------
+
+    def _registry_changed(self, entry: Entry, deleted: bool) -> None:
+        if entry.kind != "cache":
+            return
+        if deleted:
+            name = "/".join(entry.path)
+            gone = NotFound(f"cache {name!r} was deleted")
+            self._journal.answer(lambda outcome: self._end_of(entry.id, outcome), gone)
+        elif entry.id in self._state.caches:
+            self._keep_bounds([self._state.caches[entry.id]])
+
+    def _end_of(self, cache_id: int, error: PenstockError) -> None:
+        self.watches.end_of(cache_id, error)
+
+    def _keep_bounds(self, caches: Iterable[Cache]) -> None:
+        records = decide_bounds(self._state, caches, self._now_ms()).records
+        for first in range(0, len(records), _EVICTION_BURST):
+            burst = records[first : first + _EVICTION_BURST]
+            try:
+                self._write(burst)
+            except Unavailable:
+                # There is no room to record it; the next put tries again.
+                return
+            self._apply(burst)
+            if self.watches.count:
+                self._tell(burst)
+
+
+def _only(outcome: list[CacheValue | None] | PenstockError) -> CacheValue | PenstockError | None:
+    return outcome if isinstance(outcome, PenstockError) else outcome[0]

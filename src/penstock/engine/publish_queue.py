@@ -1,0 +1,248 @@
+"""A stream's publish queue: what was accepted and has not fanned out, and who waits to be.
+
+Invariant: the order of acceptance is the order of arrival, and `seq` counts it; nothing overtakes a
+publish that waits. A publish is accepted once, whole, and answered once; one that was refused is
+never fanned out and invalidates nothing. What it invalidates is gone before it is accepted, and it
+leaves the queue, and is answered, only when that is durable. Subscribers are not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.core.event_buffer import Run, cut
+from penstock.core.stream_rules import StreamSettings
+from penstock.engine.journal import Done, Journal
+from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.subscriptions import StreamCounts
+from penstock.model.errors import PenstockError, ResourceExhausted
+from penstock.model.limits import MIB
+from penstock.model.tenancy import Path
+
+QUEUE_BYTES = 64 * MIB
+"""Depth counts events, which may be large; so many bytes are accepted, and as many may wait."""
+
+WAITING_DEPTHS = 4
+"""How many times the queue's depth may wait for it: a burst of some publishers, but a bounded one.
+What comes beyond could hardly be accepted in time, and is refused at once."""
+
+Target = tuple[Path, str]
+"""A cache, and a key of it."""
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Invalidates(Protocol):
+    """The caches, as far as publishing needs them."""
+
+    def check_targets(self, targets: list[Target]) -> None:
+        """Raises NotFound if there is no such cache."""
+        ...
+
+    def invalidate(self, targets: list[Target]) -> bool:
+        """Removes the keys. True if that was recorded, and is still to become durable."""
+        ...
+
+
+class Arrival:
+    """A publish that is not accepted yet; `timer` is set while it waits."""
+
+    __slots__ = ("done", "nbytes", "payloads", "targets", "timer")
+
+    def __init__(
+        self, payloads: list[bytes], nbytes: int, targets: list[Target], done: Done
+    ) -> None:
+        self.payloads = payloads
+        self.nbytes = nbytes
+        self.targets = targets
+        self.done = done
+        self.timer: Cancellable | None = None
+
+
+class PublishQueue:
+    def __init__(
+        self,
+        name: str,
+        settings: StreamSettings,
+        counts: StreamCounts,
+        caches: Invalidates,
+        journal: Journal,
+        scheduler: Scheduler,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.seq = 0
+        self.events = 0
+        self._nbytes = 0
+        self._name = name
+        self._settings = settings
+        self._burst = (settings.burst_events, settings.burst_bytes)
+        self._counts = counts
+        self._caches = caches
+        self._journal = journal
+        self._scheduler = scheduler
+        self._on_ready = on_ready
+        self._runs: deque[Run] = deque()
+        # Batches whose invalidation is not durable yet, by their numbers.
+        self._held: set[int] = set()
+        self._waiting: OrderedDict[Arrival, None] = OrderedDict()
+        self._waiting_events = 0
+        self._waiting_bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many publishes wait to be accepted."""
+        return len(self._waiting)
+
+    def configure(self, settings: StreamSettings) -> None:
+        """The stream is set otherwise; who waits already keeps the time it was given."""
+        self._settings = settings
+        self._burst = (settings.burst_events, settings.burst_bytes)
+        self._let_in()
+
+    # -- coming in -----------------------------------------------------------------------------
+
+    def put(self, arrival: Arrival) -> None:
+        if not self._waiting and self._has_room(arrival):
+            self._accept(arrival)
+        elif self._settings.publish_queue_wait_timeout_ms and self._may_wait(arrival):
+            self._wait(arrival)
+        else:
+            self._refuse(arrival, "and as much as may wait for it does")
+
+    def _has_room(self, arrival: Arrival) -> bool:
+        """An empty queue takes any publish, or one larger than the queue never could be made."""
+        if not self._runs:
+            return True
+        events = self.events + len(arrival.payloads)
+        nbytes = self._nbytes + arrival.nbytes
+        return events <= self._settings.pub_queue_depth and nbytes <= QUEUE_BYTES
+
+    def _may_wait(self, arrival: Arrival) -> bool:
+        if not self._waiting:
+            return True
+        events = self._waiting_events + len(arrival.payloads)
+        nbytes = self._waiting_bytes + arrival.nbytes
+        most = WAITING_DEPTHS * self._settings.pub_queue_depth
+        return events <= most and nbytes <= QUEUE_BYTES
+
+    def _accept(self, arrival: Arrival) -> None:
+        try:
+            must_hold = bool(arrival.targets) and self._caches.invalidate(arrival.targets)
+        except PenstockError as error:
+            answer(arrival.done, error)
+            return
+        first = self.seq + 1
+        for run in cut(arrival.payloads, arrival.nbytes, *self._burst):
+            self.seq += 1
+            run.batch.seq = self.seq
+            self._runs.append(run)
+        self.events += len(arrival.payloads)
+        self._nbytes += arrival.nbytes
+        if must_hold:
+            batches = range(first, self.seq + 1)
+            self._held.update(batches)
+            self._journal.when_durable(partial(self._settled, batches, arrival))
+        else:
+            self._counts.published += len(arrival.payloads)
+            self._on_ready()
+            answer(arrival.done, None)
+
+    def _settled(self, batches: range, arrival: Arrival, failure: PenstockError | None) -> None:
+        """What the publish invalidated is durable, or will never be."""
+        self._held.difference_update(batches)
+        if failure is None:
+            self._counts.published += len(arrival.payloads)
+        else:
+            self._drop(batches)
+        self._on_ready()
+        answer(arrival.done, failure)
+
+    def _drop(self, batches: range) -> None:
+        for run in [run for run in self._runs if run.batch.seq in batches]:
+            self._runs.remove(run)
+            self._free(run)
+        self._let_in()
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def _wait(self, arrival: Arrival) -> None:
+        timeout_ms = self._settings.publish_queue_wait_timeout_ms
+        arrival.timer = self._scheduler.later(timeout_ms, partial(self._time_out, arrival))
+        self._waiting[arrival] = None
+        self._waiting_events += len(arrival.payloads)
+        self._waiting_bytes += arrival.nbytes
+
+    def _time_out(self, arrival: Arrival) -> None:
+        self._end_wait(arrival)
+        self._refuse(arrival, "and had no room in time")
+        # It may have been in the way of a smaller one.
+        self._let_in()
+
+    def _end_wait(self, arrival: Arrival) -> None:
+        if arrival.timer is not None:
+            arrival.timer.cancel()
+        del self._waiting[arrival]
+        self._waiting_events -= len(arrival.payloads)
+        self._waiting_bytes -= arrival.nbytes
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            first = next(iter(self._waiting))
+            if not self._has_room(first):
+                return
+            self._end_wait(first)
+            self._accept(first)
+
+    def _refuse(self, arrival: Arrival, why: str) -> None:
+        self._counts.refused_publishes += 1
+        settings = self._settings
+        answer(
+            arrival.done,
+            ResourceExhausted(
+                f"the broker is overloaded: the publish queue of stream {self._name!r} is full, "
+                f"{why} (pub_queue_depth is {settings.pub_queue_depth}, "
+                f"publish_queue_wait_timeout_ms is {settings.publish_queue_wait_timeout_ms})",
+                limit="pub_queue_depth",
+                reason="publish_queue_timeout",
+            ),
+        )
+
+    # -- going out -----------------------------------------------------------------------------
+
+    def head(self) -> Run | None:
+        """The next to fan out, if it may yet."""
+        runs = self._runs
+        if not runs or (self._held and runs[0].batch.seq in self._held):
+            return None
+        return runs[0]
+
+    def pop(self) -> None:
+        """The head fans out now, which makes room."""
+        self._free(self._runs.popleft())
+        if self._waiting:
+            self._let_in()
+
+    def _free(self, run: Run) -> None:
+        self.events -= run.end
+        self._nbytes -= run.nbytes
+
+    def end(self, error: PenstockError) -> None:
+        """Drops what was accepted, and refuses who waits."""
+        self._runs.clear()
+        self.events = self._nbytes = 0
+        waiting = list(self._waiting)
+        for arrival in waiting:
+            self._end_wait(arrival)
+        for arrival in waiting:
+            answer(arrival.done, error)
+
+
+def answer(done: Done, outcome: Any) -> None:
+    try:
+        done(outcome)
+    except Exception:  # noqa: BLE001 - one departed publisher must not stop the others
+        _log.exception("a publish could not be answered; the others go on")

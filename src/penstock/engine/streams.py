@@ -1,0 +1,298 @@
+"""Streams: what is published fans out to everybody who is subscribed at that moment.
+
+Invariant: a subscription is offered exactly the events accepted after it was confirmed, each once,
+in the order of acceptance; what it does with them holds up neither publishers nor the others.
+Fan-out has turns of its own, in bursts, and the streams take turns at it. Nothing here is durable
+or waits for the log, but for refusals, since that a stream is not there may not be durable yet.
+The wire is not known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from penstock.core.event_buffer import Run
+from penstock.core.state import BrokerState
+from penstock.core.stream_rules import StreamSettings, check_depth, check_publish, settings_of
+from penstock.core.tenancy import find
+from penstock.engine.journal import Done, Journal
+from penstock.engine.protocol import EventSink
+from penstock.engine.publish_queue import Arrival, Invalidates, PublishQueue, Target
+from penstock.engine.registrar import Registrar
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.subscriptions import StreamCounts, Subscription, Surroundings
+from penstock.model.errors import NotFound, PenstockError, Unavailable
+from penstock.model.streams import Publish, Subscribe
+from penstock.model.tenancy import Entry, Path, StreamConfig
+
+TURN_OFFERS = 512
+"""Offers of a batch to a subscription in one turn of fan-out, over all streams: each may end in a
+write to a socket, and others wait for the loop meanwhile."""
+
+
+class StreamReport(msgspec.Struct, frozen=True):
+    """For metrics. `queued` are events, `waiting` publishes."""
+
+    path: Path
+    counts: StreamCounts
+    queued: int
+    waiting: int
+
+
+class Stream:
+    """A stream that has been used: its queue, its subscriptions, and the batch that fans out."""
+
+    def __init__(self, settings: StreamSettings, queue: PublishQueue, around: Surroundings) -> None:
+        self.settings = settings
+        self.queue = queue
+        self.around = around
+        self.is_busy = False
+        self.subscriptions: dict[str, Subscription] = {}
+        self._audience: list[Subscription] | None = None
+        self._run: Run | None = None
+        self._left: Iterator[Subscription] = iter(())
+
+    def configure(self, settings: StreamSettings) -> None:
+        self.settings = settings
+        self.queue.configure(settings)
+        for subscription in list(self.subscriptions.values()):
+            subscription.configure(settings)
+
+    def add(self, subscription: Subscription) -> None:
+        self.subscriptions[subscription.id] = subscription
+        self.around.counts.subscribers += 1
+        self._audience = None
+
+    def remove(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.id]
+        self.around.counts.subscribers -= 1
+        self._audience = None
+
+    def end(self, error: PenstockError) -> None:
+        """Nothing more of it reaches anybody."""
+        self._run = None
+        self._left = iter(())
+        for subscription in list(self.subscriptions.values()):
+            subscription.end(error)
+        self.queue.end(error)
+
+    def has_work(self) -> bool:
+        return self._run is not None or self.queue.head() is not None
+
+    def fan_out(self, max_offers: int) -> int:
+        """Fans a burst out, or the rest of one; how many offers it took, at least one."""
+        offers = events = nbytes = 0
+        while offers < max_offers:
+            run = self._run or self._next(events, nbytes)
+            if run is None:
+                break
+            some = list(islice(self._left, max_offers - offers))
+            seq = run.batch.seq
+            for subscription in some:
+                if seq > subscription.since:
+                    subscription.offer(run)
+            if len(some) < max_offers - offers:
+                self._run = None
+            offers += len(some) or 1
+            events += run.end
+            nbytes += run.nbytes
+        return offers or 1
+
+    def _next(self, events: int, nbytes: int) -> Run | None:
+        """The next batch, if with it the burst stays within its bounds."""
+        run = self.queue.head()
+        if run is None:
+            return None
+        if events and (
+            events + run.end > self.settings.burst_events
+            or nbytes + run.nbytes > self.settings.burst_bytes
+        ):
+            return None
+        if self._audience is None:
+            self._audience = list(self.subscriptions.values())
+        self._run = run
+        self._left = iter(self._audience)
+        self.queue.pop()
+        return run
+
+
+class Streams:
+    def __init__(
+        self,
+        state: BrokerState,
+        journal: Journal,
+        registrar: Registrar,
+        caches: Invalidates,
+        scheduler: Scheduler,
+    ) -> None:
+        self._registry = state.registry
+        self._limits = state.limits
+        self._caches = caches
+        self._journal = journal
+        self._scheduler = scheduler
+        self._streams: dict[Path, Stream] = {}
+        self._subscribed = 0
+        self._busy: deque[Stream] = deque()
+        self._woken: list[Subscription] = []
+        self._is_asked = False
+        self._is_held = False
+        registrar.listeners.append(self._registry_changed)
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def publish(self, command: Publish, done: Done) -> None:
+        """Outcome: None, once it is in the stream's queue."""
+        targets: list[Target] = []
+        try:
+            stream = self._streams.get(command.path) or self._open(command.path)
+            nbytes = check_publish(command, self._limits)
+            if command.invalidate:
+                tenant_id, namespace, _ = command.path
+                targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
+                self._caches.check_targets(targets)
+        except PenstockError as error:
+            self._journal.answer(done, error)
+            return
+        stream.queue.put(Arrival(command.payloads, nbytes, targets, done))
+
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done) -> None:
+        """Outcome: a Subscription, to which everything accepted from then on goes."""
+        try:
+            stream = self._streams.get(command.path) or self._open(command.path)
+            check_depth(command.event_queue_depth)
+        except PenstockError as error:
+            self._journal.answer(done, error)
+            return
+        self._subscribed += 1
+        subscription = Subscription(
+            self._subscribed,
+            stream.queue.seq,
+            sink,
+            stream.settings,
+            stream.around,
+            own_depth=command.event_queue_depth,
+            wants_lag=command.wants_lag,
+        )
+        stream.add(subscription)
+        try:
+            done(subscription)
+        except BaseException:
+            # Nobody knows of it, so nobody would close it.
+            subscription.close()
+            raise
+
+    def subscriptions(self, path: Path, done: Done) -> None:
+        """Outcome: a Lag for every subscription of the stream."""
+        try:
+            stream = self._streams.get(path) or self._open(path)
+        except PenstockError as error:
+            self._journal.answer(done, error)
+            return
+        done([subscription.lag() for subscription in stream.subscriptions.values()])
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def reports(self) -> list[StreamReport]:
+        """Of every stream that has been used."""
+        return [
+            StreamReport(path, stream.around.counts, stream.queue.events, stream.queue.waiting)
+            for path, stream in self._streams.items()
+        ]
+
+    def _registry_changed(self, entry: Entry, deleted: bool) -> None:
+        stream = self._streams.get(entry.path) if entry.kind == "stream" else None
+        if stream is None:
+            return
+        if deleted:
+            del self._streams[entry.path]
+            self._journal.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
+        else:
+            stream.configure(settings_of(entry.stream or StreamConfig(), self._limits))
+
+    def end_all(self, reason: str) -> None:
+        """Ends every subscription and refuses every publish that waits."""
+        for stream in list(self._streams.values()):
+            stream.end(Unavailable(reason))
+
+    def _open(self, path: Path) -> Stream:
+        entry = find(self._registry, "stream", path)
+        settings = settings_of(entry.stream or StreamConfig(), self._limits)
+        name = "/".join(path)
+        counts = StreamCounts()
+        scheduler = self._scheduler
+        stream: Stream
+        queue = PublishQueue(
+            name,
+            settings,
+            counts,
+            self._caches,
+            self._journal,
+            scheduler,
+            lambda: self._ready(stream),
+        )
+        around = Surroundings(
+            name,
+            counts,
+            self._woken,
+            scheduler,
+            self._journal.now_ms,
+            lambda subscription: stream.remove(subscription),
+        )
+        stream = self._streams[path] = Stream(settings, queue, around)
+        return stream
+
+    # -- fan-out -------------------------------------------------------------------------------
+
+    def hold_fanout(self) -> None:
+        """For tests: what is accepted stays in the queues, until `release_fanout`."""
+        self._is_held = True
+
+    def release_fanout(self) -> None:
+        self._is_held = False
+        self._ask()
+
+    def _ready(self, stream: Stream) -> None:
+        if not stream.is_busy:
+            stream.is_busy = True
+            self._busy.append(stream)
+        if not self._is_asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        if not self._is_asked and not self._is_held:
+            self._is_asked = True
+            self._scheduler.soon(self._turn)
+
+    def _turn(self) -> None:
+        """Bursts of the streams in turn; then the sinks are woken, and have their own turns before
+        the next burst."""
+        try:
+            if not self._is_held:
+                self._fan_out()
+                self._wake()
+        finally:
+            self._is_asked = False
+            if self._busy:
+                self._ask()
+
+    def _fan_out(self) -> None:
+        left = TURN_OFFERS
+        for _ in range(len(self._busy)):
+            if left <= 0:
+                break
+            stream = self._busy.popleft()
+            left -= stream.fan_out(left)
+            if stream.has_work():
+                self._busy.append(stream)
+            else:
+                stream.is_busy = False
+
+    def _wake(self) -> None:
+        woken = self._woken[:]
+        self._woken.clear()
+        for subscription in woken:
+            subscription.wake()

@@ -1,0 +1,1 @@
+"""Streams, caches and their registry on the wire: messages, REST routes, feeds and WebSockets."""

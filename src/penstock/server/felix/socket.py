@@ -1,0 +1,407 @@
+"""One WebSocket connection: messages in, answers and events out, until one side ends it.
+
+Invariants: no more is read while requests enough are unanswered or the peer takes no more bytes,
+and nothing is taken from the channels then; what leaves in one turn is one write. Once the end
+has begun nothing more is understood, the channels are closed, and what was asked before is still
+answered. Must not know what messages do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable, MutableSet
+from typing import Any
+
+from penstock.model.errors import (
+    Internal,
+    InvalidArgument,
+    PenstockError,
+    TooLarge,
+)
+from penstock.model.limits import KIB, MIB
+from penstock.server.felix.arrays import perform_all
+from penstock.server.felix.binary import BinaryPublish, decode_publish, publish
+from penstock.server.felix.channels import Channels
+from penstock.server.felix.framing import (
+    BINARY,
+    CLOSE,
+    GOING_AWAY,
+    INTERNAL_ERROR,
+    MESSAGE_TOO_BIG,
+    PING,
+    PONG,
+    TEXT,
+    TRY_AGAIN_LATER,
+    UNSUPPORTED_DATA,
+    FrameReader,
+    Violation,
+    close_frame,
+    frame_head,
+    read_close,
+)
+from penstock.server.felix.messages import (
+    CacheUnwatchMessage,
+    CacheWatchMessage,
+    LagMessage,
+    Message,
+    Refused,
+    SubscribeMessage,
+    UnsubscribeMessage,
+    decode_many,
+    decode_one,
+    is_array,
+)
+from penstock.server.felix.operations import Done, perform
+from penstock.server.felix.places import Place, Places
+from penstock.server.hub import Hub
+from penstock.server.replies import encode_json, typed_error
+
+MAX_UNANSWERED = 1024
+MAX_UNANSWERED_BYTES = MIB
+"""Requests of one connection that wait for their answers; beyond it, reading stops."""
+TURN_OPERATIONS = 256
+"""Of one connection, before the others have their turn; a KiB counts as one too."""
+TURN_BYTES = 64 * KIB
+"""Written in one turn before it is seen whether the peer takes it."""
+
+LOST_ATTEMPTS = 3
+"""A peer that is there acknowledges every attempt to send, even while it takes nothing."""
+
+LINGER_S = 1.0
+LINGER_BYTES = MIB
+"""How long, and how much, of what a peer still sends is read after the end was announced."""
+
+_log = logging.getLogger("penstock.server")
+
+
+class Socket(asyncio.Protocol):
+    """`connections` are those that are told when the broker stops. `_farewell` is what is said
+    last, once the end has begun."""
+
+    def __init__(self, hub: Hub, connections: MutableSet[Any], *, is_binary: bool) -> None:
+        self._hub = hub
+        self._connections = connections
+        self.is_binary = is_binary
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._frames = FrameReader(hub.max_body_bytes)
+        self._counted_bytes = 0
+        self._channels = Channels(hub.engine, self)
+        self._places = Places(self._leave, hub.max_body_bytes)
+        self._bound: dict[type, Callable[[Any, Done], None]] = {
+            SubscribeMessage: self._channels.subscribe,
+            UnsubscribeMessage: self._channels.unsubscribe,
+            LagMessage: self._channels.lag,
+            CacheWatchMessage: self._channels.watch,
+            CacheUnwatchMessage: self._channels.unwatch,
+        }
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_turn_due = False
+        self._is_in_turn = False
+        self._turn_left = 0
+        self._is_write_paused = False
+        self._is_read_paused = False
+        self._farewell: bytes | None = None
+        self._is_said = False
+        self._is_peer_done = False
+        self._is_lost = False
+        self._thrown_bytes = 0
+        self._touched = self._loop.time()
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def take_over(self, transport: asyncio.Transport, rest: bytes, is_write_paused: bool) -> None:
+        """Goes on where another protocol stopped, with what that had read and not understood."""
+        self._transport = transport
+        self._is_write_paused = is_write_paused
+        transport.set_protocol(self)
+        self._connections.add(self)
+        self._hub.sockets += 1
+        self._watchdog = self._loop.call_later(self._hub.ws_ping_s, self._look)
+        if self._hub.is_draining:
+            self.shutdown()
+        elif rest:
+            self.data_received(rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._channels.close()
+        self._places.clear()
+        self._out.clear()
+        self._connections.discard(self)
+        self._hub.sockets -= 1
+        self._hub.body_bytes -= self._counted_bytes
+        self._set_watchdog(None)
+
+    def eof_received(self) -> bool:
+        """A peer that has nothing more to say reads no events either."""
+        self._channels.close()
+        self._hang_up()
+        return True
+
+    def shutdown(self) -> None:
+        """The broker stops: what is under way is answered, nothing more is understood."""
+        self._end(GOING_AWAY, "the broker is stopping")
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._touched = self._loop.time()
+        if self._farewell is not None:
+            self._throw_away(data)
+            return
+        self._frames.feed(data)
+        self._turn()
+
+    def turn_soon(self) -> None:
+        if not (self._is_turn_due or self._is_in_turn):
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Reads, takes from the channels and writes, as far as there is room for it."""
+        self._is_turn_due = False
+        if self._is_lost:
+            return
+        self._is_in_turn = True
+        try:
+            is_all_read = self._read()
+            self._count()
+            self._channels.take()
+            self._write()
+        finally:
+            self._is_in_turn = False
+        if self._farewell is not None:
+            self._say_farewell()
+            self._pause_reading(False)
+            return
+        self._pause_reading(self._is_write_paused or not is_all_read)
+        may_go_on = not (is_all_read or self._is_full()) or self._channels.is_waiting()
+        if may_go_on and not self._is_write_paused:
+            self.turn_soon()
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._pause_reading(self._farewell is None)
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self.turn_soon()
+
+    def _pause_reading(self, is_paused: bool) -> None:
+        if is_paused == self._is_read_paused or self._is_lost:
+            return
+        self._is_read_paused = is_paused
+        if is_paused:
+            self._transport.pause_reading()
+        else:
+            self._touched = self._loop.time()
+            self._transport.resume_reading()
+
+    # -- what comes in -------------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """Handles what is whole. False when there may be more, and something must come first."""
+        try:
+            self._turn_left = TURN_OPERATIONS
+            while self._turn_left > 0:
+                if self._is_write_paused or self._is_full():
+                    return False
+                message = None if self._farewell is not None else self._frames.next_message()
+                if message is None:
+                    return True
+                self._receive(*message)
+                if self._out_bytes > TURN_BYTES:
+                    self._write()
+        except Violation as violation:
+            error = TooLarge(violation.message) if violation.code == MESSAGE_TOO_BIG else None
+            self._end(violation.code, violation.message, error)
+        return False
+
+    def _is_full(self) -> bool:
+        places = self._places
+        return len(places) >= MAX_UNANSWERED or places.held_bytes > MAX_UNANSWERED_BYTES
+
+    def _count(self) -> None:
+        """Messages that are not whole are bodies being received, as those of requests are."""
+        hub, held_bytes = self._hub, self._frames.held_bytes
+        hub.body_bytes += held_bytes - self._counted_bytes
+        is_growing = held_bytes > max(self._counted_bytes, TURN_BYTES)
+        self._counted_bytes = held_bytes
+        if is_growing and hub.body_bytes > hub.max_bodies_bytes:
+            error = hub.too_many_bodies()
+            self._end(TRY_AGAIN_LATER, error.message, error)
+
+    def _receive(self, opcode: int, payload: bytes) -> None:
+        self._turn_left -= 1 + len(payload) // KIB
+        if opcode == TEXT:
+            self._receive_text(payload)
+        elif opcode == BINARY:
+            self._receive_binary(payload)
+        elif opcode == PING:
+            self._send(PONG, payload)
+        elif opcode == CLOSE:
+            self._is_peer_done = True
+            self._end(read_close(payload), "")
+
+    def _receive_text(self, payload: bytes) -> None:
+        self._hub.socket_messages += 1
+        if not is_array(payload):
+            message = decode_one(payload)
+            self._perform(message, Place(self._places, [message], len(payload)).done)
+            return
+        try:
+            messages = decode_many(payload)
+        except PenstockError as error:
+            Place(self._places, [Refused(error)], len(payload)).done(error)
+            return
+        self._turn_left -= len(messages)
+        place = Place(self._places, messages, len(payload))
+        perform_all(messages, self._perform, place.done_all)
+
+    def _receive_binary(self, payload: bytes) -> None:
+        self._hub.socket_messages += 1
+        if not self.is_binary:
+            text = "binary frames need the subprotocol felix.v1+binary"
+            self._end(UNSUPPORTED_DATA, text, InvalidArgument(text))
+            return
+        frame = decode_publish(payload)
+        message = frame.message if isinstance(frame, BinaryPublish) else frame
+        self._perform(frame, Place(self._places, [message], len(payload)).done)
+
+    def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
+        """Every outcome is an answer; a defect of ours is one too, and ends nothing else."""
+        try:
+            bound = self._bound.get(type(message))
+            if bound is not None:
+                bound(message, done)
+            elif not isinstance(message, BinaryPublish):
+                perform(self._hub.engine, message, done)
+            else:
+                publish(self._hub.engine, message, done)
+        except PenstockError as error:
+            done(error)
+        except Exception:  # noqa: BLE001 - the last resort, logged
+            _log.exception("a message failed")
+            done(Internal("internal error; the broker's log says more"))
+
+    # -- what goes out -------------------------------------------------------------------------
+
+    def has_room(self) -> bool:
+        return not self._is_write_paused and self._out_bytes <= TURN_BYTES
+
+    def send_text(self, payload: bytes) -> None:
+        self._send(TEXT, payload)
+        self.turn_soon()
+
+    def send_binary(self, payload: bytes) -> None:
+        self._send(BINARY, payload)
+        self.turn_soon()
+
+    def _leave(self, frames: list[bytes], names: list[str]) -> None:
+        """A request's answers, in their turn."""
+        for frame in frames:
+            self._send(TEXT, frame)
+        for name in names:
+            self._channels.open(name)
+        self.turn_soon()
+
+    def _send(self, opcode: int, payload: bytes) -> None:
+        head = frame_head(opcode, len(payload))
+        self._out += (head, payload)
+        self._out_bytes += len(head) + len(payload)
+
+    def _write(self) -> None:
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._out_bytes = 0
+            self._transport.write(data)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self, code: int, reason: str, error: PenstockError | None = None) -> None:
+        """Announces the end, after the answers that are still due."""
+        if self._farewell is not None:
+            return
+        self._farewell = close_frame(code, reason)
+        if error is not None:
+            last = encode_json(typed_error(error))
+            self._farewell = frame_head(TEXT, len(last)) + last + self._farewell
+        self._channels.close()
+        self.turn_soon()
+
+    def _say_farewell(self) -> None:
+        if self._is_said or self._places or self._farewell is None:
+            return
+        self._is_said = True
+        self._transport.write(self._farewell)
+        if self._is_peer_done:
+            self._hang_up()
+        else:
+            self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
+
+    def _throw_away(self, data: bytes) -> None:
+        """Nothing is awaited but the peer's own close, which may be in anything that comes."""
+        self._thrown_bytes += len(data)
+        if self._thrown_bytes > LINGER_BYTES:
+            self._transport.abort()
+            return
+        try:
+            self._frames.feed(data)
+            while (message := self._frames.next_message()) is not None:
+                if message[0] == CLOSE:
+                    self._is_peer_done = True
+        except Violation:
+            return
+        if self._is_peer_done and self._is_said:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """What was written may still leave, for a while."""
+        self._is_lost = True
+        self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
+        self._transport.close()
+
+    # -- a silent peer -------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Pings a peer that is silent; gives it up when it stays so for as long again."""
+        ping_s = self._hub.ws_ping_s
+        silent_s = self._loop.time() - self._touched
+        if self._farewell is not None:
+            return
+        if self._is_read_paused:
+            # It may well have spoken. Gone is only who does not even acknowledge bytes.
+            if silent_s >= 2 * ping_s and is_unreachable(self._transport):
+                self._transport.abort()
+                return
+            wait_s = ping_s
+        elif silent_s >= 2 * ping_s:
+            self._end(INTERNAL_ERROR, "no answer to a ping")
+            return
+        elif silent_s >= ping_s:
+            self._send(PING, b"")
+            self.turn_soon()
+            wait_s = 2 * ping_s - silent_s
+        else:
+            wait_s = ping_s - silent_s
+        self._set_watchdog(self._loop.call_later(wait_s, self._look))
+
+    def _set_watchdog(self, handle: asyncio.TimerHandle | None) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watchdog = handle
+
+
+def is_unreachable(transport: asyncio.Transport) -> bool:
+    """Of a peer that has bytes to take: has it not even acknowledged the latest attempts?"""
+    if sys.platform != "linux":
+        return False
+    connection: socket.socket = transport.get_extra_info("socket")
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
+    retransmits, probes = info[2], info[3]
+    return max(retransmits, probes) >= LOST_ATTEMPTS

@@ -1,0 +1,123 @@
+"""From HTTP to WebSocket: who may have one, and handing the connection over.
+
+The connection has passed the gate like every other request. What is no proper handshake is
+refused, and the connection ended: nobody could say what its next bytes mean.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.model.errors import InvalidArgument, MethodNotAllowed, UpgradeRequired
+from penstock.server.felix.socket import Socket
+from penstock.server.hub import Hub
+from penstock.server.requests import Request
+
+if TYPE_CHECKING:
+    from penstock.server.gate import Verdict
+    from penstock.server.lane import Lane
+    from penstock.server.turns import Reply
+
+PATH = b"/v1/felix/ws"
+VERSION = b"13"
+SUBPROTOCOLS = {b"felix.v1": False, b"felix.v1+binary": True}
+"""And whether binary frames are spoken there."""
+
+_SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+_WISHES = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and options of the header Connection."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Handshake(msgspec.Struct, frozen=True):
+    """What a client asked for that may have a WebSocket."""
+
+    key: bytes
+    subprotocol: bytes
+
+    def answer(self, request_id: bytes) -> bytes:
+        accept = base64.b64encode(hashlib.sha1(self.key + _SALT, usedforsecurity=False).digest())
+        return (
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"sec-websocket-accept: %b\r\nsec-websocket-protocol: %b\r\nx-request-id: %b\r\n\r\n"
+            % (accept, self.subprotocol, request_id)
+        )
+
+
+def is_socket_wanted(method: bytes, path: bytes, headers: Headers) -> bool:
+    """Is this, of all wishes to upgrade, the one that is granted?"""
+    is_websocket = any(
+        name == b"upgrade" and value.strip().lower() == b"websocket" for name, value in headers
+    )
+    return is_websocket and method == b"GET" and path == PATH
+
+
+def read_handshake(headers: Headers, verdict: Verdict) -> Handshake:
+    keys = [value.strip() for name, value in headers if name == b"sec-websocket-key"]
+    versions = [value.strip() for name, value in headers if name == b"sec-websocket-version"]
+    if versions != [VERSION]:
+        raise UpgradeRequired("Sec-WebSocket-Version must be 13")
+    if len(keys) != 1 or not _is_key(keys[0]):
+        raise InvalidArgument("Sec-WebSocket-Key must be 16 bytes in base64")
+    if verdict.content_length or verdict.is_chunked:
+        raise InvalidArgument("a request for a WebSocket has no body")
+    return Handshake(keys[0], _choose(headers))
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        return False
+
+
+def _choose(headers: Headers) -> bytes:
+    """The first that the client offers and the broker speaks."""
+    for name, value in headers:
+        if name == b"sec-websocket-protocol":
+            for offered in value.split(b","):
+                if offered.strip() in SUBPROTOCOLS:
+                    return offered.strip()
+    names = " or ".join(name.decode() for name in SUBPROTOCOLS)
+    raise InvalidArgument(f"Sec-WebSocket-Protocol must offer {names}")
+
+
+def without_upgrade(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """The head of a request as it would be without a wish for another protocol."""
+    head = [b"%b %b HTTP/1.1\r\n" % (method, target)]
+    for name, value in headers:
+        if name == b"connection":
+            options = [option.strip() for option in value.split(b",")]
+            value = b", ".join(o for o in options if o.lower() not in _WISHES)
+        if name not in _WISHES:
+            head.append(b"%b: %b\r\n" % (name, value))
+    return b"".join(head) + b"\r\n"
+
+
+def hand_over(lane: Lane, handshake: Handshake, request_id: bytes, rest: bytes) -> None:
+    """All answers before have left: from here on the connection is a socket's."""
+    transport, is_write_paused = lane.transport, lane.flow.write_paused
+    lane.retire()
+    if lane.is_half_closed or transport.is_closing():
+        # Nothing else would ever tell that this client is gone.
+        transport.close()
+        return
+    transport.write(handshake.answer(request_id))
+    is_binary = SUBPROTOCOLS[handshake.subprotocol]
+    Socket(lane.hub, lane.connections, is_binary=is_binary).take_over(
+        transport, rest, is_write_paused
+    )
+
+
+def get_socket(hub: Hub, request: Request, reply: Reply) -> None:
+    """The path, asked for as an ordinary one."""
+    if request.method == b"HEAD":
+        raise MethodNotAllowed("GET")
+    raise UpgradeRequired("this path speaks WebSocket; ask for an upgrade, version 13")

@@ -1,0 +1,233 @@
+"""One WebSocket with no socket under it: its turns, its writes, and when it stops reading."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.engine.opening import open_in_memory
+from penstock.engine.scheduler import LoopScheduler
+from penstock.model.limits import Limits
+from penstock.server.felix import socket as module
+from penstock.server.felix.socket import Socket
+from penstock.server.gate import Gate
+from penstock.server.hub import Hub
+from penstock.server.routes import ROUTES, path_route
+from tests.websocket import CLOSE, TEXT, frame
+
+SCOPE = {"tenant_id": "default", "namespace": "default"}
+PING = {"type": "ping"}
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; pauses its protocol as a full one does, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_reading = True
+        self.is_closed = False
+        self.protocol: Any = None
+        self.high_water = 10**9
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+        if sum(map(len, self.writes)) > self.high_water:
+            self.protocol.pause_writing()
+
+    def drain(self) -> bytes:
+        data = b"".join(self.writes)
+        self.writes.clear()
+        return data
+
+    def pause_reading(self) -> None:
+        assert self.is_reading
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading
+        self.is_reading = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.engine = open_in_memory(Limits(), LoopScheduler(self.loop))
+        self.hub = Hub(
+            self.engine,
+            Gate(loopback_only=True),
+            ROUTES,
+            path_route,
+            request_timeout_ms=1000,
+            idle_timeout_ms=1000,
+        )
+        self.connections: set[Any] = set()
+        self.transport = Transport()
+        self.socket = Socket(self.hub, self.connections, is_binary=False)
+        self.socket.take_over(self.transport, b"", is_write_paused=False)
+
+    def send(self, *messages: Any) -> None:
+        self.socket.data_received(
+            b"".join(frame(TEXT, json.dumps(each).encode()) for each in messages)
+        )
+
+    def publish(self, count: int, payload: str = "eA==") -> None:
+        """By somebody else."""
+        with_it = Socket(self.hub, self.connections, is_binary=False)
+        with_it.take_over(Transport(), b"", is_write_paused=False)
+        batch = {"type": "publish_batch", "stream": "default", "payloads": [payload] * count}
+        with_it.data_received(frame(TEXT, json.dumps(batch | SCOPE).encode()))
+
+    async def turns(self, count: int = 1) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+
+def on_a_loop(test: Callable[[Connection], Any]) -> None:
+    async def run() -> None:
+        connection = Connection()
+        try:
+            await test(connection)
+        finally:
+            connection.socket.connection_lost(None)
+            connection.engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_small_messages_is_handled_a_bounded_number_a_turn() -> None:
+    async def test(connection: Connection) -> None:
+        connection.send(*[PING] * 1000)
+        assert connection.hub.socket_messages == module.TURN_OPERATIONS
+        assert not connection.transport.is_reading
+        await connection.turns()
+        assert connection.hub.socket_messages == 2 * module.TURN_OPERATIONS
+        await connection.turns(4)
+        assert connection.hub.socket_messages == 1000
+        assert connection.transport.is_reading
+        assert connection.transport.drain().count(b'"ok"') == 1000
+
+    on_a_loop(test)
+
+
+def test_operations_of_arrays_count_as_messages_do() -> None:
+    async def test(connection: Connection) -> None:
+        connection.send(*[[PING] * module.TURN_OPERATIONS] * 3)
+        assert connection.hub.socket_messages == 1
+        await connection.turns(3)
+        assert connection.hub.socket_messages == 3
+
+    on_a_loop(test)
+
+
+def test_what_leaves_in_one_turn_is_one_write() -> None:
+    async def test(connection: Connection) -> None:
+        subscribe = {"type": "subscribe", "stream": "default", **SCOPE}
+        connection.send(*[subscribe] * 10, *[PING] * 10)
+        assert len(connection.transport.writes) == 1
+        connection.transport.drain()
+        connection.publish(5)
+        await connection.turns(3)
+        assert connection.transport.writes[0].count(b'"event_batch"') == 10
+        assert len(connection.transport.writes) == 1
+
+    on_a_loop(test)
+
+
+def test_nothing_is_taken_or_read_while_the_peer_takes_nothing() -> None:
+    async def test(connection: Connection) -> None:
+        transport, socket = connection.transport, connection.socket
+        connection.send({"type": "subscribe", "stream": "default", **SCOPE})
+        transport.drain()
+        socket.pause_writing()
+        assert not transport.is_reading
+        connection.publish(100)
+        connection.send(PING)
+        await connection.turns(5)
+        assert not transport.writes
+        socket.resume_writing()
+        await connection.turns(2)
+        data = transport.drain()
+        assert data.count(b'"eA=="') == 100
+        assert data.count(b'"ok"') == 1
+        assert transport.is_reading
+
+    on_a_loop(test)
+
+
+def test_large_answers_are_written_before_more_is_asked() -> None:
+    async def test(connection: Connection) -> None:
+        put = {"type": "cache_put", "cache": "default", "key": "k", "value": "A" * 40_000}
+        connection.send({**put, **SCOPE})
+        connection.transport.drain()
+        connection.transport.high_water = 100_000
+        get = {"type": "cache_get", "cache": "default", "key": "k", **SCOPE}
+        connection.send(*[get] * 100)
+        assert connection.transport.drain().count(b'"cache_value"') < 10
+        assert not connection.transport.is_reading
+
+    on_a_loop(test)
+
+
+def test_events_are_taken_a_bounded_frame_at_a_time() -> None:
+    """However many wait: what is taken and not written yet is memory."""
+
+    async def test(connection: Connection) -> None:
+        connection.send({"type": "subscribe", "stream": "default", **SCOPE})
+        connection.transport.drain()
+        connection.transport.high_water = 150_000
+        connection.socket.pause_writing()
+        for _ in range(10):
+            connection.publish(100, "A" * 4000)
+            await connection.turns(5)
+        connection.socket.resume_writing()
+        await connection.turns(5)
+        # The first frame is of events whose size is not known yet.
+        assert len(connection.transport.drain()) < 600_000
+
+    on_a_loop(test)
+
+
+def test_a_connection_that_is_lost_leaves_nothing_behind() -> None:
+    async def test(connection: Connection) -> None:
+        connection.send({"type": "subscribe", "stream": "default", **SCOPE})
+        connection.socket.data_received(frame(TEXT, b"x" * 10_000)[:-1])
+        assert connection.hub.body_bytes > 9000
+        assert connection.connections == {connection.socket}
+        assert connection.hub.sockets == 1
+        connection.socket.connection_lost(ConnectionResetError())
+        assert (connection.hub.body_bytes, connection.hub.sockets) == (0, 0)
+        assert not connection.connections
+        found: list[Any] = []
+        connection.engine.streams.subscriptions(("default", "default", "default"), found.append)
+        assert found == [[]]
+        connection.hub.sockets = 1
+
+    on_a_loop(test)
+
+
+@pytest.mark.parametrize("frames", [[frame(CLOSE, b"\x03\xe8")], [frame(3), frame(CLOSE)]])
+def test_after_the_end_was_announced_nothing_is_understood(frames: list[bytes]) -> None:
+    async def test(connection: Connection) -> None:
+        for each in frames:
+            connection.socket.data_received(each)
+        connection.transport.drain()
+        connection.send(PING)
+        await connection.turns(3)
+        assert connection.transport.drain() == b""
+        assert connection.hub.socket_messages == 0
+
+    on_a_loop(test)
