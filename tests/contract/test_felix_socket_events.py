@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ def ns(broker: BrokerProcess) -> Namespace:
 
 @pytest.fixture
 def ws(broker: BrokerProcess) -> Iterator[WebSocket]:
-    with WebSocket(broker.port) as socket:
-        yield socket
+    with WebSocket(broker.port) as connection:
+        yield connection
 
 
 def message(kind: str, **members: Any) -> dict[str, Any]:
@@ -371,7 +372,7 @@ def test_a_disconnected_subscriber_is_removed_at_once(
     elif how == "garbage":
         ws.send_raw(frame(3))
     elif how == "reset":
-        ws.socket.setsockopt(1, 13, struct.pack("ii", 1, 0))
+        ws.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if how in ("end of stream", "reset"):
         ws.socket.close()
     if is_stalled and how in ("close frame", "garbage"):
@@ -385,6 +386,23 @@ def test_a_disconnected_subscriber_is_removed_at_once(
         subscribe(again, stream)
         ns.publish(stream, b"new")
         assert again.events(1) == [b"new"]
+
+
+def test_a_peer_that_ends_its_side_and_never_reads_is_not_waited_for(ns: Namespace) -> None:
+    stream = ns.create_stream()
+    with WebSocket(ns.broker.port, receive_buffer=4096) as ws:
+        subscribe(ws, stream)
+        publish_numbers(ns, stream, 3200, 4000)
+        before = open_sockets(ns)
+        assert before >= 1
+        ws.socket.shutdown(socket.SHUT_WR)
+        eventually(lambda: open_sockets(ns), lambda count: count < before, timeout_s=5)
+
+
+def open_sockets(ns: Namespace) -> int:
+    text = ns.broker.client.get("/metrics").text
+    [line] = [each for each in text.splitlines() if each.startswith("penstock_websockets ")]
+    return int(float(line.split()[1]))
 
 
 def test_a_silent_peer_is_pinged_and_kept_while_it_answers(start_broker: StartBroker) -> None:

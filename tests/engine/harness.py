@@ -356,13 +356,10 @@ class Broker:
         return outcome
 
     def give_unwritten(self, reader: Reader, *values: str, topic: str = "t") -> None:
-        """Produces what is decided for this reader, the only one, and reaches it too late: its
-        connection is full when the record of the delivery is durable."""
+        """Produces what is decided for this reader, the only one, and is not durable yet."""
         for value in values:
             self.submit(self.engine.produce, self.command(topic, value))
         self.scheduler._turns.popleft()()
-        reader.live.pause()
-        self.settle()
         assert len(reader.live.unwritten) == len(values)
 
     # -- looking inside -----------------------------------------------------------------------

@@ -236,13 +236,16 @@ def test_the_largest_cache_is_found_whatever_grew_shrank_and_went():
         broker.write(path, "k", b"x" * (100 * n + 100))
     names = [cache.path[2] for cache in memory.largest_first(caches)]
     assert names == ["c5", "c4", "c3", "c2", "c1", "c0"]
-    broker.erase(paths[5], "k")
-    broker.drop(paths[4])
+    broker.write(paths[5], "k", b"")
+    assert next(memory.largest_first(caches)).path == paths[4], "what has shrunk gives way"
+    broker.erase(paths[4], "k")
     assert next(memory.largest_first(caches)).path == paths[3]
+    broker.drop(paths[3])
+    assert next(memory.largest_first(caches)).path == paths[2]
     broker.write(paths[0], "k", b"x" * 10_000)
     found = [next(memory.largest_first(caches)).path for _ in range(8)]
     assert found[-1] == paths[0], "what has grown is noticed soon"
-    for path in (*paths[:4], paths[5]):
+    for path in (*paths[:3], *paths[4:]):
         broker.erase(path, "k")
     assert list(memory.largest_first(caches)) == []
     broker.write(paths[1], "k", b"x")

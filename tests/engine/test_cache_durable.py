@@ -145,6 +145,7 @@ def test_whatever_is_said_of_a_durable_cache_waits_for_what_was_decided_before()
         broker.submit(caches.size, path),
         broker.submit(broker.engine.registry.delete, "cache", path, False),
         broker.submit(caches.get, path, "k"),
+        broker.submit(caches.put, Put(path, "k", b"v")),
     ]
     broker.scheduler.run()
     assert not any(waiting), "answered before it was durable"
@@ -160,6 +161,7 @@ def test_whatever_is_said_of_a_durable_cache_waits_for_what_was_decided_before()
     assert answers[6].number == 1
     assert answers[7][0] == 2
     assert isinstance(answers[9], NotFound)
+    assert isinstance(answers[10], NotFound)
 
 
 def test_an_ephemeral_cache_answers_while_the_disk_is_slow():
@@ -210,6 +212,24 @@ def test_after_a_failed_log_nothing_of_a_durable_cache_is_seen(kind: str):
     broker.crash()
     assert broker.read(path, "k") == b"old"
     assert broker.read(path, "a") is None
+
+
+def test_a_broker_that_stopped_serving_changes_no_durable_cache():
+    """felix-54."""
+    broker, path = durable()
+    broker.write(path, "k", b"old")
+    broker.engine.caches._journal._fail(Unavailable("a defect"))
+    for command, argument in (
+        (broker.engine.caches.put, Put(path, "k", b"new")),
+        (broker.engine.caches.delete, Delete(path, "k")),
+    ):
+        assert [type(outcome) for outcome in broker.submit(command, argument)] == [Unavailable]
+    with pytest.raises(Unavailable):
+        broker.engine.caches.invalidate([(path, "k")])
+    assert broker.inside(path).entries["k"].value == b"old"
+    broker.clock.advance(1)
+    broker.restart()
+    assert broker.read(path, "k") == b"old"
 
 
 # -- the time of a durable entry ------------------------------------------------------------------
@@ -270,11 +290,29 @@ def test_the_last_put_s_ttl_counts_however_many_wait(second: Any, left_ms: int |
     assert not broker.inside(path).unanswered
 
 
+def test_a_read_between_two_puts_has_the_first_for_its_whole_ttl():
+    """felix-60, 51."""
+    broker, path = durable()
+    caches = broker.engine.caches
+    broker.hold_writes()
+    broker.submit(caches.put, Put(path, "k", b"1", 100))
+    read = broker.submit(caches.get, path, "k")
+    broker.submit(caches.put, Put(path, "k", b"2"))
+    broker.scheduler.run()
+    broker.clock.advance(500)
+    broker.disk.release()
+    broker.settle()
+    assert (read[0].value, read[0].ttl_ms) == (b"1", 100)
+    assert broker.read(path, "k") == b"2"
+
+
 @pytest.mark.parametrize("ttl_ms", [0, 100])
 def test_a_put_that_expires_at_once_does_so_while_another_waits(ttl_ms: int):
     """felix-65."""
     broker, path = durable()
-    *_, read = held_put(broker, path, Put(path, "k", b"1", 100), Put(path, "k", b"2", 0))
+    over = [Put(path, "k", b"5", 100), Put(path, "k", b"5", 0)]
+    *_, counted, read = held_put(broker, path, *over, Increment(path, "k", ttl_ms=0))
+    assert counted[0].number == 1
     assert read[0] is None
     *_, read = held_put(broker, path, Put(path, "k", b"1", ttl_ms), Delete(path, "k"))
     assert read[0] is None

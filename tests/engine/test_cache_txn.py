@@ -57,6 +57,38 @@ def test_ops_are_done_in_order_and_see_each_other(held: Held):
     check(broker.state)
 
 
+def test_of_a_key_that_is_written_twice_the_last_ttl_counts(held: Held):
+    """felix-60, 65, 81."""
+    broker, path = held
+    broker.transact(
+        [
+            Put(path, "cleared", b"1", 200),
+            Put(path, "cleared", b"2"),
+            Put(path, "shorter", b"1", 200),
+            Put(path, "shorter", b"2", 100),
+            Put(path, "counted", b"1", 200),
+            Increment(path, "counted", ttl_ms=5),
+            Put(path, "gone", b"1", 200),
+            Delete(path, "gone"),
+            Put(path, "counter", b"1", 200),
+            Delete(path, "counter"),
+            Increment(path, "counter"),
+        ]
+    )
+    left = {}
+    for key in ("cleared", "shorter", "counted", "gone", "counter"):
+        value = broker.value(path, key)
+        left[key] = (value.value, value.ttl_ms) if value is not None else None
+    assert left == {
+        "cleared": (b"2", None),
+        "shorter": (b"2", 100),
+        "counted": (b"2", 200),
+        "gone": None,
+        "counter": (b"1", None),
+    }
+    assert not broker.inside(path).unanswered
+
+
 @pytest.mark.parametrize("wrong", range(6))
 def test_one_refusal_and_nothing_is_changed(held: Held, wrong: int):
     """felix-81."""

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.model.caching import Delete, Put, Watch, WatchEvent
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
-from penstock.model.limits import MAX_WATCH_EVENTS, Limits
+from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_WATCH_EVENTS, Limits
 from penstock.model.tenancy import Path
 from tests.engine.cache_harness import CacheBroker, Watcher, durable, in_memory
 
@@ -217,7 +217,12 @@ def test_a_watch_is_of_one_key_or_one_prefix(held: Held):
     watch = broker.engine.caches.watch
     for command in (Watch(path=path), Watch(path=path, key="k", prefix="k")):
         assert isinstance(broker.call(watch, command, Watcher()), InvalidArgument)
-    assert isinstance(broker.call(watch, Watch(path=path, key=""), Watcher()), InvalidArgument)
+    for command in (
+        Watch(path=path, key=""),
+        Watch(path=path, prefix="\n"),
+        Watch(path=path, prefix="k" * (MAX_CACHE_KEY_BYTES + 1)),
+    ):
+        assert isinstance(broker.call(watch, command, Watcher()), InvalidArgument)
     assert broker.engine.caches.watches.count == 0
 
 

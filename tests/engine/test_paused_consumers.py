@@ -8,7 +8,7 @@ from penstock.core.invariants import check
 from penstock.model.errors import FailedPrecondition
 from penstock.model.item import Item
 from penstock.model.limits import MAX_UNWRITTEN_BYTES, Limits
-from tests.engine.harness import LONG_MS, Reader, on_disk, policy, values
+from tests.engine.harness import LONG_MS, Broker, Reader, on_disk, policy, values
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
@@ -20,7 +20,9 @@ def test_what_was_not_written_goes_to_another_consumer_at_once_when_the_connecti
     broker.topic()
     slow = broker.consume(owner="slow", lease_ms=LONG_MS)
     broker.give_unwritten(slow, "a", "b")
-    others = [broker.consume(owner="other", lease_ms=LONG_MS) for _ in range(waiting)]
+    others = [Reader("t", "g", "other") for _ in range(waiting)]
+    for other in others:
+        broker.submit(broker.engine.open_consumer, "t", "g", "other", LONG_MS, 0, other)
     slow.live.close()
     broker.settle()
     if not waiting:
@@ -33,21 +35,77 @@ def test_what_was_not_written_goes_to_another_consumer_at_once_when_the_connecti
     broker.close()
 
 
-def test_what_was_not_written_goes_to_another_consumer_when_its_lease_ends():
-    """driftq-24: the slow one holds up nobody for longer than its lease."""
+def test_what_a_full_connection_cannot_take_goes_to_another_consumer_at_once():
+    """driftq-24: the slow one holds up nobody, and what it could not take is uncounted."""
     broker = on_disk()
     broker.topic()
-    slow = broker.consume(owner="slow", lease_ms=1000)
-    broker.give_unwritten(slow, "a")
+    slow = broker.consume(owner="slow", lease_ms=LONG_MS)
+    broker.give_unwritten(slow, "a", "b")
+    slow.live.pause()
+    broker.settle()
+    assert not slow.live.unwritten
     other = broker.consume(owner="other", lease_ms=LONG_MS)
-    broker.pass_ms(999)
-    assert not other.items
-    broker.pass_ms(11)
-    assert values(other.items) == ["a"]
-    assert other.attempts() == [1]
+    assert values(other.items) == ["a", "b"]
+    assert other.attempts() == [1, 1]
     slow.live.resume()
     broker.settle()
-    assert not slow.items, "it is leased to another now"
+    assert not slow.items, "they are leased to another now"
+    check(broker.state)
+    broker.close()
+
+
+def two_readers_and_one_full(*, stuck: int) -> tuple[Broker, list[Reader]]:
+    """Eight messages are decided, in turn for two readers, and the connection of one is full by
+    the time they are durable."""
+    broker = on_disk()
+    broker.topic()
+    readers = [broker.consume(owner=name, lease_ms=LONG_MS) for name in ("one", "two")]
+    for n in range(8):
+        broker.submit(broker.engine.produce, broker.command("t", f"v{n}"))
+    broker.scheduler._turns.popleft()()
+    assert all(len(reader.live.unwritten) == 4 for reader in readers)
+    readers[stuck].live.pause()
+    return broker, readers
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_first_deliveries_leave_in_offset_order_past_a_full_connection(stuck: int):
+    """driftq-22: none leaves while one before it, which the full connection was to have, has
+    not."""
+    broker, readers = two_readers_and_one_full(stuck=stuck)
+    broker.settle()
+    assert readers[1 - stuck].offsets() == list(range(8))
+    assert readers[1 - stuck].attempts() == [1] * 8
+    assert not readers[stuck].items
+    check(broker.state)
+    broker.close()
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_what_was_decided_later_does_not_pass_over_what_went_back(stuck: int):
+    """driftq-22: nor when it is on its way to the disk at that moment."""
+    broker, readers = two_readers_and_one_full(stuck=stuck)
+    for n in range(8, 12):
+        broker.submit(broker.engine.produce, broker.command("t", f"v{n}"))
+    broker.settle()
+    assert readers[1 - stuck].offsets() == list(range(12))
+    readers[stuck].live.resume()
+    broker.put("t", "v12", "v13")
+    assert sorted(readers[0].offsets() + readers[1].offsets()) == list(range(14))
+    check(broker.state)
+    broker.close()
+
+
+def test_with_every_connection_full_the_messages_wait_for_the_first_that_is_not():
+    """driftq-22, 24."""
+    broker, readers = two_readers_and_one_full(stuck=0)
+    readers[1].live.pause()
+    broker.settle()
+    assert not readers[0].items
+    assert not readers[1].items
+    readers[1].live.resume()
+    broker.settle()
+    assert readers[1].offsets() == list(range(8))
     check(broker.state)
     broker.close()
 
@@ -93,7 +151,7 @@ def test_an_owner_that_never_got_the_item_may_not_ack_it():
     broker.topic()
     slow = broker.consume(owner="slow", lease_ms=LONG_MS)
     broker.give_unwritten(slow, "a")
-    slow.live.close()
+    slow.live.pause()
     broker.settle()
     assert isinstance(broker.ack(slow, 0), FailedPrecondition)
     broker.close()
@@ -109,10 +167,8 @@ def test_a_returned_redelivery_leaves_the_earlier_owner_in_place():
     slow = broker.consume(owner="slow", lease_ms=LONG_MS)
     broker.submit(broker.engine.nack, broker.naming(first, 0), "why")
     broker.scheduler._turns.popleft()()
-    slow.live.pause()
-    broker.settle()
     assert len(slow.live.unwritten) == 1
-    slow.live.close()
+    slow.live.pause()
     broker.settle()
     check(broker.state)
     assert isinstance(broker.ack(slow, 0), FailedPrecondition)
@@ -142,6 +198,8 @@ def test_a_crash_counts_deliveries_that_may_have_been_sent_never_fewer():
     broker.topic()
     slow = broker.consume(owner="slow", lease_ms=LONG_MS)
     broker.give_unwritten(slow, "a")
+    broker.settle()
+    assert slow.attempts() == [1]
     broker.crash()
     other = broker.consume(owner="other", lease_ms=LONG_MS)
     assert other.attempts() == [2]
@@ -154,7 +212,8 @@ def test_a_consumer_that_resumes_has_its_whole_lease_from_then_on():
     broker.topic()
     slow = broker.consume(owner="slow", lease_ms=1000)
     broker.give_unwritten(slow, "a")
-    broker.pass_ms(900)
+    slow.live.pause()
+    broker.pass_ms(5000)
     slow.live.resume()
     broker.settle()
     assert values(slow.items) == ["a"]
@@ -201,19 +260,19 @@ def test_what_is_decided_for_one_consumer_and_not_written_is_bounded_in_bytes():
 
 
 def test_many_pauses_leave_nothing_behind():
-    """driftq-24: what is held for a paused consumer is forgotten with its lease."""
+    """driftq-24: a paused consumer keeps nothing."""
     broker = on_disk()
     broker.topic()
     slow = broker.consume(owner="slow", lease_ms=100)
     for n in range(20):
         broker.give_unwritten(slow, f"v{n}")
+        slow.live.pause()
         broker.pass_ms(120)
         slow.live.resume()
         broker.settle()
         for item in slow.take():
             assert broker.ack(slow, item) is None
     assert not slow.live.unwritten
-    assert not slow.live.held
     assert slow.live.unwritten_bytes == 0
     assert slow.live.outstanding == 0
     check(broker.state)

@@ -5,25 +5,32 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.cache import CacheEntry
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING
 from penstock.core.image import comparable, decode_image, encode_image, restore_image, take_image
+from penstock.core.invariants import check
 from penstock.core.settle import LAPSED
 from penstock.core.state import BrokerState
 from penstock.model.envelope import RetryPolicy
 from penstock.model.records import (
     COMMITTED,
     DEAD,
+    EXPIRED,
+    CacheRemoved,
+    CacheStored,
     Delivered,
     DeliveredItem,
     EffectSet,
     GroupCreated,
     Message,
     Record,
+    RegistryChanged,
     Released,
     Returned,
     TopicCreated,
     encode_record,
 )
+from penstock.model.tenancy import CacheConfig, Entry
 from tests.storage.random_broker import LIMITS, RandomBroker, Step, long_histories, replayed, steps
 
 
@@ -57,6 +64,7 @@ def waiting(state: BrokerState) -> list[int]:
 def test_an_image_survives_the_way_to_disk_and_back(history: list[Step]):
     state = replayed(RandomBroker().live_through(history).log)
     again = restored(state)
+    check(again)
     assert take_image(again) == take_image(state)
     assert derived(again) == derived(state)
     assert waiting(again) == waiting(state)
@@ -77,6 +85,7 @@ def test_going_on_from_an_image_equals_replaying_everything(history: list[Step],
 @given(long_histories)
 def test_a_replayed_state_equals_the_live_one_but_for_time_that_passed(history: list[Step]):
     broker = RandomBroker().live_through(history)
+    check(broker.state)
     live = comparable(take_image(broker.state), broker.now_ms)
     assert comparable(take_image(replayed(broker.log)), broker.now_ms) == live
 
@@ -144,6 +153,45 @@ def test_an_effect_stays_open_while_its_messages_are_unfinished_after_a_restore(
     effect = group.topic.effects.get("workers", "1/tk")
     assert effect is not None
     assert effect.text == "done"
+
+
+def some_cache() -> BrokerState:
+    """A durable cache: one entry written again, one that has expired, one that will."""
+    entry = Entry(
+        kind="cache",
+        tenant_id="default",
+        namespace="default",
+        name="kept",
+        id=9,
+        revision=9,
+        cache=CacheConfig(durable=True),
+    )
+    records: list[Record] = [
+        RegistryChanged(100, entry),
+        CacheStored(9, 101, "a", b"1", 100_001),
+        CacheStored(9, 101, "over", b"1", 100_002, 105),
+        CacheStored(9, 101, "later", b"1", 100_003, 500),
+        CacheStored(9, 102, "gone", b"1", 100_004),
+        CacheStored(9, 103, "a", b"\x00\xff", 100_005),
+        CacheRemoved(9, 110, "gone", 100_006),
+    ]
+    return replayed([encode_record(record) for record in records])
+
+
+def test_a_durable_cache_keeps_values_versions_and_expiry_and_not_what_has_expired():
+    cache = restored(some_cache()).caches[9]
+    assert list(cache.entries.items()) == [
+        ("later", CacheEntry(b"1", 100_003, 500)),
+        ("a", CacheEntry(b"\x00\xff", 100_005)),
+    ]
+    assert cache.version == 100_006
+
+
+def test_that_an_expired_entry_is_removed_may_be_recorded_after_it_was_left_out():
+    state = restored(some_cache())
+    replayed([encode_record(CacheRemoved(9, 120, "over", 100_007, EXPIRED))], state)
+    assert state.caches[9].version == 100_007
+    check(state)
 
 
 def test_ids_of_deleted_topics_are_not_given_out_again_after_a_restore():

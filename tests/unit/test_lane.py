@@ -19,8 +19,7 @@ from penstock.server.app import make_app
 from penstock.server.gate import Gate
 from penstock.server.hub import Hub
 from penstock.server.lane import Lane
-from penstock.server.routes import ROUTES
-from penstock.server.topic_routes import topic_route
+from penstock.server.routes import ROUTES, path_route
 
 CONSUME = b"GET /v1/consume?topic=t&group=g&owner=o HTTP/1.1\r\nHost: localhost\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -61,7 +60,7 @@ class Connection:
             self.engine,
             Gate(loopback_only=True),
             ROUTES,
-            topic_route,
+            path_route,
             request_timeout_ms=60_000,
             idle_timeout_ms=60_000,
         )

@@ -91,6 +91,11 @@ class Connection:
         batch = {"type": "publish_batch", "stream": "default", "payloads": [payload] * count}
         with_it.data_received(frame(TEXT, json.dumps(batch | SCOPE).encode()))
 
+    def subscriptions(self) -> Any:
+        found: list[Any] = []
+        self.engine.streams.subscriptions(("default", "default", "default"), found.append)
+        return found[0]
+
     async def turns(self, count: int = 1) -> None:
         for _ in range(count):
             await asyncio.sleep(0)
@@ -110,7 +115,7 @@ def on_a_loop(test: Callable[[Connection], Any]) -> None:
 
 def test_a_flood_of_small_messages_is_handled_a_bounded_number_a_turn() -> None:
     async def test(connection: Connection) -> None:
-        connection.send(*[PING] * 1000)
+        connection.send(*[PING | {"request_id": "x" * 100}] * 1000)
         assert connection.hub.socket_messages == module.TURN_OPERATIONS
         assert not connection.transport.is_reading
         await connection.turns()
@@ -153,16 +158,20 @@ def test_nothing_is_taken_or_read_while_the_peer_takes_nothing() -> None:
         connection.send({"type": "subscribe", "stream": "default", **SCOPE})
         transport.drain()
         socket.pause_writing()
-        assert not transport.is_reading
         connection.publish(100)
         connection.send(PING)
         await connection.turns(5)
         assert not transport.writes
+        # A little is read ahead, or nobody would notice that the peer has ended its stream.
+        assert transport.is_reading
+        connection.send(PING | {"request_id": "x" * 100}, *[PING] * 3000)
+        assert not transport.is_reading
         socket.resume_writing()
         await connection.turns(2)
         data = transport.drain()
         assert data.count(b'"eA=="') == 100
-        assert data.count(b'"ok"') == 1
+        await connection.turns(20)
+        assert (data + transport.drain()).count(b'"ok"') == 3002
         assert transport.is_reading
 
     on_a_loop(test)
@@ -177,7 +186,6 @@ def test_large_answers_are_written_before_more_is_asked() -> None:
         get = {"type": "cache_get", "cache": "default", "key": "k", **SCOPE}
         connection.send(*[get] * 100)
         assert connection.transport.drain().count(b'"cache_value"') < 10
-        assert not connection.transport.is_reading
 
     on_a_loop(test)
 
@@ -186,17 +194,72 @@ def test_events_are_taken_a_bounded_frame_at_a_time() -> None:
     """However many wait: what is taken and not written yet is memory."""
 
     async def test(connection: Connection) -> None:
+        transport = connection.transport
         connection.send({"type": "subscribe", "stream": "default", **SCOPE})
-        connection.transport.drain()
-        connection.transport.high_water = 150_000
+        connection.publish(10, "A" * 4000)
+        await connection.turns(3)
+        assert len(transport.drain()) > 40_000
+        transport.high_water = 150_000
         connection.socket.pause_writing()
         for _ in range(10):
             connection.publish(100, "A" * 4000)
             await connection.turns(5)
         connection.socket.resume_writing()
         await connection.turns(5)
-        # The first frame is of events whose size is not known yet.
-        assert len(connection.transport.drain()) < 600_000
+        assert 150_000 < len(transport.drain()) < 300_000
+
+    on_a_loop(test)
+
+
+def test_no_more_is_read_while_requests_enough_are_unanswered() -> None:
+    async def test(connection: Connection) -> None:
+        connection.engine.streams.hold_fanout()
+        depth = connection.engine.limits.pub_queue_depth
+        publish = {"type": "publish", "stream": "default", "payload": "", **SCOPE}
+        connection.send(*[publish] * 4000)
+        await connection.turns(50)
+        assert connection.hub.socket_messages == depth + module.MAX_UNANSWERED
+        assert not connection.transport.is_reading
+        connection.engine.streams.release_fanout()
+        await connection.turns(100)
+        assert connection.transport.drain().count(b'"publish_ok"') == 4000
+        assert connection.transport.is_reading
+
+    on_a_loop(test)
+
+
+def test_nor_while_what_is_unanswered_is_large() -> None:
+    async def test(connection: Connection) -> None:
+        connection.engine.streams.hold_fanout()
+        publish = {"type": "publish", "stream": "default", **SCOPE}
+        connection.send({**publish, "type": "publish_batch", "payloads": [""] * 1024})
+        connection.send(*[{**publish, "payload": "A" * 400_000}] * 20)
+        await connection.turns(50)
+        assert connection.hub.socket_messages == 1 + 3
+        connection.engine.streams.release_fanout()
+        await connection.turns(100)
+        assert connection.transport.drain().count(b'"publish_ok"') == 21
+
+    on_a_loop(test)
+
+
+@pytest.mark.parametrize("data", [frame(3), frame(CLOSE), frame(TEXT, b"", size=2**40)])
+def test_the_channels_are_closed_as_soon_as_the_end_begins(data: bytes) -> None:
+    """Even while an answer is still due before it can be said."""
+
+    async def test(connection: Connection) -> None:
+        connection.engine.streams.hold_fanout()
+        connection.send({"type": "subscribe", "stream": "default", **SCOPE})
+        full = {"type": "publish_batch", "stream": "default", "payloads": [""] * 1024, **SCOPE}
+        connection.send(full, full)
+        connection.transport.drain()
+        connection.socket.data_received(data)
+        assert connection.subscriptions() == []
+        assert not connection.transport.drain()
+        connection.engine.streams.release_fanout()
+        await connection.turns(20)
+        written = connection.transport.drain()
+        assert written.index(b'"publish_ok"') < written.rindex(b"\x88")
 
     on_a_loop(test)
 
@@ -211,9 +274,7 @@ def test_a_connection_that_is_lost_leaves_nothing_behind() -> None:
         connection.socket.connection_lost(ConnectionResetError())
         assert (connection.hub.body_bytes, connection.hub.sockets) == (0, 0)
         assert not connection.connections
-        found: list[Any] = []
-        connection.engine.streams.subscriptions(("default", "default", "default"), found.append)
-        assert found == [[]]
+        assert connection.subscriptions() == []
         connection.hub.sockets = 1
 
     on_a_loop(test)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -35,6 +35,9 @@ from penstock.model.errors import (
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
+
+Payload = bytes | str
+"""What is sent as bytes; of text, its UTF-8."""
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidArgument,
@@ -81,13 +84,14 @@ class Call(Generic[T]):
             ) from error
 
 
-def named_like(method: M, build: Callable[..., object]) -> M:
-    """The method of a client, with the name, the text and the parameters of its call."""
+def named_like(method: M, build: Callable[..., object], given: int = 0) -> M:
+    """The method of a client, with the name, the text and the parameters of its call; the first
+    `given` of these are not its caller's."""
     signature = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     answer = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")
     signature = signature.replace(
-        parameters=[own, *signature.parameters.values()], return_annotation=answer
+        parameters=[own, *list(signature.parameters.values())[given:]], return_annotation=answer
     )
     method.__name__, method.__doc__ = build.__name__, build.__doc__
     setattr(method, "__signature__", signature)  # noqa: B010 - no attribute a type checker knows
@@ -160,10 +164,40 @@ def nothing(_: bytes) -> None:
 def segment(name: str) -> str:
     if not name.strip():
         raise InvalidArgument("a name is required")
+    return escaped(name)
+
+
+def escaped(text: str) -> str:
+    """As one segment of a path, whatever it is."""
+    if text in (".", ".."):
+        # Plain, these would be taken for steps in the path: `..` would name what is above.
+        return text.replace(".", "%2E")
     try:
-        return quote(name, safe="")
+        return quote(text, safe="")
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+
+
+def query_of(**parameters: str | int | None) -> str:
+    """What is None was not said."""
+    try:
+        return urlencode({name: value for name, value in parameters.items() if value is not None})
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+
+
+def bytes_of(payload: Payload) -> bytes:
+    try:
+        return payload.encode() if isinstance(payload, str) else payload
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+
+
+def list_of(values: Iterable[T], what: str) -> list[T]:
+    """A text in the place of texts is a slip that would pass: each of its characters is one."""
+    if isinstance(values, str | bytes):
+        raise InvalidArgument(f"{what} are several, as a list; this is one")
+    return list(values)
 
 
 def encode(body: Any) -> bytes:

@@ -1,7 +1,6 @@
-"""What a consumer is given, and how it is read from the bytes of a stream. No IO.
+"""What a consumer is given, and how it is read from the lines of a stream. No IO.
 
-A delivery knows its topic, group and owner, so that it can be acked as it is. Invariant of the
-buffer: deliveries come out in the order of their lines, each once, and never from half a line.
+A delivery knows its topic, group and owner, so that it can be acked as it is.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import UNSET
 
+from penstock.client.lines import LineBuffer
 from penstock.model.envelope import Envelope, Routing
-from penstock.model.errors import Internal
 from penstock.model.item import Item
 
 DEFAULT_LEASE_MS = 30_000
@@ -51,43 +50,15 @@ class Delivery(DeliveryRef, frozen=True, kw_only=True):
     envelope: Envelope = _NO_ENVELOPE
 
 
-class DeliveryBuffer:
-    """From chunks of a stream to deliveries, and how long there have been none."""
-
+class DeliveryBuffer(LineBuffer[Delivery]):
     def __init__(self, topic: str, group: str, owner: str) -> None:
+        super().__init__()
         self._topic = topic
         self._group = group
         self._owner = owner
-        self._half_line: list[bytes] = []
-        self._ready: deque[Delivery] = deque()
-        self._waiting_since: float | None = None
 
-    def feed(self, chunk: bytes) -> None:
-        """Takes bytes in. Lines end at a newline and nowhere else; blank ones are heartbeats."""
-        end = chunk.rfind(b"\n")
-        if end < 0:
-            self._half_line.append(chunk)
-            return
-        lines = b"".join((*self._half_line, chunk[: end + 1]))
-        self._half_line = [chunk[end + 1 :]]
-        try:
-            items = _decode_lines(lines)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise Internal(f"the stream has a line that is no item: {error}") from error
-        self._ready.extend(map(self._delivery_of, items))
-
-    def take(self, now_s: float) -> Delivery | None:
-        """The next delivery, if there is one; else the wait for it has begun."""
-        if self._ready:
-            self._waiting_since = None
-            return self._ready.popleft()
-        if self._waiting_since is None:
-            self._waiting_since = now_s
-        return None
-
-    def waited_s(self, now_s: float) -> float:
-        """Since the caller began to wait for the next delivery."""
-        return 0.0 if self._waiting_since is None else now_s - self._waiting_since
+    def _read(self, lines: bytes) -> Iterable[Delivery]:
+        return map(self._delivery_of, _decode_lines(lines))
 
     def _delivery_of(self, item: Item) -> Delivery:
         return Delivery(

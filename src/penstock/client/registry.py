@@ -80,18 +80,18 @@ def list_streams(tenant_id: str, namespace: str) -> Call[list[Stream]]:
 
 def describe_stream(tenant_id: str, namespace: str, name: str) -> Call[Stream]:
     """A stream's settings in force, and how many subscribe to it."""
-    return Call("GET", _stream(tenant_id, namespace, name), reader(Stream))
+    return Call("GET", stream_path(tenant_id, namespace, name), reader(Stream))
 
 
 def change_stream(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Stream]:
     """Changes the settings that are named; None is the default again."""
-    path = _stream(tenant_id, namespace, name)
+    path = stream_path(tenant_id, namespace, name)
     return Call("PATCH", path, reader(Stream), encode(settings))
 
 
 def delete_stream(tenant_id: str, namespace: str, name: str) -> Call[None]:
     """Deletes a stream; its subscriptions end."""
-    return _delete(_stream(tenant_id, namespace, name))
+    return _delete(stream_path(tenant_id, namespace, name))
 
 
 # -- caches --------------------------------------------------------------------------------------
@@ -113,17 +113,17 @@ def list_caches(tenant_id: str, namespace: str) -> Call[list[Cache]]:
 
 def describe_cache(tenant_id: str, namespace: str, name: str) -> Call[Cache]:
     """A cache's settings in force, and what it holds."""
-    return Call("GET", _cache(tenant_id, namespace, name), reader(Cache))
+    return Call("GET", cache_path(tenant_id, namespace, name), reader(Cache))
 
 
 def change_cache(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Cache]:
     """Changes the settings that are named; None is the default again."""
-    return Call("PATCH", _cache(tenant_id, namespace, name), reader(Cache), encode(settings))
+    return Call("PATCH", cache_path(tenant_id, namespace, name), reader(Cache), encode(settings))
 
 
 def delete_cache(tenant_id: str, namespace: str, name: str) -> Call[None]:
     """Deletes a cache with all that it holds; its watches end."""
-    return _delete(_cache(tenant_id, namespace, name))
+    return _delete(cache_path(tenant_id, namespace, name))
 
 
 # -- the whole -----------------------------------------------------------------------------------
@@ -158,11 +158,11 @@ def _namespace(tenant_id: str, namespace: str) -> str:
     return f"{_tenant(tenant_id)}/namespaces/{segment(namespace)}"
 
 
-def _stream(tenant_id: str, namespace: str, name: str) -> str:
+def stream_path(tenant_id: str, namespace: str, name: str) -> str:
     return f"{_namespace(tenant_id, namespace)}/streams/{segment(name)}"
 
 
-def _cache(tenant_id: str, namespace: str, name: str) -> str:
+def cache_path(tenant_id: str, namespace: str, name: str) -> str:
     return f"{_namespace(tenant_id, namespace)}/caches/{segment(name)}"
 
 

@@ -8,6 +8,7 @@ ends, consumers) rides on the entries and is not part of the image a snapshot ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory
@@ -202,7 +203,10 @@ def _open_effect(group: Group, key: str, ts: int) -> None:
 
 
 def _returned(state: BrokerState, record: Returned) -> None:
+    """What was never delivered goes first, in offset order, whichever came back first."""
     progress = progress_of(state, record.group_id, record.partition)
+    ready = progress.ready
+    untried = list(takewhile(lambda offset: not ready[offset].attempts, ready))
     for offset in reversed(record.offsets):
         entry = progress.unfinished[offset]
         progress.in_flight -= 1
@@ -210,8 +214,12 @@ def _returned(state: BrokerState, record: Returned) -> None:
         entry.attempts -= 1
         entry.owner = entry.previous_owner
         entry.state = READY
-        progress.ready[offset] = entry
-        progress.ready.move_to_end(offset, last=False)
+        ready[offset] = entry
+        ready.move_to_end(offset, last=False)
+        if not entry.attempts:
+            untried.append(offset)
+    for offset in sorted(untried, reverse=True):
+        ready.move_to_end(offset, last=False)
 
 
 def _finished(state: BrokerState, record: Finished) -> None:

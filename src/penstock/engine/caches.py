@@ -268,11 +268,12 @@ class Caches:
         for record in anew:
             cache = self._state.caches[record.cache_id]
             if cache.is_durable:
-                if record.expires > record.ts:
+                cache.unanswered.pop(record.key, None)
+                entry = cache.entries.get(record.key)
+                # Later in the same transaction it may have been removed, or written over.
+                if entry is not None and entry.expires == record.expires > record.ts:
                     cache.unanswered[record.key] = record.version
-                    countdowns.append((cache, record, cache.entries[record.key]))
-                else:
-                    cache.unanswered.pop(record.key, None)
+                    countdowns.append((cache, record, entry))
         return countdowns
 
     def _begin(self, countdowns: list[Countdown], done: Done, answer: Any) -> None:
@@ -295,8 +296,8 @@ class Caches:
         try:
             if (command.key is None) == (command.prefix is None):
                 raise InvalidArgument("a watch is of one key or of one prefix")
-            if command.key is not None:
-                check_key(command.key)
+            if command.key is not None or command.prefix:
+                check_key(command.key or command.prefix or "")
             cache = find_cache(self._state, command.path)
             if cache.is_durable and self._journal.failure is not None:
                 raise self._journal.failure

@@ -35,18 +35,24 @@ class Sink(Protocol):
 Leaving = tuple[Unfinished, Item]
 """A delivery on its way: the item is that of one attempt, the entry may have had others since."""
 
+Lot = tuple["Consumer", list[Leaving]]
+"""What one consumer was given of a partition at once."""
+
 
 class Feed:
     """Where a group reads in a partition: a page and the place in it. `is_loading` the next page,
-    `is_fetching` one for a redelivery."""
+    `is_fetching` one for a redelivery. `lots` are on their way to consumers. `is_set_back`: a first
+    delivery of one went back, and until all of them have arrived none may pass it over."""
 
-    __slots__ = ("index", "is_fetching", "is_loading", "messages")
+    __slots__ = ("index", "is_fetching", "is_loading", "is_set_back", "lots", "messages")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.index = 0
         self.is_loading = False
         self.is_fetching = False
+        self.is_set_back = False
+        self.lots = 0
 
 
 def weight(item: Item | Message) -> int:
@@ -74,7 +80,6 @@ class Consumer:
     __slots__ = (
         "_changed",
         "closed",
-        "held",
         "id",
         "lease_ms",
         "outstanding",
@@ -108,7 +113,6 @@ class Consumer:
         self.outstanding = 0
         self.unwritten: dict[Unfinished, Item] = {}
         self.unwritten_bytes = 0
-        self.held: list[Leaving] = []
         self._changed = changed
 
     def can_take(self) -> bool:
@@ -160,12 +164,7 @@ class Consumer:
         return self.unwritten.get(entry) is item
 
     def write(self, leaving: list[Leaving]) -> None:
-        """Hands what is still wanted of `leaving` to the sink, or holds it while paused."""
-        if self.closed:
-            return
-        if self.paused:
-            self.held.extend(leaving)
-            return
+        """Hands what is still wanted of `leaving` to the sink."""
         items = []
         for entry, item in leaving:
             if self.is_wanted(entry, item):
@@ -173,4 +172,7 @@ class Consumer:
                 self.unwritten_bytes -= weight(item)
                 items.append(item)
         if items:
-            self.sink.write(items)
+            try:
+                self.sink.write(items)
+            except Exception:  # noqa: BLE001 - one departed client must not stop the others
+                _log.exception("items could not be written; the other consumers go on")

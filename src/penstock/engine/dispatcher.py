@@ -24,14 +24,14 @@ from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
 from penstock.core.settle import delivery_id
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Sink, weight
+from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, Sink, weight
 from penstock.engine.histogram import Histogram
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
 from penstock.engine.window import Window
 from penstock.model.errors import PenstockError
 from penstock.model.item import Item
-from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
+from penstock.model.limits import DISPATCH_BURST, MAX_OFFSET, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Message
 
 Give = tuple[DeliveredItem, Message]
@@ -51,7 +51,7 @@ class Dispatcher:
         # Had something to give when there was no room to record it. Nothing is read for them
         # meanwhile: what cannot be given would push each other out of the cache all the time.
         self._unrecorded: dict[Progress, None] = {}
-        # Never left, and their consumer is gone: to be given back when that can be recorded.
+        # Never left, and will not: to be given back when that can be recorded.
         self._unreturned: dict[Unfinished, None] = {}
         self.deliveries = 0
         self.redeliveries = 0
@@ -108,15 +108,11 @@ class Dispatcher:
         elif consumer.paused:
             run.available.pop(consumer, None)
         else:
-            held, consumer.held = consumer.held, []
-            self._start_leases(consumer, held)
-            consumer.write(held)
             self._refresh(consumer)
             self._journal.wake()
 
     def _start_leases(self, consumer: Consumer, leaving: list[Leaving]) -> None:
-        """A lease runs from the moment its item leaves, however long the commit took. What is held
-        for a full connection has one too, after which somebody else may have it."""
+        """A lease runs from the moment its item leaves, however long the commit took."""
         until = self._journal.now_ms() + consumer.lease_ms
         for entry, item in leaving:
             if consumer.is_wanted(entry, item):
@@ -189,8 +185,7 @@ class Dispatcher:
                 for entry in back:
                     self.left_flight(entry)
             else:
-                gone = (entry for entry in back if entry.consumer not in self._consumers)
-                self._unreturned.update(dict.fromkeys(gone))
+                self._unreturned.update(dict.fromkeys(back))
         self._journal.wake()
 
     # -- dispatch -----------------------------------------------------------------------------
@@ -216,9 +211,9 @@ class Dispatcher:
             return False
         given: dict[Consumer, list[Give]] = {}
         again = list(islice(progress.ready.values(), room)) if progress.ready else []
-        more = self._give_again(run, progress, again, given)
+        more, is_passable = self._give_again(run, progress, again, given)
         room -= len(again)
-        if room > 0:
+        if room > 0 and is_passable:
             more = self._give_new(run, progress, room, given)
         is_recorded = self._deliver(progress, given)
         if not run.available:
@@ -231,11 +226,12 @@ class Dispatcher:
         progress: Progress,
         entries: list[Unfinished],
         given: dict[Consumer, list[Give]],
-    ) -> bool:
-        """Redeliveries, oldest wait first. True when there was one to give: the others are being
-        read from disk, and ask again when they have come."""
+    ) -> tuple[bool, bool]:
+        """What came back, oldest wait first. Was there one to give? The others are being read from
+        disk, and ask again when they have come. And may something new be given, or would it pass
+        over one that was never delivered?"""
         group = run.group
-        is_any_given = False
+        is_any_given, is_passable = False, not run.feeds[progress.partition].is_set_back
         log = self._window.log(group.topic.id, progress.partition)
         for entry in entries:
             if not run.available:
@@ -243,6 +239,9 @@ class Dispatcher:
             message = self._pages.message(log, entry.offset)
             if message is None:
                 self._fetch(run, progress, entry.offset)
+                is_passable &= entry.attempts > 0
+                continue
+            if not (entry.attempts or is_passable):
                 continue
             item = redelivery(entry)
             if is_effect_committed(group, entry.effect_key, self._journal.now_ms()):
@@ -250,7 +249,7 @@ class Dispatcher:
                 continue
             self._assign(run, item, message, given)
             is_any_given = True
-        return is_any_given
+        return is_any_given, is_passable
 
     def _fetch(self, run: GroupRun, progress: Progress, offset: int) -> None:
         """Reads the page of a redelivery, one at a time: it may have the others in it too."""
@@ -365,19 +364,27 @@ class Dispatcher:
             for consumer, gives in given.items()
         ]
         is_recorded = self._journal.record_together(records)
-        for consumer, gives in given.items():
-            if is_recorded:
-                self._expect(progress, consumer, gives, now_ms)
-            else:
+        if is_recorded:
+            self._expect(progress, given, now_ms)
+        else:
+            self._unrecorded[progress] = None
+            for consumer in given:
                 self._refresh(consumer)
         given.clear()
-        if not is_recorded:
-            self._unrecorded[progress] = None
         return is_recorded
 
-    def _expect(
+    def _expect(self, progress: Progress, given: dict[Consumer, list[Give]], now_ms: int) -> None:
+        lots = [
+            (consumer, self._lot(progress, consumer, gives, now_ms))
+            for consumer, gives in given.items()
+        ]
+        feed = lots[0][0].run.feeds[progress.partition]
+        feed.lots += 1
+        self._journal.when_durable(lambda error: self._leave(progress, feed, lots, error))
+
+    def _lot(
         self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int
-    ) -> None:
+    ) -> list[Leaving]:
         leaving: list[Leaving] = []
         group_id = progress.group.id
         unfinished = progress.unfinished
@@ -392,16 +399,58 @@ class Dispatcher:
             else:
                 self.delivery_seconds.observe((now_ms - message.ts) / 1000)
         self.deliveries += len(leaving)
-        self._journal.when_durable(lambda error: self._leave(consumer, leaving, error))
+        return leaving
 
     def _leave(
-        self, consumer: Consumer, leaving: list[Leaving], error: PenstockError | None
+        self, progress: Progress, feed: Feed, lots: list[Lot], error: PenstockError | None
     ) -> None:
-        if error is not None or consumer.closed:
+        """The record is durable: its items leave, if their connections take them."""
+        if error is not None:
             return
-        self._start_leases(consumer, leaving)
-        consumer.write(leaving)
-        self._refresh(consumer)
+        feed.lots -= 1
+        if feed.is_set_back or any(consumer.paused for consumer, _ in lots):
+            lots = self._keep_order(feed, lots)
+        for consumer, leaving in lots:
+            if not consumer.closed:
+                self._start_leases(consumer, leaving)
+                consumer.write(leaving)
+                self._refresh(consumer)
+        if feed.is_set_back and not feed.lots:
+            feed.is_set_back = False
+            self._mark_and_wake(progress)
+
+    def _keep_order(self, feed: Feed, lots: list[Lot]) -> list[Lot]:
+        """What may leave now. A full connection's share goes back at once, and with it every first
+        delivery behind one of it, for others were to have those before."""
+        limit = 0 if feed.is_set_back else _first_stuck(lots)
+        leaves: list[Lot] = []
+        back: list[Unfinished] = []
+        for consumer, leaving in lots:
+            going = []
+            for entry, item in leaving:
+                is_stuck = consumer.paused or (item.attempts == 1 and item.offset >= limit)
+                if not is_stuck:
+                    going.append((entry, item))
+                elif not consumer.closed and consumer.is_wanted(entry, item):
+                    back.append(entry)
+            leaves.append((consumer, going))
+        feed.is_set_back = limit != MAX_OFFSET
+        self.give_back(back)
+        return leaves
+
+
+def _first_stuck(lots: list[Lot]) -> int:
+    """The lowest first delivery that a full connection was to have."""
+    return min(
+        (
+            item.offset
+            for consumer, leaving in lots
+            if consumer.paused and not consumer.closed
+            for entry, item in leaving
+            if item.attempts == 1 and consumer.is_wanted(entry, item)
+        ),
+        default=MAX_OFFSET,
+    )
 
 
 def _item(entry: Unfinished, message: Message, group_id: int) -> Item:

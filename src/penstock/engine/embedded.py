@@ -95,11 +95,17 @@ class EmbeddedEngine:
     # -- settle --------------------------------------------------------------------------------
 
     def ack(self, command: Settle, done: Done) -> None:
-        self._ack(command, lambda outcome: self._journal.answer(done, outcome))
+        outcome = self._ack(command, self._journal.now_ms())
+        if isinstance(outcome, AlreadyDone):
+            self._confirm(outcome, partial(self._journal.answer, done))
+        else:
+            self._journal.answer(done, outcome)
 
     def ack_many(self, commands: list[Settle], done: Done) -> None:
-        outcomes: list[Any] = [None] * len(commands)
-        left = len(commands)
+        now_ms = self._journal.now_ms()
+        outcomes: list[Any] = [self._ack(command, now_ms) for command in commands]
+        unsure = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, AlreadyDone)]
+        left = len(unsure)
         if not left:
             self._journal.answer(done, outcomes)
 
@@ -110,27 +116,24 @@ class EmbeddedEngine:
             if not left:
                 self._journal.answer(done, outcomes)
 
-        for index, command in enumerate(commands):
-            self._ack(command, partial(settled, index))
+        for index in unsure:
+            self._confirm(outcomes[index], partial(settled, index))
 
-    def _ack(self, command: Settle, settled: Callable[[PenstockError | None], None]) -> None:
+    def _ack(self, command: Settle, now_ms: int) -> AlreadyDone | PenstockError | None:
+        """None once it is recorded, or was before."""
         try:
             self._check_writable()
-            decision = decide_ack(self._state, command, self._journal.now_ms())
-            if isinstance(decision, AlreadyDone):
-                self._confirm(decision, settled)
-                return
-            if decision is not None:
-                topic = self._state.topics_by_id[decision.topic_id]
-                progress = topic.groups[command.group].progress[command.partition]
-                entry = progress.unfinished[command.offset]
-                self._record(decision)
-                self._dispatcher.left_flight(entry)
-                self._journal.wake()
+            decision = decide_ack(self._state, command, now_ms)
+            if decision is None or isinstance(decision, AlreadyDone):
+                return decision
+            progress = self._state.groups[decision.group_id].progress[decision.partition]
+            entry = progress.unfinished[decision.offset]
+            self._record(decision)
         except PenstockError as error:
-            settled(error)
-        else:
-            settled(None)
+            return error
+        self._dispatcher.left_flight(entry)
+        self._journal.wake()
+        return None
 
     def _confirm(
         self, decision: AlreadyDone, settled: Callable[[PenstockError | None], None]

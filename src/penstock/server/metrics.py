@@ -34,6 +34,10 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         engine = self._hub.engine
         yield _counter("penstock_requests", "Requests on the fast lane", self._hub.requests)
+        yield _gauge("penstock_websockets", "WebSockets that are open", self._hub.sockets)
+        yield _counter(
+            "penstock_websocket_messages", "Messages over WebSockets", self._hub.socket_messages
+        )
         if isinstance(engine, EmbeddedEngine):
             yield from _topics(engine)
             yield from _counters(engine)

@@ -73,6 +73,11 @@ class FrameReader:
         """Bytes of messages that are not whole yet."""
         return len(self._partial) + len(self._message)
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were fed and not looked at yet."""
+        return len(self._held) - self._at
+
     def feed(self, data: bytes) -> None:
         if self._missing:
             taken = data[: self._missing]

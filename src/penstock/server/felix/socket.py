@@ -1,9 +1,9 @@
 """One WebSocket connection: messages in, answers and events out, until one side ends it.
 
-Invariants: no more is read while requests enough are unanswered or the peer takes no more bytes,
-and nothing is taken from the channels then; what leaves in one turn is one write. Once the end
-has begun nothing more is understood, the channels are closed, and what was asked before is still
-answered. Must not know what messages do.
+Invariants: no more is handled while requests enough are unanswered or the peer takes no more
+bytes, nothing is taken from the channels then, and soon no more is read; what leaves in one turn
+is one write. Once the end has begun nothing more is understood, the channels are closed, and what
+was asked before is still answered. Must not know what messages do.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ from penstock.server.replies import encode_json, typed_error
 MAX_UNANSWERED = 1024
 MAX_UNANSWERED_BYTES = MIB
 """Requests of one connection that wait for their answers; beyond it, reading stops."""
+MAX_UNREAD_BYTES = 64 * KIB
+"""Read ahead of what can be handled, so that the end of a stalled peer's stream is noticed."""
 TURN_OPERATIONS = 256
 """Of one connection, before the others have their turn; a KiB counts as one too."""
 TURN_BYTES = 64 * KIB
@@ -178,17 +180,17 @@ class Socket(asyncio.Protocol):
             self._say_farewell()
             self._pause_reading(False)
             return
-        self._pause_reading(self._is_write_paused or not is_all_read)
+        self._pause_reading(not is_all_read and self._frames.unread_bytes > MAX_UNREAD_BYTES)
         may_go_on = not (is_all_read or self._is_full()) or self._channels.is_waiting()
         if may_go_on and not self._is_write_paused:
             self.turn_soon()
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
-        self._pause_reading(self._farewell is None)
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
+        self._touched = self._loop.time()
         self.turn_soon()
 
     def _pause_reading(self, is_paused: bool) -> None:
@@ -374,8 +376,8 @@ class Socket(asyncio.Protocol):
         silent_s = self._loop.time() - self._touched
         if self._farewell is not None:
             return
-        if self._is_read_paused:
-            # It may well have spoken. Gone is only who does not even acknowledge bytes.
+        if self._is_write_paused or self._is_read_paused:
+            # It cannot answer, or is not listened to. Gone is who does not acknowledge bytes.
             if silent_s >= 2 * ping_s and is_unreachable(self._transport):
                 self._transport.abort()
                 return

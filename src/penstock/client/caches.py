@@ -1,0 +1,199 @@
+"""Every operation on what a cache holds as a call. No IO.
+
+The cache's path comes first; the handles of both clients give it. What is asked of the cache
+itself, as its settings, is in `registry`. A version counts the cache's changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.client.calls import (
+    Call,
+    Payload,
+    bytes_of,
+    encode,
+    escaped,
+    list_of,
+    query_of,
+    reader,
+)
+from penstock.client.registry import cache_path
+from penstock.model.caching import CacheValue, Written
+from penstock.model.errors import InvalidArgument
+from penstock.model.tenancy import Path
+
+# -- of a transaction ----------------------------------------------------------------------------
+
+
+class CacheCheck(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What must hold of a key: its `version`, or that it `exists` or does not. `cache` is another
+    cache of the namespace."""
+
+    key: str
+    version: int | None = None
+    exists: bool | None = None
+    cache: str | None = None
+
+
+class CachePut(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="put"):
+    key: str
+    value: Payload
+    ttl_ms: int | None = None
+    cache: str | None = None
+
+
+class CacheDelete(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="delete"):
+    key: str
+    cache: str | None = None
+
+
+class CacheIncr(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="incr"):
+    """`ttl_ms` is that of a counter which this creates."""
+
+    key: str
+    delta: int = 1
+    ttl_ms: int | None = None
+    cache: str | None = None
+
+
+CacheOp = CachePut | CacheDelete | CacheIncr
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+def get(path: Path, key: str) -> Call[CacheValue | None]:
+    """The value under a key, with its version and the time it has left; None if there is none."""
+    return Call("GET", _entry(path, key), _value)
+
+
+def get_many(path: Path, keys: Iterable[str]) -> Call[dict[str, CacheValue]]:
+    """What there is under these keys, all as of one moment; those without a value are left out.
+    It does not say how long they last."""
+    body = encode({"keys": list_of(keys, "keys")})
+    return Call("POST", f"{cache_path(*path)}/get_many", _values, body)
+
+
+def put(
+    path: Path,
+    key: str,
+    value: Payload,
+    *,
+    ttl_ms: int | None = None,
+    if_not_exists: bool = False,
+    if_version: int | None = None,
+) -> Call[int]:
+    """Puts a value under a key and answers its version. Without `ttl_ms` it stays.
+
+    AlreadyExists: there is one, and `if_not_exists` was given. VersionMismatch: it is not the
+    `if_version` that was read; 0 is that of nothing.
+    """
+    body = {
+        "value": bytes_of(value),
+        "ttl_ms": ttl_ms,
+        "if_not_exists": if_not_exists,
+        "if_version": if_version,
+    }
+    read = reader(Written)
+    return Call("PUT", _entry(path, key), lambda data: read(data).version, encode(body))
+
+
+def delete(path: Path, key: str, *, if_version: int | None = None) -> Call[bool]:
+    """Deletes what is under a key; whether there was something. VersionMismatch as with `put`."""
+    query = query_of(if_version=if_version)
+    read = reader(Written)
+    return Call(
+        "DELETE",
+        f"{_entry(path, key)}?{query}" if query else _entry(path, key),
+        lambda body: bool(read(body).deleted),
+    )
+
+
+def incr(path: Path, key: str, delta: int = 1, *, ttl_ms: int | None = None) -> Call[int]:
+    """Adds to a counter and answers what it is now. One that was not there begins at 0 and lasts
+    `ttl_ms`; later increments leave its time as it is. FailedPrecondition: it is no number."""
+    read = reader(_Counter)
+    body = encode({"delta": delta, "ttl_ms": ttl_ms})
+    return Call("POST", f"{_entry(path, key)}/incr", lambda data: read(data).number, body)
+
+
+def txn(path: Path, checks: Iterable[CacheCheck], ops: Iterable[CacheOp]) -> Call[list[Written]]:
+    """Does all of `ops`, or nothing: VersionMismatch when one of `checks` does not hold. Answers
+    what each came to, in order."""
+    body = {"checks": list(checks), "ops": [_encodable(op) for op in ops]}
+    read = reader(_Results)
+    return Call("POST", f"{cache_path(*path)}/txn", lambda data: read(data).results, encode(body))
+
+
+def watch_path(
+    path: Path,
+    key: str | None,
+    prefix: str | None,
+    include: Iterable[str],
+    since_version: int | None,
+    heartbeat_ms: int,
+) -> str:
+    """Where a watch's feed is found."""
+    query = query_of(
+        key=key,
+        prefix=prefix,
+        include=",".join(list_of(include, "include")) or None,
+        since_version=since_version,
+        heartbeat_ms=heartbeat_ms,
+    )
+    return f"{cache_path(*path)}/watch?{query}"
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+class _Value(msgspec.Struct):
+    value: bytes | None
+    version: int
+    ttl_ms: int | None = None
+    key: str = ""
+
+
+class _Values(msgspec.Struct):
+    values: list[_Value]
+
+
+class _Counter(msgspec.Struct):
+    number: int
+
+
+class _Results(msgspec.Struct):
+    results: list[Written]
+
+
+def _value(body: bytes) -> CacheValue | None:
+    found = reader(_Value)(body)
+    if found.value is None:
+        return None
+    return CacheValue(found.value, found.version, found.ttl_ms)
+
+
+def _values(body: bytes) -> dict[str, CacheValue]:
+    return {
+        each.key: CacheValue(each.value, each.version)
+        for each in reader(_Values)(body).values
+        if each.value is not None
+    }
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+def _entry(path: Path, key: str) -> str:
+    if not key:
+        raise InvalidArgument("a key is required")
+    return f"{cache_path(*path)}/entries/{escaped(key)}"
+
+
+def _encodable(op: CacheOp) -> CacheOp:
+    """Text would go as text, where the wire has base64."""
+    if isinstance(op, CachePut):
+        return msgspec.structs.replace(op, value=bytes_of(op.value))
+    return op

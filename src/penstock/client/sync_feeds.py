@@ -1,0 +1,187 @@
+"""Open streams, subscriptions and watches for ordinary code: iterate one, and close it.
+
+Each has a connection of its own. Reading is blocking; what a line means is decided by the
+buffers of `deliveries` and `feeds`, which this module only fills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import httpx
+
+from penstock.client.caches import watch_path
+from penstock.client.connection import heartbeat_of, lost
+from penstock.client.feeds import EventBuffer, WatchBuffer
+from penstock.client.lines import LineBuffer
+from penstock.client.streams import lag_of, subscribe_path, subscriptions
+from penstock.model.caching import WatchEvent
+from penstock.model.errors import PenstockError
+from penstock.model.streams import Lag
+from penstock.model.tenancy import Path
+
+if TYPE_CHECKING:
+    from penstock.client.sync import Client
+
+T = TypeVar("T")
+
+
+class Feed(Generic[T]):
+    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`."""
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        buffer: LineBuffer[T],
+        wait_s: float | None,
+        heartbeat_ms: int,
+    ) -> None:
+        self.ended = False
+        self.timed_out = False
+        self._client = client
+        self._path = path
+        self._buffer = buffer
+        self._wait_s = wait_s
+        self._heartbeat_ms = heartbeat_ms
+        self._response: httpx.Response | None = None
+        self._chunks: Iterator[bytes] = iter(())
+
+    def open(self) -> Self:
+        """Connects now, so that an error of the request is raised here."""
+        if self._response is None and not self.ended:
+            self._response = self._client.open_stream(self._path, self._heartbeat_ms)
+            self._chunks = self._response.iter_raw()
+            while not self._buffer.is_open:
+                self._fill()
+        return self
+
+    def poll(self) -> T | None:
+        """The next one; None when a heartbeat came instead, or the stream has ended."""
+        self.open()
+        found = self._take()
+        if found is not None or self.ended:
+            return found
+        self._fill()
+        found = self._take()
+        if found is None and self._is_over():
+            self.timed_out = True
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """Ends the stream; it is not read while another thread does this."""
+        self.ended = True
+        self._buffer.close()
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()
+
+    def _fill(self) -> None:
+        try:
+            chunk = next(self._chunks, None)
+        except (httpx.TransportError, httpx.StreamError) as error:
+            self.close()
+            raise lost(self._client.url, error) from error
+        if chunk is None:
+            self.close()
+            self._buffer.end()
+        else:
+            self._buffer.feed(chunk)
+
+    def _take(self) -> T | None:
+        try:
+            return self._buffer.take(time.monotonic())
+        except PenstockError:
+            self.close()
+            raise
+
+    def _is_over(self) -> bool:
+        waited_s = self._buffer.waited_s(time.monotonic())
+        return self._wait_s is not None and waited_s >= self._wait_s
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            found = self.poll()
+            if found is not None:
+                return found
+            if self.ended:
+                raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Subscription(Feed[bytes]):
+    """The payloads of a stream's events, from the moment that it is open.
+
+    It ends when it is closed, or after `wait_s`. Everything else that ends it is raised: NotFound
+    when the stream is deleted, Unavailable when the connection is lost. It does not connect again
+    by itself: what was published meanwhile is gone, and only the application knows whether that
+    matters. To go on, subscribe again.
+    """
+
+    def __init__(
+        self, client: Client, path: Path, event_queue_depth: int | None, wait_s: float | None
+    ) -> None:
+        heartbeat_ms = heartbeat_of(wait_s)
+        self._events = EventBuffer()
+        self._stream = path
+        url_path = subscribe_path(path, event_queue_depth, heartbeat_ms)
+        super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
+
+    @property
+    def subscription_id(self) -> str:
+        """Empty until it is open."""
+        return self._events.subscription_id
+
+    def lag(self) -> Lag:
+        """How far behind the broker sees it, and what was dropped; NotFound once it has ended."""
+        return lag_of(self.subscription_id, self._client.send(subscriptions(self._stream)))
+
+
+class Watch(Feed[WatchEvent]):
+    """The changes of a cache's keys, in their order, from the moment that it is open.
+
+    A `gap` among them says that changes may be missing: read the keys again. It ends as a
+    subscription does.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: Path,
+        key: str | None,
+        prefix: str | None,
+        include: Iterable[str],
+        since_version: int | None,
+        wait_s: float | None,
+    ) -> None:
+        heartbeat_ms = heartbeat_of(wait_s)
+        self._events = WatchBuffer()
+        url_path = watch_path(path, key, prefix, include, since_version, heartbeat_ms)
+        super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
+
+    @property
+    def watch_id(self) -> str:
+        """Empty until it is open."""
+        return self._events.watch_id
+
+    @property
+    def version(self) -> int:
+        """The cache's version when the watch began: every later change is seen."""
+        return self._events.version
