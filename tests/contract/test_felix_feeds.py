@@ -65,6 +65,7 @@ def test_a_subscription_begins_with_its_id_and_ends_with_its_reader(ns: Namespac
     ns.publish(stream, b"before")
     feed = ns.subscribe(stream)
     assert feed.headers["content-type"].startswith("application/x-ndjson")
+    assert feed.headers["connection"] == "close"
     subscription_id = feed.first["subscription_id"]
     assert feed.first == {"type": "subscribed", "subscription_id": subscription_id}
     assert subscription_id[0] == "s"
@@ -130,7 +131,7 @@ def test_a_reader_that_stands_still_loses_the_newest_and_only_for_itself(ns: Nam
         publish_numbered(ns, stream, 0, count, BIG)
         seen = [number_of(item) for item in fast.take(count + count // 100, timeout_s=30)]
         assert [n for n in seen if n >= 0] == list(range(count))
-    (shown,) = ns.subscriptions(stream)
+    (shown,) = eventually(lambda: ns.subscriptions(stream), lambda found: len(found) == 1)
     assert (shown["messages_behind"], shown["event_queue_depth"]) == (50, 50)
     total = count + count // 100
     assert shown["delivered"] + shown["messages_behind"] + shown["dropped"] == total

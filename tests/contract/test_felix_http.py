@@ -141,6 +141,15 @@ def test_a_refused_publish_names_its_request_and_publishes_nothing(ns: Namespace
         assert feed.payloads(1) == [b"the next one"]
 
 
+@pytest.mark.parametrize("request_id", ["x" * 129, 2**63, 1.5, True, []])
+def test_a_request_id_that_is_none_is_refused_and_not_echoed(
+    ns: Namespace, request_id: Any
+) -> None:
+    assert_typed_error(ns.publish("default", b"", request_id=request_id), 400, "INVALID_ARGUMENT")
+    reply = ns.post("/v1/felix", type="ping", request_id=request_id)
+    assert_typed_error(reply, 400, "INVALID_ARGUMENT")
+
+
 def test_what_a_publish_invalidates_is_gone_when_it_is_acked(ns: Namespace) -> None:
     """felix-82, felix-83"""
     stream, cache = ns.create_stream(), ns.create_cache()

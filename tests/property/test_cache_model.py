@@ -51,7 +51,7 @@ LIMITS = Limits(cache_memory_bytes=MEMORY_BYTES)
 OPTIONS = WalOptions(segment_bytes=16 * KIB, reserve_bytes=0, frame_bytes=8 * KIB)
 START_MS = 50
 """A start takes time: by the clock the versions of an ephemeral cache go on."""
-SLOW_EVENTS = 14
+SLOW_EVENTS = 12
 EVERYTHING = frozenset({"expire", "evict"})
 
 caches = st.sampled_from(sorted(CONFIGS))
@@ -106,6 +106,18 @@ class CacheMachine(RuleBasedStateMachine):
         if_version = {0: 0, 1: self._version(path, key), 2: 17}.get(how)
         op = Put(path, key, VALUES[value], ttl_ms, if_not_exists=how == 3, if_version=if_version)
         self.do(self.broker.engine.caches.put, op, [op])
+
+    @rule(
+        name=caches,
+        steps=st.lists(st.tuples(keys, values, ttls, st.booleans()), min_size=2, max_size=8),
+    )
+    def use(self, name: str, steps: list[tuple[str, int, int | None, bool]]) -> None:
+        """As a client does: reading and writing, one after the other."""
+        for key, value, ttl_ms, is_read in steps:
+            if is_read:
+                self.get(name, [key])
+            else:
+                self.put(name, key, value % 5, ttl_ms, 9)
 
     @rule(name=caches, key=keys, how=choice)
     def delete(self, name: str, key: str, how: int) -> None:
@@ -202,8 +214,17 @@ class CacheMachine(RuleBasedStateMachine):
         )
         self.follow({})
 
-    @rule(name=caches)
-    def make_anew(self, name: str) -> None:
+    @rule(name=caches, how=st.sampled_from(["anew", "restart", "crash", "kill", "seal_and_crash"]))
+    def begin_again(self, name: str, how: str) -> None:
+        """One rule for what empties caches or ends watches, so that it is not all that happens."""
+        if how == "anew":
+            self._make_anew(name)
+        else:
+            self.broker.clock.advance(START_MS)
+            getattr(self.broker, how)()
+            self._started()
+
+    def _make_anew(self, name: str) -> None:
         path = self.path(name)
         watcher, version = self.everything.pop(path), self.model.pop(path).version
         slow = [each for each in self.slow if each.cache == name]
@@ -266,12 +287,6 @@ class CacheMachine(RuleBasedStateMachine):
             slow.at += 1
 
     # -- restarts -----------------------------------------------------------------------------
-
-    @rule(how=st.sampled_from(["restart", "crash", "kill", "seal_and_crash"]))
-    def start_again(self, how: str) -> None:
-        self.broker.clock.advance(START_MS)
-        getattr(self.broker, how)()
-        self._started()
 
     @rule(
         steps=st.lists(st.tuples(caches, keys, values, ttls, choice), min_size=1, max_size=4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.server.felix.arrays import encode_outcomes, perform_all
 from penstock.server.felix.events import EventLines, encode_runs, encode_singly, encode_watch
 from penstock.server.felix.forms import path_of, watch_of
 from penstock.server.felix.messages import (
+    ListDecoder,
     Message,
     Refused,
     decode_many,
@@ -244,6 +246,18 @@ def test_lists_are_bounded_and_say_which_item_is_wrong() -> None:
     large = [b64(b"x" * 300)] * 10_001
     assert "10000" in refusal("publish_batch", **batch, payloads=large)
     assert refusal("publish_batch", **batch, payloads=["", "x"]) == "payloads[1] is not base64"
+
+
+def test_a_large_list_is_counted_before_anything_is_made_of_it() -> None:
+    text = b"[" + b'"",' * 2_000_000 + b'""]'
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="10000"):
+            ListDecoder(bytes).decode(text, "payloads")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 2**20, peak
 
 
 def test_cache_commands_are_made_of_their_messages() -> None:

@@ -198,6 +198,23 @@ def test_a_write_holds_as_much_as_the_events_before_it_say(
     on_a_connection(test)
 
 
+def test_a_full_connection_gets_no_heartbeats() -> None:
+    """They would pile up for a reader that does not read."""
+
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        lane.data_received(get(SUBSCRIBE + b"?heartbeat_ms=100"))
+        written = connection.transport.written
+        lane.pause_writing()
+        lane.stream._beat()
+        assert connection.transport.written == written
+        lane.resume_writing()
+        lane.stream._beat()
+        assert connection.transport.written != written
+
+    on_a_connection(test)
+
+
 def _lag(*, alert: bool) -> Lag:
     return Lag(
         subscription_id="s1",

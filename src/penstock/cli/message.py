@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -17,6 +15,7 @@ from penstock.cli.connection import (
     topic_argument,
     with_client,
 )
+from penstock.cli.stdin import batches_of_lines, text_of
 from penstock.cli.terminal import Failure, hint, printable, show, show_json
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
 from penstock.client.requests import NewMessage
@@ -25,10 +24,6 @@ from penstock.client.sync import Client
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import PenstockError
 from penstock.model.item import Item
-from penstock.model.limits import MAX_BATCH_ITEMS
-
-READ_BYTES = 1 << 20
-"""What is read from a pipe at once goes out in one request, if it is not too many lines."""
 
 
 @click.command()
@@ -66,10 +61,9 @@ def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
     """Stops after the first request of which something was refused, and says which line."""
     stored = 0
     number = 0
-    for lines in _batches_of_lines():
-        batch = [
-            (number + index, line) for index, line in enumerate(lines, start=1) if line.strip()
-        ]
+    for lines in batches_of_lines():
+        texts = enumerate(map(text_of, lines), start=number + 1)
+        batch = [(place, line) for place, line in texts if line.strip()]
         number += len(lines)
         if not batch:
             continue
@@ -87,24 +81,6 @@ def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
             raise Failure(f"{refused[0]}{more}; {stored} messages were produced")
     if not as_json:
         show(f"produced {stored} {'message' if stored == 1 else 'messages'}")
-
-
-def _batches_of_lines() -> Iterator[list[str]]:
-    """The lines that are there already: a slow writer's leave at once, a file's in batches."""
-    rest = b""
-    while chunk := os.read(sys.stdin.fileno(), READ_BYTES):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for start in range(0, len(whole), MAX_BATCH_ITEMS):
-            yield [_text(line) for line in whole[start : start + MAX_BATCH_ITEMS]]
-    if rest:
-        yield [_text(rest)]
-
-
-def _text(line: bytes) -> str:
-    try:
-        return line.removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        raise Failure(f"stdin is not UTF-8: {error.reason}") from error
 
 
 def _envelope(fields: dict[str, Any]) -> Envelope | None:

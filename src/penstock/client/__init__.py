@@ -8,10 +8,15 @@
         for delivery in client.consume("orders", "billing", wait_s=1):
             client.ack(delivery)
 
+        client.cache("default").put("greeting", "hello", ttl_ms=60_000)
+        with client.stream("default").subscribe() as events:
+            client.stream("default").publish("hello")
+            print(next(events))
+
 Names are imported when they are first used, so that a program which only speaks of errors and
 envelopes does not pay for an HTTP client. What goes over the wire is decided in `requests`,
-`registry` and `deliveries`, which do no IO; `sync` and `aio` only carry it. Errors are those of
-`penstock.model.errors`.
+`registry`, `streams`, `caches`, `deliveries` and `feeds`, which do no IO; `sync` and `aio` only
+carry it. Errors are those of `penstock.model.errors`.
 """
 
 from __future__ import annotations
@@ -21,14 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client.aio import AsyncClient
+    from penstock.client.caches import CacheCheck, CacheDelete, CacheIncr, CachePut
     from penstock.client.deliveries import Delivery, DeliveryRef
     from penstock.client.requests import EffectRef, NewMessage
     from penstock.client.sync import Client
     from penstock.client.worker import Worker
+    from penstock.model.caching import CacheValue, WatchEvent
     from penstock.model.envelope import Envelope, RetryPolicy
 
 _HOMES = {
     "AsyncClient": "penstock.client.aio",
+    "CacheCheck": "penstock.client.caches",
+    "CacheDelete": "penstock.client.caches",
+    "CacheIncr": "penstock.client.caches",
+    "CachePut": "penstock.client.caches",
+    "CacheValue": "penstock.model.caching",
     "Client": "penstock.client.sync",
     "Delivery": "penstock.client.deliveries",
     "DeliveryRef": "penstock.client.deliveries",
@@ -36,11 +48,17 @@ _HOMES = {
     "Envelope": "penstock.model.envelope",
     "NewMessage": "penstock.client.requests",
     "RetryPolicy": "penstock.model.envelope",
+    "WatchEvent": "penstock.model.caching",
     "Worker": "penstock.client.worker",
 }
 
 __all__ = [
     "AsyncClient",
+    "CacheCheck",
+    "CacheDelete",
+    "CacheIncr",
+    "CachePut",
+    "CacheValue",
     "Client",
     "Delivery",
     "DeliveryRef",
@@ -48,6 +66,7 @@ __all__ = [
     "Envelope",
     "NewMessage",
     "RetryPolicy",
+    "WatchEvent",
     "Worker",
 ]
 

@@ -6,14 +6,15 @@ what they mean.
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from penstock.client import registry, requests
+from penstock.client.aio_feeds import AsyncFeed
+from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
@@ -24,6 +25,7 @@ from penstock.client.connection import (
     stream_timeout,
 )
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
+from penstock.model.tenancy import DEFAULT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,6 +129,18 @@ class AsyncClient:
         """
         return AsyncDeliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
 
+    def stream(
+        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+    ) -> AsyncStreamHandle:
+        """A stream, to publish to and subscribe to. Nothing is asked of the broker yet."""
+        return AsyncStreamHandle(self, (tenant_id, namespace, name))
+
+    def cache(
+        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+    ) -> AsyncCacheHandle:
+        """A cache, to put into and get from. Nothing is asked of the broker yet."""
+        return AsyncCacheHandle(self, (tenant_id, namespace, name))
+
     async def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
         """The answer of a stream whose head has arrived; the caller closes it."""
         timeout = stream_timeout(self._timeout_s, heartbeat_ms)
@@ -156,11 +170,11 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncDeliveries:
+class AsyncDeliveries(AsyncFeed[Delivery]):
     """An open consume stream: iterate it in an `async with`, which closes it.
 
-    `ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`. What was
-    delivered stays leased after the end, and may still be acked.
+    What was delivered stays leased after the end, and may still be acked; what the broker had not
+    yet sent goes to another consumer at once.
     """
 
     def __init__(
@@ -174,76 +188,7 @@ class AsyncDeliveries:
         wait_s: float | None,
     ) -> None:
         self.owner = owner
-        self.ended = False
-        self.timed_out = False
-        self._client = client
-        self._wait_s = wait_s
-        self._heartbeat_ms = heartbeat_of(wait_s)
-        self._path = requests.consume_path(
-            topic, group, owner, lease_ms, prefetch, self._heartbeat_ms
-        )
-        self._buffer = DeliveryBuffer(topic, group, owner)
-        self._response: httpx.Response | None = None
-        self._chunks: AsyncIterator[bytes] | None = None
-
-    async def open(self) -> Self:
-        """Connects now, so that an error of the request is raised here."""
-        if self._response is None and not self.ended:
-            self._response = await self._client.open_stream(self._path, self._heartbeat_ms)
-            self._chunks = self._response.aiter_raw()
-        return self
-
-    async def poll(self) -> Delivery | None:
-        """The next delivery; None when a heartbeat came instead, or the stream has ended."""
-        await self.open()
-        delivery = self._buffer.take(time.monotonic())
-        if delivery is not None or self._chunks is None:
-            return delivery
-        try:
-            chunk = await anext(self._chunks, None)
-        except (httpx.TransportError, httpx.StreamError) as error:
-            await self.close()
-            raise lost(self._client.url, error) from error
-        if chunk is None:
-            await self.close()
-            return None
-        self._buffer.feed(chunk)
-        now_s = time.monotonic()
-        delivery = self._buffer.take(now_s)
-        if delivery is None and self._is_over(now_s):
-            self.timed_out = True
-            await self.close()
-        return delivery
-
-    async def close(self) -> None:
-        """Ends the stream. What the broker had not yet sent goes to another consumer at once."""
-        self.ended = True
-        self._chunks = None
-        response, self._response = self._response, None
-        if response is not None:
-            await response.aclose()
-
-    def _is_over(self, now_s: float) -> bool:
-        return self._wait_s is not None and self._buffer.waited_s(now_s) >= self._wait_s
-
-    def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self
-
-    async def __anext__(self) -> Delivery:
-        while True:
-            delivery = await self.poll()
-            if delivery is not None:
-                return delivery
-            if self.ended:
-                raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
+        heartbeat_ms = heartbeat_of(wait_s)
+        path = requests.consume_path(topic, group, owner, lease_ms, prefetch, heartbeat_ms)
+        buffer = DeliveryBuffer(topic, group, owner)
+        super().__init__(client, path, buffer, wait_s, heartbeat_ms)

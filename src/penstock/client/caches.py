@@ -38,28 +38,29 @@ class CacheCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     cache: str | None = None
 
 
-class CachePut(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="put"):
+class CacheOp(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op"):
+    """A step; which, is said by the subclasses."""
+
     key: str
+
+
+class CachePut(CacheOp, frozen=True, tag="put"):
     value: Payload
     ttl_ms: int | None = None
     cache: str | None = None
 
 
-class CacheDelete(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="delete"):
-    key: str
+class CacheDelete(CacheOp, frozen=True, tag="delete"):
     cache: str | None = None
 
 
-class CacheIncr(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op", tag="incr"):
+class CacheIncr(CacheOp, frozen=True, tag="incr"):
     """`ttl_ms` is that of a counter which this creates."""
 
-    key: str
     delta: int = 1
     ttl_ms: int | None = None
     cache: str | None = None
 
-
-CacheOp = CachePut | CacheDelete | CacheIncr
 
 # -- operations ----------------------------------------------------------------------------------
 

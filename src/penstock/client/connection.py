@@ -6,6 +6,8 @@ what was asked is then unknown, and asking again is safe where an idempotency ke
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,6 +55,15 @@ def heartbeat_of(wait_s: float | None) -> int:
 def stream_timeout(timeout_s: float, heartbeat_ms: int) -> httpx.Timeout:
     """A stream that is silent for several heartbeats is dead."""
     return httpx.Timeout(timeout_s, read=max(timeout_s, 3 * heartbeat_ms / 1000))
+
+
+def hang_up(response: httpx.Response) -> None:
+    """Wakes whoever reads from the connection of an open stream; closing alone would not."""
+    stream = response.extensions.get("network_stream")
+    connected = stream and stream.get_extra_info("socket")
+    if connected is not None:
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
 
 
 def lost(url: str, error: Exception) -> PenstockError:

@@ -59,9 +59,7 @@ def publish_batch(
 def subscriptions(path: Path) -> Call[list[Lag]]:
     """Who subscribes to the stream, and how far behind each is."""
     read = reader(_Subscriptions)
-    return Call(
-        "GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions
-    )
+    return Call("GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions)
 
 
 def subscribe_path(path: Path, event_queue_depth: int | None, heartbeat_ms: int) -> str:
@@ -70,7 +68,7 @@ def subscribe_path(path: Path, event_queue_depth: int | None, heartbeat_ms: int)
     return f"{stream_path(*path)}/subscribe?{query}"
 
 
-def lag_of(subscription_id: str, found: Iterable[Lag]) -> Lag:
+def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
     """The one that is meant, of all of a stream."""
     for lag in found:
         if lag.subscription_id == subscription_id:

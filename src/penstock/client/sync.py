@@ -6,8 +6,7 @@ only carries them, and must not know what they mean.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -24,6 +23,9 @@ from penstock.client.connection import (
     stream_timeout,
 )
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
+from penstock.client.sync_feeds import Feed
+from penstock.client.sync_handles import CacheHandle, StreamHandle
+from penstock.model.tenancy import DEFAULT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,6 +127,18 @@ class Client:
         """
         return Deliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
 
+    def stream(
+        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+    ) -> StreamHandle:
+        """A stream, to publish to and subscribe to. Nothing is asked of the broker yet."""
+        return StreamHandle(self, (tenant_id, namespace, name))
+
+    def cache(
+        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+    ) -> CacheHandle:
+        """A cache, to put into and get from. Nothing is asked of the broker yet."""
+        return CacheHandle(self, (tenant_id, namespace, name))
+
     def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
         """The answer of a stream whose head has arrived; the caller closes it."""
         timeout = stream_timeout(self._timeout_s, heartbeat_ms)
@@ -154,11 +168,11 @@ class Client:
         self.close()
 
 
-class Deliveries:
+class Deliveries(Feed[Delivery]):
     """An open consume stream: iterate it; close it, or use it in a `with`.
 
-    `ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`. What was
-    delivered stays leased after the end, and may still be acked.
+    What was delivered stays leased after the end, and may still be acked; what the broker had not
+    yet sent goes to another consumer at once.
     """
 
     def __init__(
@@ -173,75 +187,7 @@ class Deliveries:
         heartbeat_ms: int = 0,
     ) -> None:
         self.owner = owner
-        self.ended = False
-        self.timed_out = False
-        self._client = client
-        self._wait_s = wait_s
-        self._heartbeat_ms = heartbeat_ms or heartbeat_of(wait_s)
-        self._path = requests.consume_path(
-            topic, group, owner, lease_ms, prefetch, self._heartbeat_ms
-        )
-        self._buffer = DeliveryBuffer(topic, group, owner)
-        self._response: httpx.Response | None = None
-        self._chunks: Iterator[bytes] = iter(())
-
-    def open(self) -> Self:
-        """Connects now, so that an error of the request is raised here."""
-        if self._response is None and not self.ended:
-            self._response = self._client.open_stream(self._path, self._heartbeat_ms)
-            self._chunks = self._response.iter_raw()
-        return self
-
-    def poll(self) -> Delivery | None:
-        """The next delivery; None when a heartbeat came instead, or the stream has ended."""
-        self.open()
-        delivery = self._buffer.take(time.monotonic())
-        if delivery is not None or self.ended:
-            return delivery
-        try:
-            chunk = next(self._chunks, None)
-        except (httpx.TransportError, httpx.StreamError) as error:
-            self.close()
-            raise lost(self._client.url, error) from error
-        if chunk is None:
-            self.close()
-            return None
-        self._buffer.feed(chunk)
-        now_s = time.monotonic()
-        delivery = self._buffer.take(now_s)
-        if delivery is None and self._is_over(now_s):
-            self.timed_out = True
-            self.close()
-        return delivery
-
-    def close(self) -> None:
-        """Ends the stream. What the broker had not yet sent goes to another consumer at once."""
-        self.ended = True
-        response, self._response = self._response, None
-        if response is not None:
-            response.close()
-
-    def _is_over(self, now_s: float) -> bool:
-        return self._wait_s is not None and self._buffer.waited_s(now_s) >= self._wait_s
-
-    def __iter__(self) -> Iterator[Delivery]:
-        return self
-
-    def __next__(self) -> Delivery:
-        while True:
-            delivery = self.poll()
-            if delivery is not None:
-                return delivery
-            if self.ended:
-                raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        heartbeat_ms = heartbeat_ms or heartbeat_of(wait_s)
+        path = requests.consume_path(topic, group, owner, lease_ms, prefetch, heartbeat_ms)
+        buffer = DeliveryBuffer(topic, group, owner)
+        super().__init__(client, path, buffer, wait_s, heartbeat_ms)

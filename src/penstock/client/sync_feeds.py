@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import httpx
 
 from penstock.client.caches import watch_path
-from penstock.client.connection import heartbeat_of, lost
+from penstock.client.connection import hang_up, heartbeat_of, lost
 from penstock.client.feeds import EventBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
@@ -55,7 +55,7 @@ class Feed(Generic[T]):
         if self._response is None and not self.ended:
             self._response = self._client.open_stream(self._path, self._heartbeat_ms)
             self._chunks = self._response.iter_raw()
-            while not self._buffer.is_open:
+            while not self._buffer.is_open and not self.ended:
                 self._fill()
         return self
 
@@ -73,19 +73,24 @@ class Feed(Generic[T]):
         return found
 
     def close(self) -> None:
-        """Ends the stream; it is not read while another thread does this."""
+        """Ends the stream. Another thread that waits for it is woken, and sees its end."""
         self.ended = True
         self._buffer.close()
         response, self._response = self._response, None
         if response is not None:
+            hang_up(response)
             response.close()
 
     def _fill(self) -> None:
         try:
             chunk = next(self._chunks, None)
         except (httpx.TransportError, httpx.StreamError) as error:
+            if self.ended:
+                return
             self.close()
             raise lost(self._client.url, error) from error
+        if self.ended:
+            return
         if chunk is None:
             self.close()
             self._buffer.end()

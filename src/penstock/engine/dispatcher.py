@@ -10,8 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import islice
 
-from msgspec import UNSET
-
 from penstock.core.deliver import (
     delivered,
     first_delivery,
@@ -21,17 +19,16 @@ from penstock.core.deliver import (
     skip,
 )
 from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
-from penstock.core.settle import delivery_id
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, Sink, weight
+from penstock.engine.departures import item_of, part
 from penstock.engine.histogram import Histogram
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
 from penstock.engine.window import Window
 from penstock.model.errors import PenstockError
-from penstock.model.item import Item
-from penstock.model.limits import DISPATCH_BURST, MAX_OFFSET, MAX_UNFINISHED
+from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Message
 
 Give = tuple[DeliveredItem, Message]
@@ -391,7 +388,7 @@ class Dispatcher:
         for item, message in gives:
             entry = unfinished[item.offset]
             entry.consumer = consumer.id
-            delivery = _item(entry, message, group_id)
+            delivery = item_of(entry, message, group_id)
             consumer.expect(entry, delivery)
             leaving.append((entry, delivery))
             if entry.attempts > 1:
@@ -409,7 +406,8 @@ class Dispatcher:
             return
         feed.lots -= 1
         if feed.is_set_back or any(consumer.paused for consumer, _ in lots):
-            lots = self._keep_order(feed, lots)
+            lots, back = part(feed, lots)
+            self.give_back(back)
         for consumer, leaving in lots:
             if not consumer.closed:
                 self._start_leases(consumer, leaving)
@@ -418,53 +416,6 @@ class Dispatcher:
         if feed.is_set_back and not feed.lots:
             feed.is_set_back = False
             self._mark_and_wake(progress)
-
-    def _keep_order(self, feed: Feed, lots: list[Lot]) -> list[Lot]:
-        """What may leave now. A full connection's share goes back at once, and with it every first
-        delivery behind one of it, for others were to have those before."""
-        limit = 0 if feed.is_set_back else _first_stuck(lots)
-        leaves: list[Lot] = []
-        back: list[Unfinished] = []
-        for consumer, leaving in lots:
-            going = []
-            for entry, item in leaving:
-                is_stuck = consumer.paused or (item.attempts == 1 and item.offset >= limit)
-                if not is_stuck:
-                    going.append((entry, item))
-                elif not consumer.closed and consumer.is_wanted(entry, item):
-                    back.append(entry)
-            leaves.append((consumer, going))
-        feed.is_set_back = limit != MAX_OFFSET
-        self.give_back(back)
-        return leaves
-
-
-def _first_stuck(lots: list[Lot]) -> int:
-    """The lowest first delivery that a full connection was to have."""
-    return min(
-        (
-            item.offset
-            for consumer, leaving in lots
-            if consumer.paused and not consumer.closed
-            for entry, item in leaving
-            if item.attempts == 1 and consumer.is_wanted(entry, item)
-        ),
-        default=MAX_OFFSET,
-    )
-
-
-def _item(entry: Unfinished, message: Message, group_id: int) -> Item:
-    return Item(
-        message.partition,
-        message.offset,
-        entry.attempts,
-        message.key,
-        message.value,
-        entry.last_error,
-        UNSET if message.routing is None else message.routing,
-        UNSET if message.envelope is None else message.envelope,
-        delivery_id(group_id, entry.attempts),
-    )
 
 
 def _is_unfinished(entry: Unfinished) -> bool:

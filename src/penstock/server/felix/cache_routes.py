@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.model.caching import CacheValue, Delete, Written
-from penstock.model.errors import InvalidArgument, NotFound, PenstockError
+from penstock.model.errors import NotFound, PenstockError
 from penstock.model.tenancy import Path
 from penstock.server.felix.forms import put_of, version_of
 from penstock.server.felix.message_routes import send_answer
@@ -118,9 +118,4 @@ def post_txn(path: Path, hub: Hub, request: Request, reply: Reply) -> None:
 def _key(path: bytes) -> str:
     """The last segment; a slash of the key's own is %2F."""
     part = path[path.rfind(b"/") + 1 :]
-    if b"%" in part:
-        return path_name(part)
-    try:
-        return part.decode("ascii")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument("the path is not percent-encoded UTF-8") from error
+    return part.decode() if part.isascii() and b"%" not in part else path_name(part)

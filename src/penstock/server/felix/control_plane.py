@@ -189,14 +189,14 @@ class Follower:
     async def _ask(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
         status, body, _ = await self._send("GET", path)
         if status in (410, 416):
-            raise OutOfRange("the control plane no longer knows these changes")
+            raise OutOfRange("it no longer knows these changes")
         if status != 200:
-            raise Unavailable(f"the control plane answered {status}{_message(body)}")
+            raise Unavailable(f"it answered {status}{_message(body)}")
         try:
             return decoder.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise Unavailable(
-                f"the control plane's answer is no registry ({error}); is it a Penstock broker?"
+                f"its answer is no registry ({error}); is it a Penstock broker?"
             ) from error
 
     async def _send(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes, str]:
@@ -205,7 +205,7 @@ class Follower:
             async for part in response.aiter_bytes():
                 answer += part
                 if len(answer) > MAX_ANSWER_BYTES:
-                    raise Unavailable(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+                    raise Unavailable(f"its answer is over {MAX_ANSWER_BYTES} bytes")
             return response.status_code, bytes(answer), response.headers.get("retry-after", "")
 
     async def _reconcile(self, entries: list[Entry]) -> None:
@@ -306,7 +306,8 @@ class Follower:
             raise Unavailable(
                 f"the control plane did not answer: {_explain(error)}; it may have made the change"
             ) from error
-        if status in (401, 403) or not (200 <= status < 500 or status == 503):
+        is_for_client = 200 <= status < 300 or 400 <= status < 500 or status == 503
+        if not is_for_client or status in (401, 403):
             raise Unavailable(f"the control plane answered {status}{_message(body)}")
         return RemoteAnswer(status, body, retry_after)
 
