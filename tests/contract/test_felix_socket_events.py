@@ -289,7 +289,7 @@ def test_lag_is_told_when_asked_and_pushed_when_wanted(ns: Namespace) -> None:
             "request_id": 9,
         }
         publish_numbers(ns, stream, 3200, 4000)
-        lags = []
+        lags: list[dict[str, Any]] = []
         while len(lags) < 2:
             if (seen := ws.receive())["type"] == "lag":
                 lags.append(seen)

@@ -28,9 +28,9 @@ def test_every_setting_is_in_the_operators_table():
 
 def test_every_default_in_the_operators_table_is_the_one_in_force():
     wrong = [
-        f"{name}: the page says {said!r}, the code {spelled(default)!r}"
+        f"{name}: the page says {said!r}, the code {spelled(default, name)!r}"
         for name, said in defaults_in(read(OPERATIONS)).items()
-        if said != spelled(default := getattr(Settings(), name))
+        if said != spelled(default := getattr(Settings(), name), name)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -103,13 +103,13 @@ def defaults_in(text: str) -> dict[str, str]:
     return found
 
 
-def spelled(value: object) -> str:
+def spelled(value: object, name: str) -> str:
     """A default as the page writes it: sizes in their unit, nothing as `none`."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-            if value and value % size == 0:
+            if name.endswith("_bytes") and value and value % size == 0:
                 return f"{value // size} {unit}"
         return f"{value:,}" if value >= 10_000 else str(value)
     return str(value) if value else "none"

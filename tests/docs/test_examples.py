@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> 
                 assert _matches(following.text, printed), f"{place}: prints\n{printed}"
             else:
                 assert '"error"' not in printed, f"{place}: prints\n{printed}"
+
+
+@pytest.mark.parametrize("program", ["fan_out.py", "rate_limit.py"])
+def test_a_program_prints_what_it_says_it_prints(program: str, reader: Reader) -> None:
+    """It says so in its docstring, indented, behind "It prints"."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "examples" / program).read_text())) or ""
+    _, _, said = docstring.partition("\nIt prints\n\n")
+    expected = "".join(takewhile(lambda line: line.startswith("    "), said.splitlines(True)))
+    reader.serve("penstock serve --memory")
+    command = f"{sys.executable} -W error examples/{program}\n"
+    printed = reader.run(Block("runs", "sh", command, 1), program)
+    assert _lines(printed) == [line.strip() for line in _lines(expected)] != []
 
 
 class Reader:

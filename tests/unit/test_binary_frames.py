@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
-from penstock.core.event_buffer import Batch, Run
+from penstock.engine.protocol import EventBatch
 from penstock.server.felix.binary import BinaryPublish, decode_publish, encode_events
 from penstock.server.felix.messages import Refused
+
+
+@dataclass
+class Batch:
+    payloads: list[bytes]
+    encoded: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    batch: EventBatch
+    start: int
+    end: int
 
 
 def u32(number: int) -> bytes:
@@ -30,7 +44,7 @@ def publish(
 
 
 def run(payloads: list[bytes], start: int = 0, end: int | None = None) -> Run:
-    return Run(Batch(payloads, encoded={}), start, len(payloads) if end is None else end, 0)
+    return Run(Batch(payloads), start, len(payloads) if end is None else end)
 
 
 def test_events_are_their_lengths_and_bytes() -> None:

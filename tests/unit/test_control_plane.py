@@ -101,6 +101,12 @@ def tenants(engine: EmbeddedEngine) -> list[str]:
     return [entry.tenant_id for entry in found[0]]
 
 
+def assert_failed(follower: Follower, failure: PenstockError) -> None:
+    assert not follower.connected
+    assert follower.last_error
+    assert failure.message.endswith(follower.last_error)
+
+
 def request(method: bytes = b"POST", query: bytes = b"") -> Request:
     asked = Request(method, b"/v1/tenants", query)
     asked.body = b'{"tenant_id": "new"}'
@@ -224,9 +230,7 @@ def test_an_answer_that_is_no_registry_changes_nothing(answer: httpx.Response) -
         plane.instance, plane.hook = "another", wrongly
         failure = await follower.sync()
         assert isinstance(failure, Unavailable)
-        assert not follower.connected
-        assert follower.last_error
-        assert failure.message.endswith(follower.last_error)
+        assert_failed(follower, failure)
         assert tenants(engine) == ["a", "default"]
         plane.hook = None
         assert await follower.sync() is None

@@ -68,6 +68,19 @@ def test_messages_are_the_same_however_their_bytes_are_cut() -> None:
         assert found == expected
 
 
+def test_no_bytes_at_all_are_a_surprise() -> None:
+    chance = random.Random(11)
+    for _ in range(3000):
+        reader = FrameReader(LIMIT)
+        try:
+            for _ in range(3):
+                reader.feed(chance.randbytes(chance.choice([1, 7, 40, 400])))
+                read_all(reader)
+        except Violation:
+            continue
+        assert reader.held_bytes <= LIMIT + 400
+
+
 def test_frames_are_handed_out_one_at_a_time() -> None:
     reader = FrameReader(LIMIT)
     reader.feed(frame(TEXT, b"1") + frame(TEXT, b"2"))

@@ -12,14 +12,14 @@ import pytest
 
 from penstock.server import answers
 from penstock.server.docs_page import curl_of, render_page
-from penstock.server.openapi import ERRORS, build_document
+from penstock.server.felix.mirror import RemoteChanges, RemoteSnapshot
+from penstock.server.openapi import ERRORS, TYPED_ERRORS, build_document
 from penstock.server.operations import OPERATIONS, Operation
-from penstock.server.routes import ROUTES
-from penstock.server.topic_routes import topic_route
 from tests.broker_process import BrokerProcess
+from tests.routes import NAMESPACE, all_routes
 
 DOCUMENT = build_document()
-DYNAMIC = ("/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}")
+GROUP = "/v1/topics/{topic}/groups/{group}"
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -41,12 +41,9 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_every_route_of_the_table_is_described_and_no_other() -> None:
-    table = {(method.decode(), path.decode()) for path, row in ROUTES.items() for method in row}
-    for path in DYNAMIC:
-        methods = topic_route(path.encode())
-        assert methods is not None
-        table |= {(method.decode(), path) for method in methods}
-    assert {(method, path) for method, path, _ in operations()} == table
+    described = {(method, path) for method, path, _ in operations()}
+    assert len(described) == len(OPERATIONS)
+    assert described == all_routes()
 
 
 def test_the_document_is_openapi_3_1() -> None:
@@ -55,11 +52,11 @@ def test_the_document_is_openapi_3_1() -> None:
     tags = {tag["name"] for tag in DOCUMENT["tags"]}
     ids = []
     for method, path, operation in operations():
-        assert method in {"GET", "POST", "PATCH", "DELETE"}
+        assert method in {"GET", "POST", "PUT", "PATCH", "DELETE"}
         assert set(operation["tags"]) <= tags
         assert operation["summary"]
         ids.append(operation["operationId"])
-        assert any(status.startswith("2") for status in operation["responses"]), path
+        assert any(status[0] in "12" for status in operation["responses"]), path
         for response in operation["responses"].values():
             assert "$ref" in response or response["description"]
     assert len(set(ids)) == len(ids)
@@ -85,15 +82,17 @@ def test_parameters_are_complete_and_those_of_a_path_are_in_it() -> None:
         assert in_path == set(re.findall(r"\{(\w+)\}", path))
         for each in parameters:
             assert each["description"]
-            assert each["schema"]["type"] in {"string", "integer"}
+            assert each["schema"]["type"] in {"string", "integer", "boolean"}
             assert each["in"] == "query" or each["required"] is True
 
 
 def test_every_error_answer_has_the_common_shape() -> None:
-    for status, response in DOCUMENT["components"]["responses"].items():
+    for name, response in DOCUMENT["components"]["responses"].items():
+        is_typed, status = name.startswith("typed-"), int(name.removeprefix("typed-"))
         example = response["content"]["application/json"]["example"]
-        assert example["error"] == ERRORS[int(status)][0]
+        assert example["error"] == (TYPED_ERRORS if is_typed else ERRORS)[status][0]
         assert {"error", "message"} <= set(example)
+        assert ("type" in example) == is_typed
     for _, path, operation in operations():
         assert {"403", "405", "500"} <= set(operation["responses"]), path
 
@@ -108,7 +107,7 @@ def named(operation: Operation) -> str:
 def test_the_example_of_a_body_is_one(operation: Operation) -> None:
     examples = operation.example if operation.batch else [operation.example]
     for example in examples:
-        msgspec.convert(example, operation.body)
+        msgspec.json.decode(msgspec.json.encode(example), type=operation.body)
         assert set(operation.required) <= set(example)
 
 
@@ -152,6 +151,54 @@ def test_answers_have_the_shapes_that_are_documented(broker: BrokerProcess) -> N
     check(client.post("/v1/idempotency/begin", json=effect), answers.Begun)
     batch = client.post("/v1/produce/batch", json=[{"topic": "nowhere", "value": "v"}])
     check(batch.json()["results"][0], answers.BatchError)
+
+
+def test_answers_of_streams_and_the_registry_have_the_shapes_that_are_documented(
+    broker: BrokerProcess,
+) -> None:
+    """felix-131"""
+    here = NAMESPACE.format(tenant_id="default", namespace="default")
+
+    def check(path: str, shape: type[msgspec.Struct]) -> None:
+        body = broker.client.get(path).json()
+        msgspec.convert(body, shape, strict=True)
+        assert set(body) <= set(shape.__struct_fields__)
+
+    check("/v1/tenants", answers.TenantList)
+    check("/v1/tenants/default", answers.TenantAnswer)
+    check("/v1/tenants/default/namespaces", answers.NamespaceList)
+    check(here, answers.NamespaceAnswer)
+    check(f"{here}/streams", answers.StreamList)
+    check(f"{here}/streams/default", answers.StreamAnswer)
+    check(f"{here}/caches", answers.CacheList)
+    check(f"{here}/caches/default", answers.CacheAnswer)
+    check("/v1/registry", answers.RegistryAnswer)
+    check("/v1/registry/snapshot", RemoteSnapshot)
+    check("/v1/registry/changes?since=4", RemoteChanges)
+    with broker.client.stream("GET", f"{here}/streams/default/subscribe"):
+        check(f"{here}/streams/default/subscriptions", answers.Subscriptions)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [each for each in OPERATIONS if each.tag in ("Streams", "Caches") and each.body is not None],
+    ids=named,
+)
+def test_what_is_said_to_be_required_is_and_the_example_works(
+    broker: BrokerProcess, operation: Operation
+) -> None:
+    path = operation.path.format(
+        tenant_id="default", namespace="default", stream="default", cache="default", key="counter"
+    )
+    example = operation.example
+    if operation.method == "PUT":
+        path += "-of-text"
+    assert broker.client.request(operation.method, path, json=example).status_code == 200
+    for member in operation.required:
+        rest = {name: text for name, text in example.items() if name != member}
+        reply = broker.client.request(operation.method, path, json=rest)
+        assert (reply.status_code, reply.json()["error"]) == (400, "INVALID_ARGUMENT")
+        assert f"{member} is required" in reply.json()["message"]
 
 
 def test_the_document_and_the_page_are_served(broker: BrokerProcess) -> None:
@@ -224,7 +271,7 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
         if link.startswith("#"):
             assert link[1:] in page.anchors, link
         else:
-            assert link in {"/docs/openapi.json", "/metrics"}
+            assert link in {"/docs/openapi.json", "/docs/asyncapi.json", "/metrics"}
     for method, path, operation in operations():
         assert operation["operationId"] in page.anchors
         assert curl_of(method, path, operation, "http://127.0.0.1:8080") in page.text
@@ -250,7 +297,7 @@ def test_an_example_can_be_pasted_into_a_shell() -> None:
     assert curl_of("GET", "/v1/consume", consume, "http://h:1") == (
         "curl -sN 'http://h:1/v1/consume?topic=orders&group=billing&owner=w1&lease_ms=30000'"
     )
-    delete = DOCUMENT["paths"][DYNAMIC[1]]["delete"]
-    assert curl_of("DELETE", DYNAMIC[1], delete, "http://h:1") == (
+    delete = DOCUMENT["paths"][GROUP]["delete"]
+    assert curl_of("DELETE", GROUP, delete, "http://h:1") == (
         "curl -s -X DELETE http://h:1/v1/topics/orders/groups/billing"
     )

@@ -29,8 +29,8 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []
-        self.is_reading = True
-        self.is_closed = False
+        self._reads = True
+        self.closed = False
         self.protocol: Any = None
         self.high_water = 10**9
 
@@ -48,18 +48,21 @@ class Transport(asyncio.Transport):
         return data
 
     def pause_reading(self) -> None:
-        assert self.is_reading
-        self.is_reading = False
+        assert self._reads
+        self._reads = False
 
     def resume_reading(self) -> None:
-        assert not self.is_reading
-        self.is_reading = True
+        assert not self._reads
+        self._reads = True
+
+    def is_reading(self) -> bool:
+        return self._reads
 
     def close(self) -> None:
-        self.is_closed = True
+        self.closed = True
 
     def abort(self) -> None:
-        self.is_closed = True
+        self.closed = True
 
 
 class Connection:
@@ -117,12 +120,12 @@ def test_a_flood_of_small_messages_is_handled_a_bounded_number_a_turn() -> None:
     async def test(connection: Connection) -> None:
         connection.send(*[PING | {"request_id": "x" * 100}] * 1000)
         assert connection.hub.socket_messages == module.TURN_OPERATIONS
-        assert not connection.transport.is_reading
+        assert not connection.transport.is_reading()
         await connection.turns()
         assert connection.hub.socket_messages == 2 * module.TURN_OPERATIONS
         await connection.turns(4)
         assert connection.hub.socket_messages == 1000
-        assert connection.transport.is_reading
+        assert connection.transport.is_reading()
         assert connection.transport.drain().count(b'"ok"') == 1000
 
     on_a_loop(test)
@@ -163,16 +166,16 @@ def test_nothing_is_taken_or_read_while_the_peer_takes_nothing() -> None:
         await connection.turns(5)
         assert not transport.writes
         # A little is read ahead, or nobody would notice that the peer has ended its stream.
-        assert transport.is_reading
+        assert transport.is_reading()
         connection.send(PING | {"request_id": "x" * 100}, *[PING] * 3000)
-        assert not transport.is_reading
+        assert not transport.is_reading()
         socket.resume_writing()
         await connection.turns(2)
         data = transport.drain()
         assert data.count(b'"eA=="') == 100
         await connection.turns(20)
         assert (data + transport.drain()).count(b'"ok"') == 3002
-        assert transport.is_reading
+        assert transport.is_reading()
 
     on_a_loop(test)
 
@@ -219,11 +222,11 @@ def test_no_more_is_read_while_requests_enough_are_unanswered() -> None:
         connection.send(*[publish] * 4000)
         await connection.turns(50)
         assert connection.hub.socket_messages == depth + module.MAX_UNANSWERED
-        assert not connection.transport.is_reading
+        assert not connection.transport.is_reading()
         connection.engine.streams.release_fanout()
         await connection.turns(100)
         assert connection.transport.drain().count(b'"publish_ok"') == 4000
-        assert connection.transport.is_reading
+        assert connection.transport.is_reading()
 
     on_a_loop(test)
 
@@ -239,6 +242,32 @@ def test_nor_while_what_is_unanswered_is_large() -> None:
         connection.engine.streams.release_fanout()
         await connection.turns(100)
         assert connection.transport.drain().count(b'"publish_ok"') == 21
+
+    on_a_loop(test)
+
+
+def test_large_answers_that_were_held_become_bytes_only_when_there_is_room() -> None:
+    async def test(connection: Connection) -> None:
+        transport = connection.transport
+        put = {"type": "cache_put", "cache": "default", "key": "k", "value": "A" * 1_000_000}
+        full = {"type": "publish_batch", "stream": "default", "payloads": [""] * 1024}
+        connection.engine.streams.hold_fanout()
+        connection.send({**put, **SCOPE}, {**full, **SCOPE})
+        publish = {"type": "publish", "stream": "default", "payload": "", **SCOPE}
+        get = {"type": "cache_get", "cache": "default", "key": "k", **SCOPE}
+        connection.send(*[[publish, get]] * 50)
+        await connection.turns(5)
+        transport.drain()
+        transport.high_water = 100_000
+        connection.engine.streams.release_fanout()
+        await connection.turns(20)
+        count = 0
+        while count < 50:
+            data = transport.drain()
+            assert 0 < len(data) < 3_000_000
+            count += data.count(b'"cache_value"')
+            connection.socket.resume_writing()
+            await connection.turns(5)
 
     on_a_loop(test)
 

@@ -1,4 +1,4 @@
-"""`penstock cache`: create, list, describe, change, delete."""
+"""`penstock cache`: create, list, describe, change, delete; what it holds is in `entry`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
+from penstock.cli.entry import delete_key, get, if_version_option, incr, put, watch
 from penstock.cli.scope import (
     changes_of,
     in_namespace,
@@ -27,7 +28,7 @@ _SETTINGS: dict[str, tuple[str, Any]] = {
 
 @click.group()
 def cache() -> None:
-    """Create, look at, change and delete caches."""
+    """Create, look at, change and delete caches, and use what is in them."""
 
 
 @cache.command()
@@ -110,11 +111,35 @@ def change(
 
 @cache.command()
 @click.argument("name")
+@click.argument("key", required=False)
 @in_namespace
+@if_version_option
 @yes_flag
 @with_client
-def delete(client: Client, name: str, tenant_id: str, namespace: str, yes: bool) -> None:
-    """Delete the cache NAME with all that it holds; its watches end."""
+def delete(
+    client: Client,
+    name: str,
+    key: str | None,
+    tenant_id: str,
+    namespace: str,
+    if_version: int | None,
+    yes: bool,
+) -> None:
+    """Delete KEY from the cache NAME; without a KEY, the cache with all that it holds.
+
+    Only deleting the cache asks first: a script that lost its KEY deletes nothing.
+    """
+    if key is not None:
+        if yes:
+            raise click.UsageError("--yes is for a whole cache; deleting a KEY does not ask")
+        delete_key(client.cache(name, tenant_id=tenant_id, namespace=namespace), key, if_version)
+        return
+    if if_version is not None:
+        raise click.UsageError("--if-version is for a KEY")
     confirm(f"Delete cache {path_text(tenant_id, namespace, name)} and what it holds?", yes)
     client.delete_cache(tenant_id, namespace, name)
     show(f"deleted cache {path_text(tenant_id, namespace, name)}")
+
+
+for command in (get, put, incr, watch):
+    cache.add_command(command)

@@ -1,11 +1,13 @@
 """What a person or a program reads: tables, JSON lines and errors.
 
 Invariant: what came from a message or a name cannot move the cursor or colour the screen; its
-control characters are shown, not sent. JSON output is exactly one value a line.
+control characters are shown, not sent, unless bytes as they are were asked for. JSON output is
+exactly one value a line.
 """
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,6 +49,11 @@ def hint(text: str) -> None:
         click.secho(text, err=True, dim=True)
 
 
+def show_data(data: bytes) -> None:
+    """Bytes as they are, for a file or a program."""
+    click.echo(data, nl=False)
+
+
 def show_json(value: Any) -> None:
     click.echo(msgspec.json.encode(value, enc_hook=str))
 
@@ -73,6 +80,14 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
         for char in text
     )
+
+
+def data_text(data: bytes) -> str:
+    """Bytes on one line: as text if they are that, else in base64, with a mark."""
+    try:
+        return printable(data.decode())
+    except UnicodeDecodeError:
+        return f"base64:{base64.b64encode(data).decode()}"
 
 
 def size(number: int) -> str:

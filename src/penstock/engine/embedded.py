@@ -62,6 +62,7 @@ class EmbeddedEngine:
         self._dispatcher = parts.dispatcher
         self._intake = Intake(parts, self.upkeep)
         self.rejected = self._intake.rejected
+        self.ranges = parts.ranges
         self.registry = parts.registry
         self.caches = parts.caches
         self.streams = parts.streams

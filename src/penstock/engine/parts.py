@@ -9,6 +9,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.journal import Journal
 from penstock.engine.pages import Pages
+from penstock.engine.ranges import Ranges
 from penstock.engine.registrar import Registrar
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.streams import Streams
@@ -51,6 +52,9 @@ class Parts:
         self.dispatcher = Dispatcher(state, window, self.pages, self.journal)
         self.burials = Burials(state, window, self.pages, self.journal)
         self.burials.on_buried = self.dispatcher.buried
+        self.ranges = Ranges(
+            state, window, log, disk.history if disk else None, self.journal, scheduler
+        )
         self.registry = Registrar(state, self.journal)
         self.caches = Caches(state, self.journal, self.registry)
         self.streams = Streams(state, self.journal, self.registry, self.caches, scheduler)

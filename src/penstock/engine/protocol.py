@@ -7,7 +7,7 @@ max_attempts decision and status codes are pure functions of core and model that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from penstock.engine.journal import Done
 from penstock.model.caching import Delete, Increment, Put, Txn, Watch, WatchEvent
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
+from penstock.model.ranges import RangeRequest
 from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
 
@@ -36,6 +37,29 @@ class Capabilities(msgspec.Struct, frozen=True):
     fsync: str
     durability: str
     """What a 2xx means here, in words."""
+
+
+class Range(Protocol):
+    """A reader's way through a range. `head`, all pieces and `tail` are one stream of bytes."""
+
+    head: bytes
+    tail: bytes
+
+    def next(self, got: Callable[[bytes | PenstockError | None], None]) -> None:
+        """Gives the next piece, None after the last, or why there are no more."""
+        ...
+
+
+class RangesPart(Protocol):
+    """Reading what is stored, as often as one likes, without a lease."""
+
+    def open(self, request: RangeRequest, done: Done) -> None:
+        """Outcome: a Range."""
+        ...
+
+    def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
+        """Outcome: an OffsetReport for each partition of the topic."""
+        ...
 
 
 class RegistryPart(Protocol):
@@ -201,6 +225,9 @@ class CachesPart(Protocol):
 class Engine(Protocol):
     limits: Limits
     capabilities: Capabilities
+
+    @property
+    def ranges(self) -> RangesPart: ...
 
     @property
     def registry(self) -> RegistryPart: ...

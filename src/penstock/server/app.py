@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from penstock.model.errors import Internal, MethodNotAllowed, NotFound, PenstockError
 from penstock.server.docs_page import render_page
+from penstock.server.felix import asyncapi
 from penstock.server.hub import Hub
 from penstock.server.metrics import Metrics
 from penstock.server.openapi import build_document
@@ -37,12 +38,16 @@ def make_app(hub: Hub) -> ASGIApp:
     metrics = Metrics(hub)
     document = build_document()
     encoded = encode_json(document)
+    encoded_socket = encode_json(asyncapi.build_document())
 
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     async def show_openapi(_: Request) -> Response:
         return Response(encoded, media_type="application/json")
+
+    async def show_asyncapi(_: Request) -> Response:
+        return Response(encoded_socket, media_type="application/json")
 
     async def show_page(request: Request) -> Response:
         page = render_page(document, f"http://{request.url.netloc}")
@@ -53,6 +58,7 @@ def make_app(hub: Hub) -> ASGIApp:
             Route("/metrics", show_metrics),
             Route("/docs", show_page),
             Route("/docs/openapi.json", show_openapi),
+            Route("/docs/asyncapi.json", show_asyncapi),
         ],
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )

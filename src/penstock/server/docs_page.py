@@ -20,7 +20,7 @@ _STYLE = """
 body { font: 16px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1.5rem; }
 h1 { margin: 0; } h1 small { font-size: 1rem; font-weight: normal; opacity: .7; }
 h2 { border-bottom: 1px solid var(--line); margin-top: 2.5rem; padding-bottom: .3rem; }
-nav { columns: 18rem; font-size: .9rem; } nav a { display: block; }
+nav { columns: 20rem; font-size: .9rem; } nav a { display: block; overflow-wrap: anywhere; }
 a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
 section { margin: 1.8rem 0; } h3 { font-size: 1.05rem; margin: 0 0 .3rem; }
 h3 code { font-size: 1rem; } .method { color: var(--accent); font-weight: 700; }
@@ -29,9 +29,11 @@ code, pre { font: .86rem/1.5 ui-monospace, monospace; } p { margin: .4rem 0; }
 table { border-collapse: collapse; font-size: .9rem; width: 100%; }
 td { border-top: 1px solid var(--line); padding: .25rem .8rem .25rem 0; vertical-align: top;
   overflow-wrap: anywhere; }
-td:first-child { white-space: nowrap; } summary { cursor: pointer; opacity: .8; }
+td:first-child { white-space: nowrap; width: 6rem; } summary { cursor: pointer; opacity: .8; }
 details { margin: .4rem 0; }
 """
+
+_NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 
 
 def render_page(document: Json, base_url: str) -> str:
@@ -48,7 +50,9 @@ def render_page(document: Json, base_url: str) -> str:
         f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         f"<p>{escape(info['description'])}</p>",
-        "<p><a href='/docs/openapi.json'>openapi.json</a> · <a href='/metrics'>metrics</a></p>",
+        "<p><a href='/docs/openapi.json'>openapi.json</a> · "
+        "<a href='/docs/asyncapi.json'>asyncapi.json</a> (the WebSocket) · "
+        "<a href='/metrics'>metrics</a></p>",
     ]
     for tag in document["tags"]:
         mine = [each for each in operations if tag["name"] in each[2]["tags"]]
@@ -87,7 +91,13 @@ def curl_of(method: str, path: str, operation: Json, base_url: str) -> str:
 
 def _link(method: str, path: str, operation: Json) -> str:
     anchor = escape(operation["operationId"], quote=True)
-    return f"<a href='#{anchor}'><code>{method} {escape(path)}</code></a>"
+    return f"<a href='#{anchor}'><code>{method} {escape(_shortened(path))}</code></a>"
+
+
+def _shortened(path: str) -> str:
+    """Most paths begin with the same names; what tells them apart comes after."""
+    below = path.removeprefix(_NAMESPACE)
+    return f"…{below}" if below and below != path else path
 
 
 def _section(document: Json, method: str, path: str, operation: Json, base_url: str) -> list[str]:
@@ -104,8 +114,12 @@ def _section(document: Json, method: str, path: str, operation: Json, base_url: 
     for status, response in operation["responses"].items():
         if "$ref" not in response:
             parts.append(_row(status, response["description"], _example(response)))
-    errors = [status for status, response in operation["responses"].items() if "$ref" in response]
-    links = ", ".join(f"<a href='#error-{status}'>{status}</a>" for status in errors)
+    errors = {
+        status: _name(response)
+        for status, response in operation["responses"].items()
+        if "$ref" in response
+    }
+    links = ", ".join(f"<a href='#error-{name}'>{status}</a>" for status, name in errors.items())
     parts.append(f"<tr><td>errors</td><td>{links}</td></tr></table></section>")
     return parts
 
@@ -116,39 +130,66 @@ def _body(document: Json, operation: Json) -> list[str]:
         return []
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     rows = _members(document, schema.get("items", schema), "")
+    if not rows:
+        return []
     return ["<details><summary>JSON body</summary><table>", *rows, "</table></details>"]
 
 
 def _members(document: Json, schema: Json, prefix: str) -> list[str]:
-    found = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    """Of one of many messages there are none to show: what they have is said elsewhere."""
+    if "$ref" not in schema:
+        return []
+    found = document["components"]["schemas"][_name(schema)]
     required = set(found.get("required", ()))
     rows = []
     for name, member in found["properties"].items():
-        kind = member.get("type", "object") + (", required" if name in required else "")
+        kind = _kind(member) + (", required" if name in required else "")
         rows.append(_row(f"{prefix}{name}", f"{member.get('description', '')} ({kind})".strip()))
-        if "$ref" in member:
-            rows += _members(document, member, f"{prefix}{name}.")
+        items = member.get("items", {})
+        for part in [member, items, *items.get("anyOf", ())]:
+            dots = f"{prefix}{name}." if part is member else f"{prefix}{name}[]."
+            rows += _members(document, part, dots)
     return rows
+
+
+def _kind(member: Json) -> str:
+    if "anyOf" in member:
+        return " or ".join(map(_kind, member["anyOf"]))
+    if "enum" in member:
+        return " or ".join(map(str, member["enum"]))
+    if member.get("type") == "array":
+        return f"array of {_kind(member['items'])}"
+    if member.get("contentEncoding"):
+        return f"string in {member['contentEncoding']}"
+    return str(member.get("type", "object"))
+
+
+def _name(schema: Json) -> str:
+    return str(schema["$ref"].rsplit("/", 1)[1])
 
 
 def _parameters(operation: Json) -> list[str]:
     rows = []
+    names: dict[str, set[str]] = {"path": set(), "query": set()}
     for parameter in operation.get("parameters", []):
+        names[parameter["in"]].add(parameter["name"])
         kind = parameter["schema"]["type"] + (", required" if parameter.get("required") else "")
         rows.append(_row(parameter["name"], f"{parameter['description']} ({kind})"))
     if not rows:
         return []
     title = "Parameters"
-    if "requestBody" in operation:
+    # What says that the body is raw stands beside a body.
+    if "requestBody" in operation and names["query"] and "raw" not in names["query"]:
         title = "Parameters, those of the query in place of a body"
     return [f"<details><summary>{title}</summary><table>", *rows, "</table></details>"]
 
 
 def _errors(document: Json) -> list[str]:
     parts = ["<table>"]
-    for status, response in document["components"]["responses"].items():
+    for name, response in document["components"]["responses"].items():
+        status = name.removeprefix("typed-")
         row = _row(status, response["description"], _example(response))
-        parts.append(row.replace("<tr>", f"<tr id='error-{escape(status, quote=True)}'>", 1))
+        parts.append(row.replace("<tr>", f"<tr id='error-{escape(name, quote=True)}'>", 1))
     return [*parts, "</table>"]
 
 

@@ -304,6 +304,11 @@ class Lane(HttpToolsProtocol):
                 self.transport.write(b"0\r\n\r\n")
             self._finish()
 
+    def break_stream(self) -> None:
+        """The stream cannot go on; a client sees that it is not complete."""
+        self.stream = None
+        self.transport.abort()
+
     def refuse(self, error: PenstockError) -> None:
         """Answers an error in its turn, then ends the connection; what follows is not read."""
         if self._is_deaf:

@@ -7,31 +7,24 @@ how it is shown.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import get_args
 
 import msgspec
 
 from penstock import __version__
 from penstock.server.answers import BatchError
-from penstock.server.operations import OPERATIONS, Answer, Operation
-from penstock.server.replies import ErrorBody, OverloadBody
-from penstock.server.wire import EnvelopeBody
-
-Json = dict[str, Any]
-
-REF = "#/components/schemas/{name}"
+from penstock.server.operations import OPERATIONS, TAGS, Answer, Operation
+from penstock.server.operations.fields import kind_of, texts_of
+from penstock.server.operations.socket import ASKED
+from penstock.server.replies import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
+from penstock.server.schemas import Json, RequestShape, ref, schemas_of
 
 ABOUT = (
     "A durable message broker. Most requests take a JSON body or, for trying things out, query "
-    "parameters; a body is decoded strictly, and unknown members are refused. Every error has the "
-    'shape {"error": CODE, "message": text}. An X-Request-Id is echoed, or made up.'
+    "parameters; those of streams, caches and tenants take JSON. A body is decoded strictly, and "
+    'unknown members are refused. Every error has the shape {"error": CODE, "message": text}. An '
+    "X-Request-Id is echoed, or made up."
 )
-TAGS = {
-    "Topics": "Topics, their partitions and their groups.",
-    "Messages": "Produce, consume and settle.",
-    "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
-    "Broker": "Probes and version.",
-}
 ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("INVALID_ARGUMENT", "The request is wrong.", "topic is required"),
     401: ("UNAUTHENTICATED", "No bearer token, or not the right one.", "a token is required"),
@@ -47,44 +40,64 @@ ERRORS: dict[int, tuple[str, str, str]] = {
 ALWAYS = (401, 403, 405, 500)
 PROBES = frozenset({"/v1/healthz", "/v1/livez", "/v1/readyz"})
 
-FIELDS = {
-    "topic": "The topic's name: 1 to 200 bytes of UTF-8.",
-    "name": "The topic's name: 1 to 200 bytes of UTF-8.",
-    "partitions": "How many partitions, 1 to 1,024; 1 when omitted.",
-    "group": "The consumer group's name.",
-    "owner": "Who consumes: the same name acks what it was given.",
-    "key": "Messages of one key go to one partition.",
-    "value": "The payload: a string that is not empty.",
-    "partition": "The delivery's partition.",
-    "offset": "The delivery's offset.",
-    "delivery_id": "The delivery's fencing token: a later delivery is not meant.",
-    "lease_ms": "How long a lease lasts; 0 or omitted is the broker's default.",
-    "prefetch": "How many deliveries of this stream may be unfinished; 0 is no limit of its own.",
-    "heartbeat_ms": "Sends a blank line so often; 0 is never.",
-    "reason": "Why it failed; the next delivery's last_error.",
-    "result": "What the effect came to, for those who ask later.",
-    "retention_ms": "Finished messages are kept so long; 0 is for ever.",
-    "retention_bytes": "Finished messages are kept up to so many bytes; 0 is all.",
-    "run_id": "The workflow run.",
-    "step_id": "The step of the run.",
-    "parent_step_id": "The step that caused it.",
-    "tenant_id": "The tenant; idempotency keys are its own.",
-    "tenant": "The same as tenant_id.",
-    "idempotency_key": "A second message with this key is not stored.",
-    "idem_key": "The same as idempotency_key.",
-    "target_topic": "Stores the message in this topic instead.",
-    "partition_override": "Stores the message in this partition.",
-    "deadline": "RFC 3339 with a zone; a produce after it is refused.",
-    "deadline_rfc3339": "The same as deadline.",
-    "deadline_ms": "The same in milliseconds since 1970.",
-    "max_attempts": "Deliveries before the message is dead-lettered; 0 is no limit.",
-    "backoff_ms": "The wait before the first retry; it doubles.",
-    "max_backoff_ms": "The longest wait; 0 is a day.",
-    "retry_max_attempts": "retry_policy.max_attempts.",
-    "retry_backoff_ms": "retry_policy.backoff_ms.",
-    "retry_max_backoff_ms": "retry_policy.max_backoff_ms.",
+TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
+    400: ("INVALID_ARGUMENT", "The request is wrong.", "tenant_id is required"),
+    404: (
+        "NOT_FOUND",
+        "No such tenant, namespace, stream or cache; the message says which.",
+        "stream not found: 'acme/prod/orders'",
+    ),
+    405: ERRORS[405],
+    409: (
+        "ALREADY_EXISTS",
+        "It is there, and was asked not to be; or (FAILED_PRECONDITION) the state does not allow "
+        "it: not empty, not a number, cannot change.",
+        "key 'greeting' exists with version 1767225600000001",
+    ),
+    410: (
+        "OUT_OF_RANGE",
+        "The changes are no longer kept; take a snapshot.",
+        "changes after revision 3 are no longer kept; take a snapshot",
+    ),
+    412: (
+        "FAILED_PRECONDITION",
+        "What was read has changed since; nothing was done.",
+        "key 'greeting' has version 1767225600000002, not 1767225600000001",
+    ),
+    413: ERRORS[413],
+    416: (
+        "OUT_OF_RANGE",
+        "The revision is to come.",
+        "revision 9 is to come; the registry is at 5",
+    ),
+    426: (
+        "INVALID_ARGUMENT",
+        "Only a WebSocket is spoken here.",
+        "this path speaks WebSocket; ask for an upgrade, version 13",
+    ),
+    429: (
+        "RESOURCE_EXHAUSTED",
+        "A limit is reached; see Retry-After.",
+        "the broker is overloaded: the publish queue of stream 'acme/prod/orders' is full",
+    ),
+    500: ERRORS[500],
+    503: (
+        "UNAVAILABLE",
+        "The log cannot be written, the control plane is away, or the broker stops.",
+        "the control plane cannot be reached; nothing was changed",
+    ),
 }
-EFFECT_KEY = "The idempotency key of the effect."
+"""Of streams, caches and the registry, where an error has a `type`."""
+
+PATH_EXAMPLES = {
+    "topic": "orders",
+    "group": "billing",
+    "tenant_id": "default",
+    "namespace": "default",
+    "stream": "default",
+    "cache": "default",
+    "key": "greeting",
+}
 
 
 def build_document() -> Json:
@@ -101,7 +114,8 @@ def build_document() -> Json:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "responses": {str(status): _error_response(status) for status in ERRORS},
+            "responses": {str(status): _error_response(status) for status in ERRORS}
+            | {f"typed-{status}": _typed_response(status) for status in TYPED_ERRORS},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -129,61 +143,54 @@ def _operation(operation: Operation) -> Json:
     if is_probe:
         described["security"] = [{}]
     always = tuple(status for status in ALWAYS if status != 401 or not is_probe)
+    is_typed = operation.path.encode().startswith(TYPED_PATHS)
     for status in sorted({*operation.errors, *always}):
-        described["responses"][str(status)] = {"$ref": f"#/components/responses/{status}"}
+        # Who is refused at the door has not come as far as the routes.
+        name = f"typed-{status}" if is_typed and status in TYPED_ERRORS else str(status)
+        described["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return described
 
 
 def _path_parameters(operation: Operation) -> list[Json]:
+    texts = texts_of(operation.tag)
     return [
         {
             "name": name,
             "in": "path",
             "required": True,
             "schema": {"type": "string"},
-            "description": f"{FIELDS[name]} Percent-encoded.",
-            "example": {"topic": "orders", "group": "billing"}[name],
+            "description": f"{texts[name]} Percent-encoded.",
+            "example": PATH_EXAMPLES[name],
         }
         for name in re.findall(r"\{(\w+)\}", operation.path)
     ]
 
 
 def _query_parameters(operation: Operation) -> list[Json]:
-    """What a request without a body may say in its query instead."""
-    if operation.body is None or operation.batch:
-        return []
-    names = operation.query or operation.body.__struct_fields__
+    """What a request may say in its query: beside its body, or instead of one."""
+    names = operation.query
+    if names is None:
+        has_own = operation.body is None or operation.batch
+        names = () if has_own else operation.body.__struct_fields__
     return [_query_parameter(operation, name) for name in names]
 
 
 def _query_parameter(operation: Operation, name: str) -> Json:
-    is_number = name.endswith(("_ms", "_bytes", "_attempts", "_override")) or name in (
-        "partition",
-        "partitions",
-        "offset",
-        "prefetch",
-    )
     parameter: Json = {
         "name": name,
         "in": "query",
-        "schema": {"type": "integer" if is_number else "string"},
-        "description": _field_text(operation, name),
+        "schema": {"type": kind_of(name)},
+        "description": texts_of(operation.tag)[name],
     }
-    if operation.query_only:
+    if operation.query_only or operation.body is None:
         parameter["required"] = name in operation.required
-        if name in operation.example:
+        if name in (operation.example or {}):
             parameter["example"] = operation.example[name]
     return parameter
 
 
-def _field_text(operation: Operation, name: str) -> str:
-    if name == "key" and operation.tag == "Effects":
-        return EFFECT_KEY
-    return FIELDS[name]
-
-
 def _request_body(operation: Operation) -> Json:
-    schema = _ref(operation.body)
+    schema = ref(operation.body)
     if not operation.batch:
         content = {"application/json": {"schema": schema, "example": operation.example}}
         return {"content": content}
@@ -203,9 +210,9 @@ def _request_body(operation: Operation) -> Json:
 def _response(answer: Answer, is_batch: bool) -> Json:
     response: Json = {"description": answer.text}
     if answer.shape is not None:
-        schema = _ref(answer.shape)
+        schema = ref(answer.shape)
         if is_batch:
-            results = {"type": "array", "items": {"anyOf": [schema, _ref(BatchError)]}}
+            results = {"type": "array", "items": {"anyOf": [schema, ref(BatchError)]}}
             schema = {"type": "object", "properties": {"results": results}}
         response["content"] = {answer.media_type: {"schema": schema, "example": answer.example}}
     return response
@@ -222,12 +229,21 @@ def _error_response(status: int) -> Json:
         response["headers"] = {"Retry-After": _header("Whole seconds.", "integer")}
     elif status == 405:
         response["headers"] = {"Allow": _header("The methods this path takes.", "string")}
-    response["content"] = {"application/json": {"schema": _ref(shape), "example": example}}
+    response["content"] = {"application/json": {"schema": ref(shape), "example": example}}
     return response
 
 
-def _ref(shape: Any) -> Json:
-    return {"$ref": REF.format(name=shape.__name__)}
+def _typed_response(status: int) -> Json:
+    code, text, message = TYPED_ERRORS[status]
+    example: Json = {"type": "error", "error": code, "message": message}
+    if status == 429:
+        example |= {
+            "reason": "publish_queue_timeout",
+            "retry_after_ms": 1000,
+            "limit": "pub_queue_depth",
+        }
+    content = {"application/json": {"schema": ref(TypedErrorBody), "example": example}}
+    return {"description": text, "content": content}
 
 
 def _header(text: str, kind: str) -> Json:
@@ -235,29 +251,12 @@ def _header(text: str, kind: str) -> Json:
 
 
 def _schemas() -> dict[str, Json]:
-    """The structs' schemas; of request bodies, null is left out and what is required put in."""
-    bodies = {each.body: each for each in OPERATIONS if each.body is not None}
+    requests = {
+        each.body: RequestShape(each.body, each.required, texts_of(each.tag))
+        for each in OPERATIONS
+        if each.body is not None and not get_args(each.body)
+    }
+    messages = [RequestShape(each.shape, each.required, texts_of("Streams")) for each in ASKED]
     answers = [answer.shape for each in OPERATIONS for answer in each.answers.values()]
-    shapes = [*bodies, *filter(None, answers), ErrorBody, OverloadBody, BatchError]
-    _, schemas = msgspec.json.schema_components(shapes, ref_template=REF)
-    for body, operation in bodies.items():
-        _describe(schemas[body.__name__], operation)
-        if operation.required:
-            schemas[body.__name__]["required"] = list(operation.required)
-    for name in (EnvelopeBody.__name__, "RetryPolicyBody"):
-        _describe(schemas[name], None)
-    return schemas
-
-
-def _describe(schema: Json, operation: Operation | None) -> None:
-    for name, member in schema["properties"].items():
-        kinds = [kind for kind in member.pop("anyOf", []) if kind != {"type": "null"}]
-        member.pop("default", None)
-        member.update(kinds[0] if kinds else {})
-        text = FIELDS.get(name) if operation is None else _text_or_none(operation, name)
-        if text:
-            member["description"] = text
-
-
-def _text_or_none(operation: Operation, name: str) -> str | None:
-    return _field_text(operation, name) if name in FIELDS else None
+    errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
+    return schemas_of([*requests.values(), *messages], [*filter(None, answers), *errors])

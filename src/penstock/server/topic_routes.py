@@ -10,6 +10,7 @@ import msgspec
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.names import clean_name
 from penstock.server.hub import Handler, Hub, send_outcome
+from penstock.server.range_routes import read_offsets, read_range
 from penstock.server.requests import Request, decode_body, path_name, whole_number
 from penstock.server.wire import RetentionBody, TopicBody
 
@@ -58,7 +59,7 @@ def _created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockE
 
 
 def topic_route(path: bytes) -> dict[bytes, Handler] | None:
-    """/v1/topics/{topic} and /v1/topics/{topic}/groups/{group}."""
+    """/v1/topics/{topic}, its groups/{group}, partitions/{partition}/records and offsets."""
     if not path.startswith(PREFIX):
         return None
     parts = path[len(PREFIX) :].split(b"/")
@@ -66,6 +67,10 @@ def topic_route(path: bytes) -> dict[bytes, Handler] | None:
         return _TOPIC
     if len(parts) == 3 and parts[1] == b"groups" and parts[0] and parts[2]:
         return _GROUP
+    if len(parts) == 4 and parts[1] == b"partitions" and parts[3] == b"records" and parts[0]:
+        return _RECORDS
+    if len(parts) == 2 and parts[1] == b"offsets" and parts[0]:
+        return _OFFSETS
     return None
 
 
@@ -101,5 +106,16 @@ def _delete_group(hub: Hub, request: Request, reply: Reply) -> None:
     hub.engine.delete_group(clean_name(topic, "topic"), clean_name(group, "group"), reply.settle)
 
 
+def _read_range(hub: Hub, request: Request, reply: Reply) -> None:
+    topic, _, partition, _ = _names(request)
+    read_range(hub, request, reply, topic, partition)
+
+
+def _read_offsets(hub: Hub, request: Request, reply: Reply) -> None:
+    read_offsets(hub, request, reply, _names(request)[0])
+
+
 _TOPIC: dict[bytes, Handler] = {b"GET": _describe, b"PATCH": _configure, b"DELETE": _delete}
 _GROUP: dict[bytes, Handler] = {b"DELETE": _delete_group}
+_RECORDS: dict[bytes, Handler] = {b"GET": _read_range}
+_OFFSETS: dict[bytes, Handler] = {b"GET": _read_offsets}

@@ -70,6 +70,11 @@ class HistoryReader:
         """The whole batch, mapped: no row is converted or copied."""
         return self._file(ref.file).batch(ref)
 
+    def offset_at(self, ref: BatchRef, time_ms: int) -> int:
+        """The batch's first offset of that time or later, which it has."""
+        batch = self.batch(ref)
+        return _offsets(batch)[bisect_left(_integers(batch, "timestamp", "q"), time_ms * 1000)]
+
     def raw(self, ref: BatchRef) -> bytes:
         """The batch as it is on disk: one message of an Arrow stream."""
         path = os.path.join(self._directory, history_name(ref.file))

@@ -201,8 +201,8 @@ class Channels:
             done(outcome)
             return
         channel.subscription = outcome
-        if self._add(channel, outcome.id):
-            done(Subscribed(outcome.id, request_id))
+        self._add(channel, outcome.id)
+        done(Subscribed(outcome.id, request_id))
 
     def watch(self, message: CacheWatchMessage, done: Done) -> None:
         path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
@@ -227,8 +227,8 @@ class Channels:
             done(outcome)
             return
         channel.handle = outcome
-        if self._add(channel, outcome.id):
-            done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
+        self._add(channel, outcome.id)
+        done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
 
     def unsubscribe(self, message: UnsubscribeMessage, done: Done) -> None:
         self._close(self._subscription(message.subscription_id))
@@ -279,14 +279,13 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
-    def _add(self, channel: EventChannel | WatchChannel, channel_id: str) -> bool:
+    def _add(self, channel: EventChannel | WatchChannel, channel_id: str) -> None:
         if self._is_closed:
             # The connection went while the engine thought about it.
             channel.close()
-            return False
+            return
         channel.id = channel_id
         self._channels[channel_id] = channel
-        return True
 
     def _close(self, channel: Channel) -> None:
         del self._channels[channel.id]

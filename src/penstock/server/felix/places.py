@@ -7,7 +7,7 @@ behind it. A place is answered once. Must not know how an answer travels.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from penstock.model.errors import PenstockError
@@ -19,12 +19,15 @@ from penstock.server.replies import TypedErrorBody, encode_json, typed_error
 Leave = Callable[[list[bytes], list[str]], None]
 """Takes the answers of a request, a frame each, and the channels that they name."""
 
+HasRoom = Callable[[], bool]
+
 
 class Places:
     """Requests that have no answer yet, or have one that must wait. `held_bytes` is their size."""
 
-    def __init__(self, leave: Leave, max_answer_bytes: int) -> None:
+    def __init__(self, leave: Leave, has_room: HasRoom, max_answer_bytes: int) -> None:
         self._leave = leave
+        self._has_room = has_room
         self._queue: deque[Place] = deque()
         self.max_answer_bytes = max_answer_bytes
         self.held_bytes = 0
@@ -36,13 +39,17 @@ class Places:
         self._queue.append(place)
         self.held_bytes += place.nbytes
 
-    def answered(self) -> None:
-        """Lets all leave that are first and have their answers."""
+    def may_leave(self) -> bool:
+        return bool(self._queue) and self._queue[0].is_done
+
+    def go_on(self) -> None:
+        """Lets those leave that are first and answered. An answer becomes bytes only when there
+        is room for it: what is small to ask for can be large."""
         queue = self._queue
-        while queue and (frames := queue[0].frames) is not None:
+        while queue and queue[0].is_done and self._has_room():
             place = queue.popleft()
             self.held_bytes -= place.nbytes
-            self._leave(frames, place.names)
+            self._leave(place.frames(), place.names())
 
     def clear(self) -> None:
         self._queue.clear()
@@ -50,48 +57,57 @@ class Places:
 
 
 class Place:
-    """Of one request. `names` are the channels that its answer names."""
+    """Of one request: a message, or an array of them."""
 
-    __slots__ = ("_messages", "_places", "frames", "names", "nbytes")
+    __slots__ = ("_is_array", "_messages", "_outcomes", "_places", "is_done", "nbytes")
 
-    def __init__(self, places: Places, messages: list[Message | Refused], nbytes: int) -> None:
+    def __init__(
+        self,
+        places: Places,
+        messages: list[Message | Refused],
+        nbytes: int,
+        *,
+        is_array: bool = False,
+    ) -> None:
         self._places = places
         self._messages = messages
+        self._is_array = is_array
+        self._outcomes: list[Any] = []
         self.nbytes = nbytes
-        self.names: list[str] = []
-        self.frames: list[bytes] | None = None
+        self.is_done = False
         places.add(self)
 
     def done(self, outcome: Any) -> None:
         """Of a single message."""
-        if self.frames is not None:
-            return
-        if isinstance(outcome, PenstockError):
-            self.frames = [encode_json(error_answer(self._messages[0], outcome))]
-        elif isinstance(outcome, list):
-            self.frames = [encode_json(answer) for answer in outcome]
-        elif outcome is None:
-            self.frames = []
-        else:
-            self._note_channels((outcome,))
-            self.frames = [encode_json(outcome)]
-        self._places.answered()
+        self.done_all([outcome])
 
     def done_all(self, outcomes: list[Any]) -> None:
         """Of an array of messages."""
-        if self.frames is not None:
-            return
-        self._note_channels(outcomes)
-        limit = self._places.max_answer_bytes
-        self.frames = [encode_outcomes(self._messages, outcomes, error_answer, limit)]
-        self._places.answered()
+        if not self.is_done:
+            self.is_done = True
+            self._outcomes = outcomes
+            self._places.go_on()
 
-    def _note_channels(self, outcomes: Iterable[Any]) -> None:
-        for outcome in outcomes:
+    def frames(self) -> list[bytes]:
+        if self._is_array:
+            limit = self._places.max_answer_bytes
+            return [encode_outcomes(self._messages, self._outcomes, error_answer, limit)]
+        outcome = self._outcomes[0]
+        if isinstance(outcome, PenstockError):
+            return [encode_json(error_answer(self._messages[0], outcome))]
+        if isinstance(outcome, list):
+            return [encode_json(answer) for answer in outcome]
+        return [] if outcome is None else [encode_json(outcome)]
+
+    def names(self) -> list[str]:
+        """Of the channels that the answer names."""
+        names: list[str] = []
+        for outcome in self._outcomes:
             if isinstance(outcome, Subscribed):
-                self.names.append(outcome.subscription_id)
+                names.append(outcome.subscription_id)
             elif isinstance(outcome, Ok) and outcome.watch_id is not None:
-                self.names.append(outcome.watch_id)
+                names.append(outcome.watch_id)
+        return names
 
 
 def error_answer(message: Message | Refused, error: PenstockError) -> TypedErrorBody:

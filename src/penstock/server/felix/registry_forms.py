@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.core.stream_rules import settings_of
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_OFFSET, MAX_QUEUE_DEPTH, Limits
 from penstock.model.names import clean_name
@@ -180,16 +181,6 @@ def entry_path(*names: str | None) -> Path:
 
 # -- showing -------------------------------------------------------------------------------------
 
-_BROKERS = (
-    "event_queue_depth",
-    "event_queue_bytes",
-    "pub_queue_depth",
-    "publish_queue_wait_timeout_ms",
-    "lag_alert_events",
-    "disconnect_slow_ms",
-)
-"""What a stream may set, and is otherwise as the broker is set."""
-
 
 def show(entry: Entry, limits: Limits) -> dict[str, Any]:
     """An entry with every setting that is in force for it."""
@@ -204,11 +195,8 @@ def show(entry: Entry, limits: Limits) -> dict[str, Any]:
 
 
 def _show_stream(config: StreamConfig, limits: Limits) -> dict[str, Any]:
-    own = {name: getattr(config, name) for name in _BROKERS}
-    in_force = {
-        name: getattr(limits, name) if value is None else value for name, value in own.items()
-    }
-    origins = {name: "broker" if value is None else "stream" for name, value in own.items()}
+    in_force = msgspec.structs.asdict(settings_of(config, limits))
+    origins = {name: "broker" if getattr(config, name) is None else "stream" for name in in_force}
     return {
         "delivery": config.delivery,
         "durable": config.durable,

@@ -72,6 +72,8 @@ TURN_BYTES = 64 * KIB
 LOST_ATTEMPTS = 3
 """A peer that is there acknowledges every attempt to send, even while it takes nothing."""
 
+END_GRACE_S = 5.0
+"""How long answers may hold up the end."""
 LINGER_S = 1.0
 LINGER_BYTES = MIB
 """How long, and how much, of what a peer still sends is read after the end was announced."""
@@ -92,7 +94,7 @@ class Socket(asyncio.Protocol):
         self._frames = FrameReader(hub.max_body_bytes)
         self._counted_bytes = 0
         self._channels = Channels(hub.engine, self)
-        self._places = Places(self._leave, hub.max_body_bytes)
+        self._places = Places(self._leave, self.has_room, hub.max_body_bytes)
         self._bound: dict[type, Callable[[Any, Done], None]] = {
             SubscribeMessage: self._channels.subscribe,
             UnsubscribeMessage: self._channels.unsubscribe,
@@ -170,6 +172,7 @@ class Socket(asyncio.Protocol):
             return
         self._is_in_turn = True
         try:
+            self._places.go_on()
             is_all_read = self._read()
             self._count()
             self._channels.take()
@@ -179,10 +182,12 @@ class Socket(asyncio.Protocol):
         if self._farewell is not None:
             self._say_farewell()
             self._pause_reading(False)
+            if self._places.may_leave() and not self._is_write_paused:
+                self.turn_soon()
             return
         self._pause_reading(not is_all_read and self._frames.unread_bytes > MAX_UNREAD_BYTES)
-        may_go_on = not (is_all_read or self._is_full()) or self._channels.is_waiting()
-        if may_go_on and not self._is_write_paused:
+        has_more = not (is_all_read or self._is_full()) or self._channels.is_waiting()
+        if (has_more or self._places.may_leave()) and not self._is_write_paused:
             self.turn_soon()
 
     def pause_writing(self) -> None:
@@ -261,7 +266,7 @@ class Socket(asyncio.Protocol):
             Place(self._places, [Refused(error)], len(payload)).done(error)
             return
         self._turn_left -= len(messages)
-        place = Place(self._places, messages, len(payload))
+        place = Place(self._places, messages, len(payload), is_array=True)
         perform_all(messages, self._perform, place.done_all)
 
     def _receive_binary(self, payload: bytes) -> None:
@@ -334,6 +339,7 @@ class Socket(asyncio.Protocol):
             last = encode_json(typed_error(error))
             self._farewell = frame_head(TEXT, len(last)) + last + self._farewell
         self._channels.close()
+        self._set_watchdog(self._loop.call_later(END_GRACE_S, self._transport.abort))
         self.turn_soon()
 
     def _say_farewell(self) -> None:

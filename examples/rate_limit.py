@@ -1,0 +1,56 @@
+"""A rate limit that many processes share: a counter in a cache, which lasts as long as its window.
+
+Run a broker, and this:
+
+    penstock serve
+    python rate_limit.py
+
+It prints
+
+    request 1 of ada: allowed
+    request 2 of ada: allowed
+    request 3 of ada: allowed
+    request 4 of ada: refused
+    request 1 of bob: allowed
+    two seconds later: allowed
+
+The counter is created with the first request of a window, and its time with it; the later ones
+only count. When its time is over it is gone, and the next request begins a new window.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from penstock.client import Client
+from penstock.client.sync_handles import CacheHandle
+
+CACHE = "rates"
+LIMIT = 3
+WINDOW_MS = 2000
+
+
+def is_allowed(rates: CacheHandle, user: str) -> bool:
+    """One step in the broker, whoever else asks at the same time."""
+    return rates.incr(user, ttl_ms=WINDOW_MS) <= LIMIT
+
+
+def main() -> None:
+    url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8080")
+    with Client(url, token=os.environ.get("PENSTOCK_TOKEN", "")) as client:
+        client.create_cache("default", "default", CACHE)
+        rates = client.cache(CACHE)
+        for number in (1, 2, 3, 4):
+            print(f"request {number} of ada: {answer(is_allowed(rates, 'ada'))}")
+        print(f"request 1 of bob: {answer(is_allowed(rates, 'bob'))}")
+        time.sleep(WINDOW_MS / 1000)
+        print(f"two seconds later: {answer(is_allowed(rates, 'ada'))}")
+
+
+def answer(allowed: bool) -> str:
+    return "allowed" if allowed else "refused"
+
+
+if __name__ == "__main__":
+    main()

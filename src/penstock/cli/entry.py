@@ -1,0 +1,195 @@
+"""What a cache holds: `penstock cache get`, `put`, `incr`, `watch`, and `delete` of a key."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from penstock.cli.connection import json_flag, with_client
+from penstock.cli.feed import check_form, follow, in_form, with_end
+from penstock.cli.scope import in_namespace, path_text
+from penstock.cli.terminal import Failure, data_text, printable, show, show_data, show_json
+from penstock.client.sync import Client
+from penstock.client.sync_handles import CacheHandle
+from penstock.model.caching import WatchEvent
+from penstock.model.units import parse_duration_ms
+
+
+class Duration(click.ParamType[int]):
+    """Milliseconds, from `250ms`, `60s`, `5m`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = value if isinstance(value, int) else parse_duration_ms(value)
+        if found is None:
+            self.fail(f"{value!r} is no duration; it looks like 250ms, 60s, 5m or 7d", param, ctx)
+        return found
+
+
+cache_argument = click.argument("cache")
+key_argument = click.argument("key")
+if_version_option = click.option(
+    "--if-version", type=click.IntRange(min=0), metavar="N",
+    help="Only if this is its version still; 0 is that of nothing.",
+)  # fmt: skip
+
+
+@click.command()
+@cache_argument
+@key_argument
+@in_namespace
+@in_form
+@with_client
+def get(
+    client: Client,
+    cache: str,
+    key: str,
+    tenant_id: str,
+    namespace: str,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Print what is under KEY in CACHE; it is an error if nothing is."""
+    check_form(raw, as_json)
+    handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
+    found = handle.get(key)
+    if found is None:
+        raise Failure(f"there is nothing under {_place(handle, key)}")
+    if as_json:
+        members = {"key": key, "value": found.value, "version": found.version}
+        show_json(members | {"ttl_ms": found.ttl_ms})
+    elif raw:
+        show_data(found.value)
+    else:
+        show(data_text(found.value))
+
+
+@click.command()
+@cache_argument
+@key_argument
+@click.argument("value", required=False)
+@in_namespace
+@click.option("--ttl", "ttl_ms", type=Duration(), help="How long it lasts: 60s. Else it stays.")
+@click.option("--if-not-exists", is_flag=True, help="Only if there is nothing under KEY.")
+@if_version_option
+@json_flag
+@with_client
+def put(
+    client: Client,
+    cache: str,
+    key: str,
+    value: str | None,
+    tenant_id: str,
+    namespace: str,
+    as_json: bool,
+    **conditions: Any,
+) -> None:
+    """Put VALUE under KEY of CACHE, or all of stdin when VALUE is - or not given."""
+    if value is None and sys.stdin.isatty():
+        raise click.UsageError("give a VALUE, or - to read it from stdin")
+    data = sys.stdin.buffer.read() if value in (None, "-") else os.fsencode(value)
+    handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
+    version = handle.put(key, data, **conditions)
+    if as_json:
+        show_json({"version": version})
+    else:
+        show(f"put {_place(handle, key)}, version {version}")
+
+
+@click.command()
+@cache_argument
+@key_argument
+@in_namespace
+@click.option("--delta", type=int, default=1, show_default=True, help="Added; may be negative.")
+@click.option(
+    "--ttl", "ttl_ms", type=Duration(), help="How long it lasts, if this creates it: 60s."
+)
+@json_flag
+@with_client
+def incr(
+    client: Client,
+    cache: str,
+    key: str,
+    tenant_id: str,
+    namespace: str,
+    delta: int,
+    ttl_ms: int | None,
+    as_json: bool,
+) -> None:
+    """Add to the counter under KEY in CACHE, and print what it is now."""
+    handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
+    number = handle.incr(key, delta, ttl_ms=ttl_ms)
+    if as_json:
+        show_json({"number": number})
+    else:
+        show(str(number))
+
+
+def delete_key(handle: CacheHandle, key: str, if_version: int | None) -> None:
+    deleted = handle.delete(key, if_version=if_version)
+    show(f"deleted {_place(handle, key)}" if deleted else f"{_place(handle, key)} was not there")
+
+
+@click.command()
+@cache_argument
+@click.argument("key", required=False)
+@in_namespace
+@click.option("--prefix", help="Of all keys that begin with this.")
+@click.option(
+    "--include", multiple=True, type=click.Choice(["expire", "evict"]),
+    help="Changes that are nobody's doing, too; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--since-version", type=click.IntRange(min=0), metavar="N",
+    help="Say first whether the cache has changed after this.",
+)  # fmt: skip
+@with_end
+@json_flag
+@with_client
+def watch(
+    client: Client,
+    cache: str,
+    key: str | None,
+    tenant_id: str,
+    namespace: str,
+    prefix: str | None,
+    most: int | None,
+    wait_s: float | None,
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Print the changes of KEY in CACHE, or of every key, as they come, until Ctrl-C.
+
+    A line has the change's version, its kind, the key and the value.
+    """
+    if key is not None and prefix is not None:
+        raise click.UsageError("give a KEY or --prefix, not both")
+    if key is None and prefix is None:
+        prefix = ""
+    handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
+    feed = handle.watch(key=key, prefix=prefix, wait_s=wait_s, **more)
+    follow(feed, most, wait_s, _show_json_change if as_json else _show_change)
+
+
+def _show_change(event: WatchEvent) -> None:
+    if event.event == "gap":
+        show(f"{event.version}  gap  changes after version {event.from_version} may be missing")
+        return
+    value = "" if event.value is None else f"  {data_text(event.value)}"
+    show(f"{event.version}  {event.event}  {printable(event.key)}{value}")
+
+
+def _show_json_change(event: WatchEvent) -> None:
+    members = {"event": event.event, "version": event.version}
+    if event.event == "gap":
+        show_json(members | {"from_version": event.from_version})
+    else:
+        show_json(members | {"key": event.key, "value": event.value})
+
+
+def _place(handle: CacheHandle, key: str) -> str:
+    return f"{printable(key)} in cache {path_text(*handle.path)}"

@@ -1,0 +1,124 @@
+"""`penstock publish` and `penstock subscribe`: events in and out, by hand or through a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+
+from penstock.cli.connection import json_flag, with_client
+from penstock.cli.feed import check_form, follow, in_form, with_end
+from penstock.cli.scope import in_namespace, path_text
+from penstock.cli.stdin import batches_of_lines
+from penstock.cli.terminal import Failure, data_text, show, show_data, show_json
+from penstock.client.sync import Client
+from penstock.model.errors import PenstockError
+from penstock.model.limits import MAX_BATCH_ITEMS
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("payloads", metavar="[PAYLOAD]...", nargs=-1)
+@in_namespace
+@click.option("--batch", is_flag=True, help="As one step: all of them, or none.")
+@click.option(
+    "--invalidate", multiple=True, metavar="cache:CACHE:KEY",
+    help="Remove this key from its cache in the same step; may be repeated.",
+)  # fmt: skip
+@json_flag
+@with_client
+def publish(
+    client: Client,
+    stream: str,
+    payloads: tuple[str, ...],
+    tenant_id: str,
+    namespace: str,
+    batch: bool,
+    invalidate: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Publish each PAYLOAD to STREAM, or each line of stdin when it is - or not given.
+
+    Who subscribes gets it; nobody else ever will.
+    """
+    if not payloads and sys.stdin.isatty():
+        raise click.UsageError("give a PAYLOAD, or - to read lines from stdin")
+    handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)
+    count = 0
+    for events in _steps(payloads, batch):
+        try:
+            handle.publish_batch(events, invalidate=invalidate)
+        except PenstockError as error:
+            if not count:
+                raise
+            text = f"{error.code}: {error.message}; {_events(count)} published before"
+            raise Failure(text) from error
+        count += len(events)
+    if as_json:
+        show_json({"count": count})
+    else:
+        show(f"published {_events(count)} to {path_text(tenant_id, namespace, stream)}")
+
+
+def _steps(payloads: tuple[str, ...], batch: bool) -> Iterator[list[bytes]]:
+    """Events that are published together, in the order of the steps."""
+    steps: Iterator[list[bytes]]
+    if payloads in ((), ("-",)):
+        steps = ([line for line in lines if line.strip()] for lines in batches_of_lines())
+    else:
+        steps = ([os.fsencode(payload)] for payload in payloads)
+    if batch:
+        steps = iter([_joined(steps)])
+    return (step for step in steps if step)
+
+
+def _joined(steps: Iterator[list[bytes]]) -> list[bytes]:
+    events: list[bytes] = []
+    for step in steps:
+        events += step
+        if len(events) > MAX_BATCH_ITEMS:
+            raise click.UsageError(f"a batch has at most {MAX_BATCH_ITEMS} events")
+    return events
+
+
+def _events(count: int) -> str:
+    return f"{count} {'event' if count == 1 else 'events'}"
+
+
+@click.command()
+@click.argument("stream")
+@in_namespace
+@with_end
+@in_form
+@with_client
+def subscribe(
+    client: Client,
+    stream: str,
+    tenant_id: str,
+    namespace: str,
+    most: int | None,
+    wait_s: float | None,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Print the events of STREAM as they come, a line each, until Ctrl-C.
+
+    Nothing from before is printed. When the connection is lost this ends with an error: what is
+    published until it is started again is not seen.
+    """
+    check_form(raw, as_json)
+    handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)
+    subscription = handle.subscribe(wait_s=wait_s)
+
+    def show_event(payload: bytes) -> None:
+        if as_json:
+            subscription_id = subscription.subscription_id
+            show_json({"subscription_id": subscription_id, "payload": payload})
+        elif raw:
+            show_data(payload + b"\n")
+        else:
+            show(data_text(payload))
+
+    follow(subscription, most, wait_s, show_event)

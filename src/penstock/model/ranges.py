@@ -1,0 +1,44 @@
+"""Ranges of a partition as asked for, and what can be said of its offsets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+RangeFormat = Literal["arrow", "ndjson"]
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows and columns of a range are wanted. No columns: all. The times are in ms, `to_ms`
+    not included."""
+
+    columns: tuple[str, ...] = ()
+    tenant_id: str = ""
+    run_id: str = ""
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+
+EVERYTHING = Selection()
+
+
+class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets from `start` to before `end`; None: from the oldest, to what is there now."""
+
+    topic: str
+    partition: int
+    start: int | None = None
+    end: int | None = None
+    selection: Selection = EVERYTHING
+    format: RangeFormat = "arrow"
+
+
+class OffsetReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`earliest` is the oldest offset kept; `next` the one after the newest message. `at_time` is
+    the first of the time asked for or later, which is `next` if there is none yet."""
+
+    partition: int
+    earliest: int
+    next: int
+    at_time: int | None = None

@@ -1,0 +1,50 @@
+"""Probes and version, described."""
+
+from __future__ import annotations
+
+from penstock.server.answers import Status, VersionAnswer
+from penstock.server.operations.operation import Answer, Operation
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET",
+        path="/v1/version",
+        tag="Broker",
+        summary="Version and durability",
+        answers={
+            200: Answer(
+                "Which broker this is.",
+                VersionAnswer,
+                {
+                    "version": "0.1.0",
+                    "commit": "unknown",
+                    "wal_enabled": True,
+                    "fsync": "commit",
+                    "durability": "every answer waits until its data is synced to disk",
+                },
+            )
+        },
+    ),
+    Operation(
+        method="GET",
+        path="/v1/healthz",
+        tag="Broker",
+        summary="Is it alive?",
+        answers={200: Answer("It is.", Status, {"status": "ok"})},
+    ),
+    Operation(
+        method="GET",
+        path="/v1/livez",
+        tag="Broker",
+        summary="Is it alive? (the probe's usual name)",
+        answers={200: Answer("It is.", Status, {"status": "ok"})},
+    ),
+    Operation(
+        method="GET",
+        path="/v1/readyz",
+        tag="Broker",
+        summary="Does it take work?",
+        answers={200: Answer("It does.", Status, {"status": "ready"})},
+        errors=(503,),
+    ),
+)

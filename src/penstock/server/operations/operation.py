@@ -1,0 +1,42 @@
+"""What is said of one route: its request, its answers, its errors.
+
+Must not know which routes there are, nor how a document or a page looks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`shape` None: there is no body, or bytes as they are. Of a batch, it is the shape of one
+    result."""
+
+    text: str
+    shape: Any = None
+    example: Any = None
+    media_type: str = "application/json"
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """`query` None: whatever the body may have. `example` is that of the body or, without one, of
+    the query."""
+
+    method: str
+    path: str
+    tag: str
+    summary: str
+    text: str = ""
+    body: Any = None
+    required: tuple[str, ...] = ()
+    query: tuple[str, ...] | None = None
+    query_only: bool = False
+    batch: bool = False
+    example: Any = None
+    answers: dict[int, Answer]
+    errors: tuple[int, ...] = ()
+
+
+DONE = {204: Answer("Done.")}

@@ -1,0 +1,148 @@
+"""Ranges of a partition over HTTP, as an Arrow stream or as lines of JSON, and its offsets.
+
+A piece is asked for when the one before it has been handed to the connection, so that a slow
+reader costs one piece of memory. A read that fails after it began ends without the mark of an end:
+nobody takes half a range for a whole one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.engine.protocol import Range
+from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
+from penstock.model.limits import KIB
+from penstock.model.names import clean_name
+from penstock.model.ranges import OffsetReport, RangeFormat, RangeRequest, Selection
+from penstock.server.hub import Hub, send_outcome
+from penstock.server.replies import NDJSON_TYPE
+from penstock.server.requests import Request, whole_number
+
+if TYPE_CHECKING:
+    from penstock.server.lane import Lane
+    from penstock.server.turns import Reply
+
+WRITE_BYTES = 256 * KIB
+
+_FORMATS: dict[str, tuple[RangeFormat, bytes]] = {
+    "arrow": ("arrow", b"content-type: application/vnd.apache.arrow.stream\r\n"),
+    "ndjson": ("ndjson", NDJSON_TYPE),
+}
+
+
+class RangeStream:
+    """Carries the pieces of a range to a connection."""
+
+    def __init__(self, reply: Reply, content_type: bytes) -> None:
+        self._reply = reply
+        self._content_type = content_type
+        self._lane: Lane | None = None
+        self._range: Range | None = None
+        self._left = memoryview(b"")
+        self._is_reading = False
+
+    def opened(self, outcome: Range | PenstockError) -> None:
+        if isinstance(outcome, PenstockError):
+            self._reply.send_error(outcome)
+        elif self._reply.is_wanted():
+            self._range = outcome
+            self._lane = self._reply.open_stream(self._content_type)
+            self._lane.stream = self
+            self._left = memoryview(outcome.head)
+            self.resume()
+
+    # -- called by the connection --------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Nothing is written while the connection is full; `resume` looks by itself."""
+
+    def resume(self) -> None:
+        lane, source = self._lane, self._range
+        if lane is None or source is None:
+            return
+        while self._left and not lane.flow.write_paused:
+            lane.write_chunk(bytes(self._left[:WRITE_BYTES]))
+            self._left = self._left[WRITE_BYTES:]
+        if not self._left and not self._is_reading:
+            self._is_reading = True
+            source.next(self._got)
+
+    def disconnected(self) -> None:
+        self._lane = None
+
+    # -- called by the range -------------------------------------------------------------------
+
+    def _got(self, piece: bytes | PenstockError | None) -> None:
+        self._is_reading = False
+        lane, source = self._lane, self._range
+        if lane is None or source is None:
+            return
+        if isinstance(piece, bytes):
+            self._left = memoryview(piece)
+            self.resume()
+            return
+        self._lane = None
+        if piece is None:
+            if source.tail:
+                lane.write_chunk(source.tail)
+            lane.end_stream()
+        else:
+            lane.break_stream()
+
+
+def read_range(hub: Hub, request: Request, reply: Reply, topic: str, partition: str) -> None:
+    if request.method == b"HEAD":
+        raise MethodNotAllowed("GET")
+    if hub.is_draining:
+        raise Unavailable("the broker is stopping")
+    params = request.params()
+    name, content_type = _format(params.get("format") or "arrow")
+    wanted = RangeRequest(
+        topic=clean_name(topic, "topic"),
+        partition=_partition(partition),
+        start=_not_negative(params, "start"),
+        end=_not_negative(params, "end"),
+        format=name,
+        selection=Selection(
+            columns=tuple(column for column in params.get("columns", "").split(",") if column),
+            tenant_id=params.get("tenant_id", ""),
+            run_id=params.get("run_id", ""),
+            from_ms=_not_negative(params, "from_ms"),
+            to_ms=_not_negative(params, "to_ms"),
+        ),
+    )
+    stream = RangeStream(reply, content_type)
+    reply.when_first(lambda: hub.engine.ranges.open(wanted, stream.opened))
+
+
+def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
+    time_ms = _not_negative(request.params(), "time_ms")
+    hub.engine.ranges.offsets(
+        clean_name(topic, "topic"),
+        time_ms,
+        lambda outcome: send_outcome(reply, outcome, 200, _partitions),
+    )
+
+
+def _partitions(reports: list[OffsetReport]) -> dict[str, list[OffsetReport]]:
+    return {"partitions": reports}
+
+
+def _format(name: str) -> tuple[RangeFormat, bytes]:
+    if name not in _FORMATS:
+        raise InvalidArgument(f"unknown format {name!r}; there are {', '.join(_FORMATS)}")
+    return _FORMATS[name]
+
+
+def _partition(text: str) -> int:
+    index = whole_number({"partition": text}, "partition")
+    if index is None:
+        raise InvalidArgument("partition must be a whole number")
+    return index
+
+
+def _not_negative(params: dict[str, str], name: str) -> int | None:
+    number = whole_number(params, name)
+    if number is not None and number < 0:
+        raise InvalidArgument(f"{name} must be 0 or more")
+    return number

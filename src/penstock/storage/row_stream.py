@@ -1,0 +1,147 @@
+"""Rows of one partition as a stream of bytes, in pieces that are read off the loop.
+
+Invariant: `head`, the pieces and `tail` of a form are together one stream, in Arrow's IPC format or
+as lines of JSON. A sealed batch that is wanted whole leaves as it is on disk, after its checksum
+was found to hold. Blocking. Must not know what is live, who reads, or how far they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.ranges import EVERYTHING, Selection
+from penstock.model.records import Message
+from penstock.storage.columns import SCHEMA, complete, to_batch
+from penstock.storage.history import BatchRef
+from penstock.storage.history_reader import HistoryReader, row_at
+
+STEP_ROWS = 512
+"""Rows converted in one go: a thread that does so holds up the loop meanwhile."""
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+def may_want(selection: Selection, ref: BatchRef) -> bool:
+    """Could a row of the batch be wanted, by its times?"""
+    is_late = selection.to_ms is not None and ref.first_ts >= selection.to_ms
+    return not is_late and (selection.from_ms is None or ref.last_ts >= selection.from_ms)
+
+
+def schema_of(selection: Selection) -> pa.Schema:
+    """The columns in history's order, whatever the order they were asked for in."""
+    wanted = set(selection.columns)
+    unknown = wanted - set(SCHEMA.names)
+    if unknown:
+        raise InvalidArgument(
+            f"unknown columns {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
+        )
+    return pa.schema([field for field in SCHEMA if not wanted or field.name in wanted])
+
+
+def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+    if selection == EVERYTHING:
+        return batch
+    for name, value in (("tenant_id", selection.tenant_id), ("run_id", selection.run_id)):
+        if value:
+            batch = batch.filter(pc.equal(batch.column(name), value))
+    if selection.from_ms is not None:
+        batch = batch.filter(pc.greater_equal(_times(batch), selection.from_ms * 1000))
+    if selection.to_ms is not None:
+        batch = batch.filter(pc.less(_times(batch), selection.to_ms * 1000))
+    return batch.select(schema_of(selection).names)
+
+
+class Form(Protocol):
+    """How rows look on the wire."""
+
+    name: str
+
+    def head(self, selection: Selection) -> bytes: ...
+
+    def body(self, batch: pa.RecordBatch) -> bytes: ...
+
+    def tail(self) -> bytes: ...
+
+
+class ArrowForm:
+    name = "arrow"
+
+    def head(self, selection: Selection) -> bytes:
+        return bytes(schema_of(selection).serialize())
+
+    def body(self, batch: pa.RecordBatch) -> bytes:
+        return bytes(batch.serialize())
+
+    def tail(self) -> bytes:
+        return b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+class LineForm:
+    """A row is an object of its columns that are not null; a time is RFC 3339."""
+
+    name = "ndjson"
+
+    def head(self, selection: Selection) -> bytes:
+        schema_of(selection)
+        return b""
+
+    def body(self, batch: pa.RecordBatch) -> bytes:
+        lines = []
+        for first in range(0, batch.num_rows, STEP_ROWS):
+            rows = batch.slice(first, STEP_ROWS).to_pylist(maps_as_pydicts="strict")
+            lines.append(_encode_lines([_without_nulls(row) for row in rows]))
+            _let_others_go()
+        return b"".join(lines)
+
+    def tail(self) -> bytes:
+        return b""
+
+
+FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
+
+
+def sealed_piece(
+    history: HistoryReader, ref: BatchRef, start: int, end: int, selection: Selection, form: Form
+) -> bytes:
+    """The batch's rows from offset `start` to before `end`."""
+    is_whole = start <= ref.first and ref.last < end
+    if is_whole and form.name == "arrow" and selection == EVERYTHING:
+        return history.raw(ref)
+    batch = history.batch(ref)
+    first = row_at(batch, start)
+    return _encoded(batch.slice(first, row_at(batch, end) - first), selection, form)
+
+
+def message_piece(read: Callable[[], list[Message]], selection: Selection, form: Form) -> bytes:
+    """Messages that are not sealed yet; they are of one partition and in order."""
+    messages = read()
+    batches = []
+    for first in range(0, len(messages), STEP_ROWS):
+        batches.append(complete(to_batch(messages[first : first + STEP_ROWS])))
+        _let_others_go()
+    return _encoded(pa.concat_batches(batches), selection, form) if batches else b""
+
+
+def _encoded(batch: pa.RecordBatch, selection: Selection, form: Form) -> bytes:
+    """Nothing for no rows."""
+    wanted = _selected(batch, selection)
+    return form.body(wanted) if wanted.num_rows else b""
+
+
+def _times(batch: pa.RecordBatch) -> pa.Array:
+    return batch.column("timestamp").view(pa.int64())
+
+
+def _without_nulls(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _let_others_go() -> None:
+    time.sleep(0)

@@ -1,0 +1,133 @@
+"""Ranges over HTTP: Arrow streams and lines, offsets, refusals, readers that stop."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import msgspec
+import pyarrow as pa
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.contract.checks import assert_error
+
+COUNT = 3000
+SMALL = {"PENSTOCK_SEGMENT_BYTES": "128KiB"}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory):
+    """Some thousands of messages over several sealed segments, and a tail that is not sealed."""
+    broker = BrokerProcess(tmp_path_factory.mktemp("ranges"), env=SMALL).start()
+    broker.create_topic("t", 2)
+    for first in range(0, COUNT, 500):
+        items = [
+            {
+                "topic": "t",
+                "value": f"value {n} ".ljust(200, "."),
+                "envelope": {"run_id": f"run-{n % 3}", "partition_override": n % 2},
+            }
+            for n in range(first, first + 500)
+        ]
+        reply = broker.client.post("/v1/produce/batch", json=items)
+        assert reply.status_code == 200
+    yield broker
+    broker.close()
+
+
+def rows(broker: BrokerProcess, query: str = "", partition: int = 0) -> pa.Table:
+    reply = broker.client.get(f"/v1/topics/t/partitions/{partition}/records{query}")
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "application/vnd.apache.arrow.stream"
+    return pa.ipc.open_stream(reply.content).read_all()
+
+
+def test_a_partition_is_read_whole_and_again(filled: BrokerProcess):
+    for partition in (0, 1):
+        table = rows(filled, partition=partition)
+        assert table.column("offset").to_pylist() == list(range(partition, COUNT, 2))
+        assert table.equals(rows(filled, partition=partition))
+
+
+def test_a_range_columns_and_rows_are_chosen_in_the_query(filled: BrokerProcess):
+    table = rows(filled, "?start=100&end=200&columns=offset,run_id&run_id=run-1")
+    assert table.column_names == ["offset", "run_id"]
+    assert table.column("offset").to_pylist() == [n for n in range(100, 200, 2) if n % 3 == 1]
+
+
+def test_lines_of_json_are_the_same_rows(filled: BrokerProcess):
+    reply = filled.client.get("/v1/topics/t/partitions/1/records?format=ndjson&start=0&end=20")
+    assert reply.headers["content-type"].startswith("application/x-ndjson")
+    lines = [msgspec.json.decode(line) for line in reply.content.splitlines()]
+    assert [line["offset"] for line in lines] == list(range(1, 20, 2))
+    assert lines[0]["value"].startswith("value 1 ")
+
+
+def test_offsets_say_where_a_topic_begins_ends_and_is_at_a_time(filled: BrokerProcess):
+    reply = filled.client.get("/v1/topics/t/offsets")
+    assert reply.json() == {
+        "partitions": [
+            {"partition": 0, "earliest": 0, "next": COUNT - 1},
+            {"partition": 1, "earliest": 0, "next": COUNT},
+        ]
+    }
+    reply = filled.client.get("/v1/topics/t/offsets?time_ms=0")
+    assert [partition["at_time"] for partition in reply.json()["partitions"]] == [0, 1]
+    later = int(time.time() * 1000) + 60_000
+    reply = filled.client.get(f"/v1/topics/t/offsets?time_ms={later}")
+    assert [p["at_time"] for p in reply.json()["partitions"]] == [COUNT - 1, COUNT]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/topics/nobody/partitions/0/records", 404, "NOT_FOUND"),
+        ("/v1/topics/nobody/offsets", 404, "NOT_FOUND"),
+        ("/v1/topics/t/partitions/9/records", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/x/records", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?start=-1", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?start=9&end=8", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?columns=colour", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?format=xml", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?end=99999", 416, "OUT_OF_RANGE"),
+        ("/v1/topics/t/offsets?time_ms=soon", 400, "INVALID_ARGUMENT"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(filled: BrokerProcess, path: str, status: int, code: str):
+    assert_error(filled.client.get(path), status, code)
+
+
+def test_other_methods_are_405(filled: BrokerProcess):
+    path = "/v1/topics/t/partitions/0/records"
+    for method in ("POST", "HEAD", "DELETE"):
+        assert filled.client.request(method, path).status_code == 405
+
+
+def test_a_reader_that_stops_holds_up_nobody(filled: BrokerProcess):
+    stopped = socket.create_connection(("127.0.0.1", filled.port))
+    stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    stopped.sendall(b"GET /v1/topics/t/partitions/0/records HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    for n in range(20):
+        filled.put("t", f"later {n}")
+    assert filled.client.get("/v1/healthz").status_code == 200
+    stopped.close()
+
+
+def test_a_read_that_a_crash_cuts_short_does_not_look_complete(tmp_path: Path):
+    broker = BrokerProcess(tmp_path / "data").start()
+    broker.create_topic("t")
+    for _ in range(40):
+        broker.put("t", "x" * 1_000_000)
+    with (
+        broker.new_client() as client,
+        client.stream("GET", "/v1/topics/t/partitions/0/records") as reply,
+    ):
+        parts = reply.iter_raw(65536)
+        next(parts)
+        broker.kill()
+        with pytest.raises(httpx.HTTPError):
+            list(parts)
+    broker.close()

@@ -1,0 +1,46 @@
+"""Every route of the broker as (method, path), from the tables that find who answers it.
+
+A name in a path is written as the documents write it: `{tenant_id}`. For tests that compare what
+is said of the API with what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.server.felix import registry_routes, routes
+from penstock.server.felix.upgrade import PATH
+from penstock.server.routes import ROUTES, path_route
+
+NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
+STREAM = f"{NAMESPACE}/streams/{{stream}}"
+CACHE = f"{NAMESPACE}/caches/{{cache}}"
+TOPIC = "/v1/topics/{topic}"
+
+_NAMES = {"namespaces": "{namespace}", "streams": "{stream}", "caches": "{cache}"}
+
+
+def all_routes() -> set[tuple[str, str]]:
+    found = {(method.decode(), path.decode()) for path, row in ROUTES.items() for method in row}
+    for path in _named_paths():
+        methods = path_route(path.encode())
+        assert methods is not None, path
+        found |= {(method.decode(), path) for method in methods}
+    return found
+
+
+def _named_paths() -> Iterator[str]:
+    """Paths with names in them are found by functions; their tables say what follows a name."""
+    yield from (TOPIC, f"{TOPIC}/groups/{{group}}", "/v1/felix", PATH.decode())
+    yield from (f"{STREAM}/{_joined(parts)}" for parts in routes._STREAM)
+    yield from (f"{CACHE}/{_joined(parts)}" for parts in routes._CACHE)
+    yield from (f"{CACHE}/entries/{{key}}", f"{CACHE}/entries/{{key}}/incr")
+    for parts in registry_routes._METHODS:
+        path = "/v1/tenants/{tenant_id}"
+        for before, part in zip((b"", *parts), parts, strict=False):
+            path += f"/{part.decode() or _NAMES[before.decode()]}"
+        yield path
+
+
+def _joined(parts: tuple[bytes, ...]) -> str:
+    return b"/".join(parts).decode()

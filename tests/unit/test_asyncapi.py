@@ -1,0 +1,137 @@
+"""The WebSocket's document: complete, sound in itself, and true of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from penstock.server.felix import answers, messages
+from penstock.server.felix.asyncapi import build_document
+from penstock.server.operations.socket import ASKED, SENT, Asked
+from penstock.server.operations.streams import MESSAGES
+from penstock.server.schemas import LISTS
+from tests.broker_process import BrokerProcess
+from tests.websocket import WebSocket
+
+DOCUMENT = build_document()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    process = BrokerProcess(None)
+    try:
+        yield process.start()
+    finally:
+        process.close()
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name == "$ref":
+                yield member
+            else:
+                yield from references(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from references(member)
+
+
+def test_every_message_that_can_be_decoded_is_described_and_no_other() -> None:
+    assert {each.shape for each in ASKED} == set(get_args(messages.Message))
+    for each in ASKED:
+        message = DOCUMENT["components"]["messages"][each.shape.__name__]
+        assert message["name"] == each.type
+        assert DOCUMENT["operations"][each.type]["action"] == "receive"
+
+
+def test_every_frame_that_is_sent_is_described() -> None:
+    sent = {each.shape for each in SENT}
+    assert {*get_args(answers.Answer), answers.CacheEvent} <= sent
+    assert {each.answer for each in ASKED} <= sent
+    assert {shape for each in ASKED for shape in each.pushes} <= sent
+    for each in SENT:
+        schema = DOCUMENT["components"]["schemas"][each.shape.__name__]
+        assert each.type in schema["properties"]["type"].get("enum", ["error"])
+
+
+def test_the_document_is_asyncapi_3_and_every_reference_leads_somewhere() -> None:
+    assert DOCUMENT["asyncapi"] == "3.0.0"
+    assert DOCUMENT["channels"]["socket"]["address"] == "/v1/felix/ws"
+    assert msgspec.json.decode(msgspec.json.encode(DOCUMENT)) == DOCUMENT
+    found = set(references(DOCUMENT))
+    assert found
+    for reference in found:
+        node: Any = DOCUMENT
+        for part in reference.removeprefix("#/").split("/"):
+            node = node[part]
+        assert node
+
+
+def test_every_member_of_a_message_is_described() -> None:
+    for each in ASKED:
+        schema = DOCUMENT["components"]["schemas"][each.shape.__name__]
+        assert schema["required"] == list(each.required)
+        for name, member in schema["properties"].items():
+            assert name == "type" or member["description"], (each.type, name)
+            assert set(member) - {"description"}, (each.type, name)
+
+
+def test_what_a_list_holds_that_is_left_undecoded_is_known() -> None:
+    for each in ASKED:
+        for field in msgspec.structs.fields(each.shape):
+            assert field.type is not msgspec.Raw or field.name in LISTS
+
+
+def named(message: Asked) -> str:
+    return message.type
+
+
+@pytest.mark.parametrize("message", ASKED, ids=named)
+def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
+    broker: BrokerProcess, message: Asked
+) -> None:
+    with WebSocket(broker.port) as socket:
+        here = {"tenant_id": "default", "namespace": "default"}
+        opened = [
+            socket.ask({"type": "subscribe", "stream": "default"} | here),
+            socket.ask({"type": "cache_watch", "cache": "default", "key": "unseen"} | here),
+        ]
+        ids = {
+            "subscription_id": opened[0]["subscription_id"],
+            "watch_id": opened[1]["watch_id"],
+        }
+        example = {"type": message.type} | message.example
+        example |= {name: ids[name] for name in ids if name in example}
+        answer = socket.ask(example | {"request_id": 7})
+        msgspec.convert(answer, message.answer, strict=True)
+        assert answer["request_id"] == 7
+        assert set(answer) <= {"type", *message.answer.__struct_fields__}
+
+
+@pytest.mark.parametrize("message", ASKED, ids=named)
+def test_what_is_said_to_be_required_of_a_message_is(broker: BrokerProcess, message: Asked) -> None:
+    example = {"type": message.type} | message.example
+    with WebSocket(broker.port) as socket:
+        for member in message.required:
+            answer = socket.ask({name: text for name, text in example.items() if name != member})
+            assert answer["error"] == "INVALID_ARGUMENT"
+            assert f"{member} is required" in answer["message"], answer
+
+
+@pytest.mark.parametrize("message", ASKED, ids=named)
+def test_a_message_is_taken_over_http_if_the_api_says_so(
+    broker: BrokerProcess, message: Asked
+) -> None:
+    example = {"type": message.type} | message.example
+    reply = broker.client.post("/v1/felix", json=example)
+    assert (reply.status_code == 200) == (message.shape in get_args(MESSAGES)), reply.text
+
+
+def test_the_document_is_served(broker: BrokerProcess) -> None:
+    reply = broker.client.get("/docs/asyncapi.json")
+    assert reply.json() == DOCUMENT
+    assert reply.headers["content-type"] == "application/json"
