@@ -27,6 +27,10 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing_behind(tmp_path: Path) -> N
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "all 1000 messages are there, and all 500 acks" in done.stdout
+    assert "fast:    received 20,000, dropped 0" in done.stdout
+    assert "4 clients add 1 to a counter, 50 times each: 200" in done.stdout
+    assert "the second is refused: 412" in done.stdout
+    assert "a watch saw: put limits 20/s" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

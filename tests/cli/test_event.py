@@ -48,7 +48,7 @@ class Subscriber:
 def following(url: str, *words: str) -> Iterator[Subscriber]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *words, "--url", url],
+        [sys.executable, "-m", "penstock.cli.main", *words, "--url", url, "--timeout", "20"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=inherited | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"},

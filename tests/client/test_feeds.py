@@ -198,6 +198,14 @@ def test_events_come_before_the_error_that_ended_them_and_it_comes_once() -> Non
     assert buffer.take(0.0) is None
 
 
+def test_what_was_not_taken_when_it_was_closed_is_not_given_out() -> None:
+    buffer = EventBuffer()
+    buffer.feed(SUBSCRIBED + EVENT + EVENT)
+    assert buffer.take(0.0) == b"\x00\xff"
+    buffer.close()
+    assert buffer.take(0.0) is None
+
+
 def test_who_was_too_slow_is_told_the_limit() -> None:
     """felix-117"""
     members = {"error": "RESOURCE_EXHAUSTED", "message": "slow", "limit": "disconnect_slow_ms"}

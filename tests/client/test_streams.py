@@ -24,6 +24,8 @@ from penstock.model.errors import (
 from tests.broker_process import BrokerProcess, eventually
 
 BINARY = bytes(range(256))
+WAIT_S = 10.0
+"""So that what does not come fails a test instead of holding it up."""
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def received(subscription: Subscription, count: int) -> list[bytes]:
 
 def test_events_go_to_every_subscriber_in_their_order(stream: StreamHandle) -> None:
     """felix-128: and felix-38, a batch is one step."""
-    with stream.subscribe() as one, stream.subscribe() as two:
+    with stream.subscribe(wait_s=WAIT_S) as one, stream.subscribe(wait_s=WAIT_S) as two:
         assert one.subscription_id != two.subscription_id
         stream.publish_batch(["msg1", "msg2", "msg3"], ack="per_batch")
         stream.publish("msg4", ack="none")
@@ -61,7 +63,7 @@ def test_events_go_to_every_subscriber_in_their_order(stream: StreamHandle) -> N
 def test_a_subscriber_sees_nothing_from_before_it_subscribed(stream: StreamHandle) -> None:
     """felix-45: it begins when it is opened, and from then on misses nothing."""
     stream.publish("before")
-    subscription = stream.subscribe()
+    subscription = stream.subscribe(wait_s=WAIT_S)
     stream.publish("made but not open")
     with subscription:
         stream.publish("after")
@@ -70,7 +72,7 @@ def test_a_subscriber_sees_nothing_from_before_it_subscribed(stream: StreamHandl
 
 def test_payloads_are_bytes_of_any_kind(stream: StreamHandle) -> None:
     payloads = [BINARY, b"", b"\n", "ü\u2028".encode(), b"x" * 1_000_000]
-    with stream.subscribe() as subscription:
+    with stream.subscribe(wait_s=WAIT_S) as subscription:
         stream.publish_batch(payloads)
         for payload in payloads:
             stream.publish(payload)
@@ -106,7 +108,7 @@ def test_an_event_and_its_invalidation_are_one_step(client: Client, stream: Stre
     """felix-82, 83."""
     cache = client.cache("default")
     cache.put("user123", "old")
-    with stream.subscribe() as subscription:
+    with stream.subscribe(wait_s=WAIT_S) as subscription:
         stream.publish("changed", invalidate=["cache:default:user123"])
         assert cache.get("user123") is None
         assert next(subscription) == b"changed"
@@ -114,7 +116,10 @@ def test_an_event_and_its_invalidation_are_one_step(client: Client, stream: Stre
 
 def test_lag_is_that_of_the_subscription_that_asks(stream: StreamHandle) -> None:
     """felix-115"""
-    with stream.subscribe() as one, stream.subscribe(event_queue_depth=7) as two:
+    with (
+        stream.subscribe(wait_s=WAIT_S) as one,
+        stream.subscribe(event_queue_depth=7, wait_s=WAIT_S) as two,
+    ):
         stream.publish("v")
         assert received(one, 1) == received(two, 1)
         lag = two.lag()
@@ -127,7 +132,7 @@ def test_lag_is_that_of_the_subscription_that_asks(stream: StreamHandle) -> None
 
 def test_closing_ends_the_iteration_and_the_subscription(stream: StreamHandle) -> None:
     """felix-41: also of what was read and not yet taken."""
-    with stream.subscribe() as subscription:
+    with stream.subscribe(wait_s=WAIT_S) as subscription:
         stream.publish_batch(["1", "2", "3"])
         seen = []
         for payload in subscription:
@@ -184,7 +189,7 @@ def test_an_idle_subscription_outlives_the_timeout(
 def test_a_deleted_stream_ends_its_subscriptions_with_an_error(
     client: Client, stream: StreamHandle
 ) -> None:
-    with stream.subscribe() as subscription:
+    with stream.subscribe(wait_s=WAIT_S) as subscription:
         stream.publish("last")
         client.delete_stream(*stream.path)
         assert next(subscription) == b"last"
@@ -197,8 +202,8 @@ def test_a_deleted_stream_ends_its_subscriptions_with_an_error(
 def test_a_restart_is_seen_as_a_lost_connection(own_broker: BrokerProcess, kill: bool) -> None:
     """felix-49, 50: and after it nothing comes from before."""
     with Client(own_broker.url) as client:
-        subscription = client.stream("default").subscribe().open()
-        watch = client.cache("default").watch(prefix="").open()
+        subscription = client.stream("default").subscribe(wait_s=WAIT_S).open()
+        watch = client.cache("default").watch(prefix="", wait_s=WAIT_S).open()
         own_broker.restart(kill=kill)
         for feed in (subscription, watch):
             with pytest.raises(Unavailable) as failure:
@@ -208,7 +213,7 @@ def test_a_restart_is_seen_as_a_lost_connection(own_broker: BrokerProcess, kill:
             assert list(feed) == []
     with (
         Client(own_broker.url) as client,
-        client.stream("default").subscribe() as again,
+        client.stream("default").subscribe(wait_s=WAIT_S) as again,
     ):
         client.stream("default").publish("new")
         assert next(again) == b"new"
@@ -268,7 +273,7 @@ def test_a_chronically_slow_subscriber_is_ended_with_the_reason(client: Client) 
     settings = {"event_queue_depth": 4, "lag_alert_events": 1, "disconnect_slow_ms": 100}
     client.create_stream("default", "default", "chronic", **settings)
     stream = client.stream("chronic")
-    with stream.subscribe() as subscription:
+    with stream.subscribe(wait_s=WAIT_S) as subscription:
 
         def publish_and_look() -> int:
             stream.publish(b"x" * 1_000_000)
@@ -290,7 +295,8 @@ def test_the_async_client_publishes_and_subscribes(
         async with AsyncClient(broker.url) as client:
             handle = client.stream(stream.path[2])
             await handle.publish("before")
-            async with handle.subscribe(wait_s=0.3) as one, handle.subscribe() as two:
+            async with handle.subscribe(wait_s=0.3) as one, handle.subscribe(wait_s=WAIT_S) as two:
+                assert one.subscription_id != two.subscription_id
                 await handle.publish_batch([BINARY, "two"])
                 assert [await anext(two), await anext(two)] == [BINARY, b"two"]
                 assert [payload async for payload in one] == [BINARY, b"two"]
@@ -310,7 +316,7 @@ def test_an_async_subscription_that_waits_can_be_cancelled(
     broker: BrokerProcess, stream: StreamHandle
 ) -> None:
     async def read(client: AsyncClient) -> None:
-        async with client.stream(stream.path[2]).subscribe() as subscription:
+        async with client.stream(stream.path[2]).subscribe(wait_s=WAIT_S) as subscription:
             async for _ in subscription:
                 pass
 
@@ -347,7 +353,7 @@ def test_a_restart_is_seen_by_the_async_client_too(own_broker: BrokerProcess) ->
     async def scenario() -> None:
         async with (
             AsyncClient(own_broker.url) as client,
-            client.stream("default").subscribe() as subscription,
+            client.stream("default").subscribe(wait_s=WAIT_S) as subscription,
         ):
             await asyncio.to_thread(own_broker.kill)
             with pytest.raises(Unavailable):

@@ -8,17 +8,28 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import PenstockError
-from penstock.server.routes import ROUTES
+from penstock.model.tenancy import CacheConfig, StreamConfig
+from penstock.server.operations.socket import ASKED, SENT
 from penstock.server.settings import Settings
-from penstock.server.topic_routes import topic_route
 from tests.docs.documents import DOCUMENTS, ROOT, anchors_of, first_cells, links_of
+from tests.routes import NAMESPACE, all_routes
 
 OPERATIONS = ROOT / "docs" / "operations.md"
 HTTP_API = ROOT / "docs" / "http-api.md"
+STREAMS = ROOT / "docs" / "streams.md"
+CACHE = ROOT / "docs" / "cache.md"
+REGISTRY = ROOT / "docs" / "registry.md"
+WEBSOCKET = ROOT / "docs" / "websocket.md"
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 
-NAMED_PATHS = ["/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"]
-"""Paths with names in them are not in the table; the table's function for them knows them too."""
+REFERENCE = (HTTP_API, STREAMS, CACHE, REGISTRY, WEBSOCKET)
+"""Together they have every route; `…` at a path's beginning is that of a namespace."""
+
+FELIX = {*range(1, 17), *range(18, 93), *range(103, 109), 111, *range(114, 118), *range(128, 134)}
+"""Sentences of the stream and cache contract that are promised."""
+FELIX_LAST = 133
+NOTHING_TO_TEST = {55, 71}
+"""They say what is left open."""
 
 
 def test_every_setting_is_in_the_operators_table():
@@ -36,15 +47,28 @@ def test_every_default_in_the_operators_table_is_the_one_in_force():
 
 
 def test_every_route_has_its_heading_in_the_reference():
-    headings = [line.lstrip("# ").replace("`", "") for line in heading_lines(read(HTTP_API))]
-    documented = {route for line in headings for route in line.split(", ")}
-    methods_of = {path.decode(): methods for path, methods in ROUTES.items()}
-    methods_of |= {path: topic_route(path.encode()) or {} for path in NAMED_PATHS}
-    routes = {
-        f"{method.decode()} {path}" for path, methods in methods_of.items() for method in methods
-    }
-    assert routes <= documented
-    assert {line for line in documented if "/v1/" in line} <= routes
+    headings = [
+        line.lstrip("# ").replace("`", "").replace("…/", f"{NAMESPACE}/")
+        for page in REFERENCE
+        for line in heading_lines(read(page))
+    ]
+    documented = [route for line in headings for route in line.split(", ") if "/v1/" in route]
+    assert sorted(documented) == sorted(" ".join(route) for route in all_routes())
+
+
+def test_every_message_of_the_websocket_is_in_its_reference():
+    documented = first_cells(read(WEBSOCKET))
+    assert {each.type for each in ASKED} <= documented
+    pushed = {shape for each in ASKED for shape in each.pushes}
+    assert {each.type for each in SENT if each.shape in pushed} <= documented
+
+
+def test_every_setting_of_a_stream_or_cache_is_in_a_table():
+    """felix-131"""
+    renamed = {"retention_ms": "retention"}
+    settings = {renamed.get(name, name) for name in StreamConfig.__struct_fields__}
+    assert settings <= first_cells(read(STREAMS))
+    assert set(CacheConfig.__struct_fields__) <= first_cells(read(REGISTRY))
 
 
 def test_every_error_code_is_in_the_reference():
@@ -65,13 +89,34 @@ def test_the_guarantees_are_numbered_from_1_to_71():
     assert list(map(int, numbers)) == list(range(1, 72))
 
 
-def test_every_sentence_that_a_test_cites_exists():
-    cited = {
-        (path.relative_to(ROOT), int(number))
-        for path in (ROOT / "tests").rglob("*.py")
-        for number in re.findall(r"\bdriftq-(\d+)\b", path.read_text(encoding="utf-8"))
+def test_the_guarantees_of_streams_and_caches_are_numbered_and_the_rest_is_named_as_not_built():
+    text = read(GUARANTEES)
+    numbers = [int(n) for n in re.findall(r"^- \*\*felix-(\d+)\*\* \S", text, re.MULTILINE)]
+    assert numbers == sorted(FELIX)
+    missing = {
+        n for row in re.findall(r"^\| ([\d–, ]+) \|", text, re.MULTILINE) for n in spans(row)
     }
-    assert [f"{path}: driftq-{number}" for path, number in cited if not 1 <= number <= 71] == []
+    assert missing == set(range(1, FELIX_LAST + 1)) - FELIX
+
+
+def test_every_sentence_that_a_test_cites_exists():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {contract}-{number}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for contract, number in citations(path.read_text(encoding="utf-8"))
+        if not 1 <= number <= {"driftq": 71, "felix": FELIX_LAST}[contract]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_promise_of_streams_and_caches_is_cited_by_a_test():
+    cited = {
+        number
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for contract, number in citations(path.read_text(encoding="utf-8"))
+        if contract == "felix"
+    }
+    assert sorted(FELIX - NOTHING_TO_TEST - cited) == []
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
@@ -90,6 +135,25 @@ def leads_somewhere(page: Path, target: str) -> bool:
     if not path.exists():
         return False
     return not anchor or anchor in anchors_of(read(path))
+
+
+def citations(text: str) -> list[tuple[str, int]]:
+    """`felix-1`, and of `felix-1, 9 and 20 to 22` each."""
+    found = []
+    pattern = r"\b(driftq|felix)-(\d+(?:(?:, | and | to |–)\d+)*)"
+    for contract, numbers in re.findall(pattern, text):
+        for span in re.split(", | and ", numbers):
+            found += [(contract, number) for number in spans(span.replace(" to ", "–"))]
+    return found
+
+
+def spans(text: str) -> list[int]:
+    """The numbers of `17, 93–102`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("–")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def defaults_in(text: str) -> dict[str, str]:

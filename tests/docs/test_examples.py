@@ -17,6 +17,7 @@ import pytest
 
 from tests.broker_process import SOURCE, BrokerProcess
 from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks_of
+from tests.websocket import TEXT, WebSocket
 
 PAGE_ADDRESS = "127.0.0.1:8080"
 EXAMPLE_TIMEOUT_S = 60.0
@@ -42,6 +43,8 @@ def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> 
             reader.serve(block.text)
         elif block.mark == "stops":
             reader.stop()
+        elif block.mark == "speaks":
+            reader.speak(block, place)
         elif block.mark == "runs":
             printed = reader.run(block, place)
             if following is not None and following.mark == "prints":
@@ -114,6 +117,19 @@ class Reader:
         )
         assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stderr}"
         return done.stdout.replace(self._address(), PAGE_ADDRESS)
+
+    def speak(self, block: Block, place: str) -> None:
+        """Over a WebSocket of its own: every frame that the page shows, and in its order."""
+        assert self._broker is not None, "no broker was started"
+        with WebSocket(self._broker.port) as socket:
+            for line in _lines(block.text):
+                arrow, _, frame = line.partition(" ")
+                if arrow == "→":
+                    socket.send_frame(TEXT, frame.encode())
+                else:
+                    assert arrow == "←", f"{place}: neither sent nor received: {line}"
+                    _, payload = socket.receive_frame()
+                    assert _pattern(frame).fullmatch(payload.decode()), f"{place}: {payload!r}"
 
     def stop(self) -> None:
         assert self._broker is not None, "no broker was started"

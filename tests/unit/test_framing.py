@@ -26,9 +26,11 @@ LIMIT = 1000
 
 
 def read_all(reader: FrameReader) -> list[tuple[int, bytes]]:
+    """What is whole; that a fragment came is not."""
     found = []
     while (message := reader.next_message()) is not None:
-        found.append(message)
+        if message != (CONTINUATION, b""):
+            found.append(message)
     return found
 
 

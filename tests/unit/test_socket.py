@@ -246,7 +246,8 @@ def test_nor_while_what_is_unanswered_is_large() -> None:
     on_a_loop(test)
 
 
-def test_large_answers_that_were_held_become_bytes_only_when_there_is_room() -> None:
+@pytest.mark.parametrize("is_read", [True, False])
+def test_large_answers_that_were_held_become_bytes_only_when_there_is_room(is_read: bool) -> None:
     async def test(connection: Connection) -> None:
         transport = connection.transport
         put = {"type": "cache_put", "cache": "default", "key": "k", "value": "A" * 1_000_000}
@@ -258,6 +259,11 @@ def test_large_answers_that_were_held_become_bytes_only_when_there_is_room() -> 
         connection.send(*[[publish, get]] * 50)
         await connection.turns(5)
         transport.drain()
+        if is_read:
+            connection.engine.streams.release_fanout()
+            await connection.turns(200)
+            assert transport.drain().count(b'"cache_value"') == 50
+            return
         transport.high_water = 100_000
         connection.engine.streams.release_fanout()
         await connection.turns(20)

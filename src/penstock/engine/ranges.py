@@ -30,11 +30,11 @@ from penstock.model.errors import (
 )
 from penstock.model.ranges import OffsetReport, RangeRequest, Selection
 from penstock.model.records import Message, decode_record
-from penstock.storage.row_stream import FORMS, Form, may_want, message_piece, sealed_piece
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import BatchRef, HistoryGone
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
+from penstock.storage.row_stream import FORMS, Form, may_want, message_piece, sealed_piece
 
 PIECE_ROWS = 32_768
 """Rows of the unsealed tail that become one batch."""

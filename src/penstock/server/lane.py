@@ -22,12 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import MAX_HEADER_BYTES, MIB
-from penstock.server.felix.upgrade import (
-    hand_over,
-    is_socket_wanted,
-    read_handshake,
-    without_upgrade,
-)
+from penstock.server.felix import upgrade
 from penstock.server.gate import Verdict
 from penstock.server.hub import Hub
 from penstock.server.requests import Request, origin_form
@@ -107,8 +102,8 @@ class Lane(HttpToolsProtocol):
         self._has_progress = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserUpgrade as wish:
+            self._upgrade(data[wish.args[0] :])
         except httptools.HttpParserError as error:
             self.refuse(InvalidArgument(f"not an HTTP/1.1 request: {error}"))
         if self.is_receiving and not self._has_progress:
@@ -389,12 +384,12 @@ class Lane(HttpToolsProtocol):
         if self._is_deaf:
             return
         path = origin_form(self.url).partition(b"?")[0]
-        if is_socket_wanted(self.parser.get_method(), path, self.headers):
+        if upgrade.is_socket_wanted(self.parser.get_method(), path, self.headers):
             self._judge()
             if self._is_welcome:
                 self._grant_socket(path, rest)
                 return
-        head = without_upgrade(self.parser.get_method(), self.url, self.headers)
+        head = upgrade.without_upgrade(self.parser.get_method(), self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(head + rest)
@@ -404,7 +399,7 @@ class Lane(HttpToolsProtocol):
         reply = self._reply = Reply(self, request_id, keep_alive=True)
         reply.path = path
         try:
-            handshake = read_handshake(self.headers, self._verdict)
+            handshake = upgrade.read_handshake(self.headers, self._verdict)
         except PenstockError as error:
             self.refuse(error)
             return
@@ -413,7 +408,7 @@ class Lane(HttpToolsProtocol):
         self._is_leaving = True
         self.flow.pause_reading()
         self.turns.add(reply)
-        reply.when_first(partial(hand_over, self, handshake, request_id, rest))
+        reply.when_first(partial(upgrade.hand_over, self, handshake, request_id, rest))
 
     def retire(self) -> None:
         """The connection is another protocol's from now on."""

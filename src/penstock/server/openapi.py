@@ -160,7 +160,7 @@ def _path_parameters(operation: Operation) -> list[Json]:
             "required": True,
             "schema": {"type": "string"},
             "description": f"{texts[name]} Percent-encoded.",
-            "example": PATH_EXAMPLES[name],
+            "example": operation.names.get(name, PATH_EXAMPLES[name]),
         }
         for name in re.findall(r"\{(\w+)\}", operation.path)
     ]

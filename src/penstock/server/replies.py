@@ -54,6 +54,7 @@ class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def typed_error(error: PenstockError, kind: str = "error", **ids: Any) -> TypedErrorBody:
+    _let_go(error)
     body = TypedErrorBody(type=kind, error=error.code, message=error.message, **ids)
     if isinstance(error, ResourceExhausted):
         body.reason, body.limit = error.reason, error.limit
@@ -62,11 +63,18 @@ def typed_error(error: PenstockError, kind: str = "error", **ids: Any) -> TypedE
 
 
 def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
+    _let_go(error)
     if isinstance(error, ResourceExhausted):
         return OverloadBody(
             error.code, error.message, error.reason, error.retry_after_ms, error.limit
         )
     return ErrorBody(error.code, error.message)
+
+
+def _let_go(error: PenstockError) -> None:
+    """An error that is told is over. Where it was raised it would hold on to: the frames there have
+    the request's body, and often the error itself, which only a collection would free."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def error_head(error: PenstockError) -> bytes:

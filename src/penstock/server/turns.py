@@ -3,7 +3,7 @@
 Invariant: answers leave in the order of their requests, whoever gives them. A Reply is given by
 the fast lane and may start while others before it are under way; an AppTurn, given by the ASGI
 app, and a stream start when they are first, and hold up those behind them. Nothing starts while
-the connection takes no more bytes.
+the connection takes no more bytes, and no large answer is made then.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Reply:
         "_lane",
         "_request_id",
         "_when_first",
+        "_when_room",
         "data",
         "held_bytes",
         "is_head",
@@ -63,6 +64,7 @@ class Reply:
         self.data: bytes | None = None
         self.request: Request | None = None
         self._when_first: Callable[[], None] | None = None
+        self._when_room: Callable[[], None] | None = None
 
     def send(self, status: int, body: bytes, head: bytes = JSON_TYPE) -> None:
         lane = self._lane
@@ -105,6 +107,22 @@ class Reply:
             self.send_nothing()
         else:
             self.send_error(outcome)
+
+    def when_room(self, send: Callable[[], None]) -> None:
+        """Runs `send` when all replies before this one have left and the connection takes more:
+        an answer that is small to ask for may be large, and many may be released at once."""
+        self._when_room = send
+        if self._lane.turns.is_first(self):
+            self._lane.turns.go_on()
+
+    def is_answered(self) -> bool:
+        return self.data is not None or self._when_room is not None
+
+    def make(self) -> None:
+        """Sends what was not made yet, with which it leaves."""
+        send, self._when_room = self._when_room, None
+        if send is not None:
+            send()
 
     def is_wanted(self) -> bool:
         """False once the connection is gone."""
@@ -195,6 +213,9 @@ class Turns:
         self._queue.clear()
         self._waiting = self._blockers = 0
 
+    def is_first(self, turn: Reply) -> bool:
+        return bool(self._queue) and self._queue[0] is turn
+
     def block(self, change: int) -> None:
         """A reply has become a stream, or is none after all."""
         self._blockers += change
@@ -214,7 +235,8 @@ class Turns:
         """May be there is a turn to start, or the first one's answer to write."""
         if self._waiting or self._blockers:
             return True
-        return self._queue[0].data is not None
+        first = self._queue[0]
+        return isinstance(first, Reply) and first.is_answered()
 
     def app_is_done(self) -> None:
         if self._queue and isinstance(self._queue[0], AppTurn):
@@ -225,9 +247,14 @@ class Turns:
     def go_on(self) -> None:
         """Writes what is answered and first, then starts what may start."""
         queue, lane = self._queue, self._lane
-        while queue and isinstance(first := queue[0], Reply) and first.data is not None:
-            queue.popleft()
-            lane.write_reply(first)
+        while queue and isinstance(first := queue[0], Reply) and first.is_answered():
+            if first.data is not None:
+                queue.popleft()
+                lane.write_reply(first)
+            elif lane.flow.write_paused:
+                return
+            else:
+                first.make()
         self.start_stream()
         if self._waiting:
             self._advance()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.model.streams import Lag
 from penstock.server.felix.messages import RequestId
 
 
@@ -78,3 +79,15 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type",
 
 
 Answer = Ok | PublishOk | Subscribed | LagAnswer | Value | Values
+
+
+def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
+    return LagAnswer(
+        lag.subscription_id,
+        lag.messages_behind,
+        lag.dropped,
+        lag.delivered,
+        lag.event_queue_depth,
+        lag.alert,
+        request_id,
+    )

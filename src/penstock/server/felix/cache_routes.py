@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.model.caching import CacheValue, Delete, Written
 from penstock.model.errors import NotFound, PenstockError
+from penstock.model.limits import KIB
 from penstock.model.tenancy import Path
 from penstock.server.felix.forms import put_of, version_of
 from penstock.server.felix.message_routes import send_answer
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 _BYTES_TYPE = b"content-type: application/octet-stream\r\nx-content-type-options: nosniff\r\n"
 
+LARGE_BYTES = 64 * KIB
+"""Of a value that becomes an answer only when there is room for it."""
+
 _put_decoder = msgspec.json.Decoder(PutBody)
 _incr_decoder = msgspec.json.Decoder(IncrBody)
 _get_many_decoder = msgspec.json.Decoder(GetManyBody)
@@ -55,13 +59,16 @@ def get_entry(path: Path, hub: Hub, request: Request, reply: Reply) -> None:
 def _send_value(reply: Reply, found: CacheValue | PenstockError | None) -> None:
     if isinstance(found, PenstockError):
         reply.send_error(found)
-    else:
+    elif found is None or len(found.value) < LARGE_BYTES:
         reply.send(200, encode_json(value_answer(found)))
+    else:
+        reply.when_room(lambda: reply.send(200, encode_json(value_answer(found))))
 
 
 def _send_bytes(reply: Reply, found: CacheValue | PenstockError | None) -> None:
     if isinstance(found, CacheValue):
-        reply.send(200, found.value, _BYTES_TYPE + b'etag: "%d"\r\n' % found.version)
+        head = _BYTES_TYPE + b'etag: "%d"\r\n' % found.version
+        reply.when_room(lambda: reply.send(200, found.value, head))
     else:
         reply.send_error(found or NotFound("there is nothing under this key"))
 

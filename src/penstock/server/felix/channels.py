@@ -17,7 +17,7 @@ from penstock.engine.protocol import Engine, Subscription, WatchHandle
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, ResourceExhausted
 from penstock.model.limits import KIB, MAX_SUBSCRIPTIONS
 from penstock.model.streams import Lag
-from penstock.server.felix.answers import LagAnswer, Ok, Subscribed
+from penstock.server.felix.answers import Ok, Subscribed, lag_answer
 from penstock.server.felix.binary import encode_events
 from penstock.server.felix.events import encode_runs, encode_singly, encode_watch
 from penstock.server.felix.forms import include_of, path_of, subscribe_of, watch_of
@@ -312,15 +312,3 @@ class Channels:
         if channel is None:
             raise NotFound(f"no {name} {channel_id[:40]!r} on this connection")
         return channel
-
-
-def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
-    return LagAnswer(
-        lag.subscription_id,
-        lag.messages_behind,
-        lag.dropped,
-        lag.delivered,
-        lag.event_queue_depth,
-        lag.alert,
-        request_id,
-    )

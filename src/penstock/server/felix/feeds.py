@@ -2,7 +2,8 @@
 
 A feed takes only while its connection is below the high-water mark, so that what a slow reader
 does not read waits, and overflows, in its own subscription or watch. The first line says that it
-has begun; if the broker ends it, the last says why. A reader that is gone ends it at once.
+has begun; if the broker ends it, the last says why. A reader that is gone ends it at once, and one
+that went without a word when it has not been reached for a while.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockErr
 from penstock.model.limits import KIB
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
-from penstock.server.felix.answers import LagAnswer, Ok, Subscribed
+from penstock.server.felix.answers import Ok, Subscribed, lag_answer
 from penstock.server.felix.events import EventLines, encode_watch
 from penstock.server.felix.forms import subscribe_of, watch_of
+from penstock.server.felix.reach import is_unreachable, probe_when_idle
 from penstock.server.hub import Hub
 from penstock.server.replies import CLOSE, NDJSON_TYPE, encode_json, typed_error
 from penstock.server.requests import Request, truth, whole_number
@@ -131,13 +133,16 @@ class WatchTap:
 class Feed:
     """Sink of a subscription or a watch, and stream of a connection."""
 
-    def __init__(self, reply: Reply, form: Form, heartbeat_ms: int) -> None:
+    def __init__(self, reply: Reply, form: Form, heartbeat_ms: int, look_s: float) -> None:
         self._reply = reply
         self._form = form
         self._heartbeat_ms = heartbeat_ms
+        self._look_s = look_s
         self._lane: Lane | None = None
         self._tap: Tap | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        self._is_doubtful = False
         self._lag: Lag | None = None
         self._burst = 1
 
@@ -213,25 +218,31 @@ class Feed:
             lane.end_stream()
             return
         self._set_heartbeat(lane)
+        probe_when_idle(lane.transport, self._look_s)
+        self._next_look = lane.loop.call_later(self._look_s, self._look)
         self.wake()
 
     def _leave(self) -> None:
         self._lane = self._tap = None
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._next_look):
+            if timer is not None:
+                timer.cancel()
+
+    def _look(self) -> None:
+        """A reader that cannot be reached, now and the last time, is gone: nothing would tell."""
+        lane = self._lane
+        if lane is None:
+            return
+        was_doubtful, self._is_doubtful = self._is_doubtful, is_unreachable(lane.transport)
+        if was_doubtful and self._is_doubtful:
+            lane.transport.abort()
+        else:
+            self._next_look = lane.loop.call_later(self._look_s, self._look)
 
     def _write_lag(self, lane: Lane) -> None:
         lag, self._lag = self._lag, None
         if lag is not None:
-            answer = LagAnswer(
-                lag.subscription_id,
-                lag.messages_behind,
-                lag.dropped,
-                lag.delivered,
-                lag.event_queue_depth,
-                lag.alert,
-            )
-            lane.write_chunk(self._form.encode("lag", answer))
+            lane.write_chunk(self._form.encode("lag", lag_answer(lag)))
 
     def _beat(self) -> None:
         lane = self._lane
@@ -276,4 +287,4 @@ def _feed(hub: Hub, request: Request, params: dict[str, str], reply: Reply) -> F
         heartbeat_ms = SSE_HEARTBEAT_MS if form.is_sse else 0
     if not 0 <= heartbeat_ms <= MAX_HEARTBEAT_MS:
         raise InvalidArgument(f"heartbeat_ms must be 0 to {MAX_HEARTBEAT_MS}")
-    return Feed(reply, form, heartbeat_ms and max(heartbeat_ms, MIN_HEARTBEAT_MS))
+    return Feed(reply, form, heartbeat_ms and max(heartbeat_ms, MIN_HEARTBEAT_MS), hub.ws_ping_s)

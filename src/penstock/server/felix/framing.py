@@ -91,24 +91,23 @@ class FrameReader:
         self._at = 0
 
     def next_message(self) -> tuple[int, bytes] | None:
-        """The next whole message or control frame as (opcode, payload), or None for now."""
-        while True:
-            if self._missing:
+        """The next whole message or control frame as (opcode, payload), or None for now. A
+        fragment with more to come is (CONTINUATION, b""): it costs its reader something too."""
+        if self._missing:
+            return None
+        if self._partial:
+            payload = bytes(self._partial)
+            self._partial = bytearray()
+        else:
+            found = self._next_payload()
+            if found is None:
                 return None
-            if self._partial:
-                payload = bytes(self._partial)
-                self._partial = bytearray()
-            else:
-                found = self._next_payload()
-                if found is None:
-                    return None
-                payload = found
-            opcode, is_final, mask = self._head
-            payload = unmask(mask, payload)
-            if is_final and opcode:
-                return opcode, _checked_text(payload) if opcode == TEXT else payload
-            if (whole := self._add_fragment(opcode, is_final, payload)) is not None:
-                return whole
+            payload = found
+        opcode, is_final, mask = self._head
+        payload = unmask(mask, payload)
+        if is_final and opcode:
+            return opcode, _checked_text(payload) if opcode == TEXT else payload
+        return self._add_fragment(opcode, is_final, payload)
 
     def _next_payload(self) -> bytes | None:
         """The payload of the next frame as it was sent; None when it is not here as a whole."""
@@ -163,13 +162,11 @@ class FrameReader:
                 f"max_body_bytes is {self._max_bytes}",
             )
 
-    def _add_fragment(
-        self, opcode: int, is_final: bool, payload: bytes
-    ) -> tuple[int, bytes] | None:
+    def _add_fragment(self, opcode: int, is_final: bool, payload: bytes) -> tuple[int, bytes]:
         self._message += payload
         self._opcode = self._opcode or opcode
         if not is_final:
-            return None
+            return CONTINUATION, b""
         whole, opcode = bytes(self._message), self._opcode
         self._message, self._opcode = bytearray(), 0
         return opcode, _checked_text(whole) if opcode == TEXT else whole

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import PenstockError
-from penstock.server.felix.answers import Ok
+from penstock.server.felix.answers import Ok, Value, Values
 from penstock.server.felix.arrays import encode_outcomes, perform_all
 from penstock.server.felix.messages import (
     Message,
@@ -39,6 +39,8 @@ def send_answer(reply: Reply, request_id: RequestId, outcome: Any) -> None:
     """Over HTTP a request has an answer, even if none is due."""
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome, request_id)
+    elif isinstance(outcome, Value | Values):
+        reply.when_room(lambda: reply.send(200, encode_json(outcome)))
     else:
         answer = Ok(request_id=request_id) if outcome is None else outcome
         reply.send(200, encode_json(answer))
@@ -47,7 +49,9 @@ def send_answer(reply: Reply, request_id: RequestId, outcome: Any) -> None:
 def _send_all(
     reply: Reply, messages: list[Message | Refused], max_bytes: int, outcomes: list[Any]
 ) -> None:
-    reply.send(200, encode_outcomes(messages, outcomes, _error_of, max_bytes))
+    reply.when_room(
+        lambda: reply.send(200, encode_outcomes(messages, outcomes, _error_of, max_bytes))
+    )
 
 
 def _error_of(message: Message | Refused, error: PenstockError) -> Any:

@@ -184,7 +184,7 @@ class TxnIncr(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="o
     ttl_ms: int | None = None
 
 
-class Refused(msgspec.Struct, gc=False):
+class Refused(msgspec.Struct):
     """In the place of a message that is none: what is wrong, and what could be read of it."""
 
     error: PenstockError
@@ -278,7 +278,40 @@ def decode_many(data: bytes) -> list[Message | Refused]:
         messages = [decode_one(raw) for raw in _raws.decode(data, "operations")]
     if not messages:
         raise InvalidArgument("the array of operations is empty")
+    _check_total(messages)
     return messages
+
+
+def _check_total(messages: list[Message | Refused]) -> None:
+    total = 0
+    for message in messages:
+        total += _items(message)
+        if total > MAX_BATCH_ITEMS:
+            raise InvalidArgument(
+                f"the operations have more than {MAX_BATCH_ITEMS} keys, payloads and ops "
+                "together; send them in several arrays"
+            )
+
+
+_LISTS: dict[type, tuple[str, ...]] = {
+    PublishMessage: ("invalidate",),
+    PublishBatchMessage: ("payloads", "invalidate"),
+    CacheGetManyMessage: ("keys",),
+    CacheTxnMessage: ("checks", "ops"),
+}
+
+
+def _items(message: Message | Refused) -> int:
+    """What an operation counts for in an array, which is decided in one turn as a batch is."""
+    count = 0
+    for name in _LISTS.get(type(message), ()):
+        raw: msgspec.Raw = getattr(message, name)
+        try:
+            count += len(_raws.decode(raw, name)) if raw else 0
+        except InvalidArgument:
+            # It is refused in its place.
+            continue
+    return count or 1
 
 
 def is_array(data: bytes) -> bool:

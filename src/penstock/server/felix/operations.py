@@ -209,7 +209,8 @@ def _ping(engine: Engine, message: PingMessage, done: Done) -> None:
 
 def _refuse(engine: Engine, message: Any, done: Done) -> None:
     if isinstance(message, Refused):
-        raise message.error
+        done(message.error)
+        return
     raise InvalidArgument(
         f"{message.__struct_config__.tag} needs a connection that stays open: use the WebSocket "
         "/v1/felix/ws, or GET …/streams/{stream}/subscribe and …/caches/{cache}/watch"

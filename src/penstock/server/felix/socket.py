@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import sys
 from collections.abc import Callable, MutableSet
 from typing import Any
 
@@ -56,6 +54,7 @@ from penstock.server.felix.messages import (
 )
 from penstock.server.felix.operations import Done, perform
 from penstock.server.felix.places import Place, Places
+from penstock.server.felix.reach import is_unreachable
 from penstock.server.hub import Hub
 from penstock.server.replies import encode_json, typed_error
 
@@ -68,9 +67,6 @@ TURN_OPERATIONS = 256
 """Of one connection, before the others have their turn; a KiB counts as one too."""
 TURN_BYTES = 64 * KIB
 """Written in one turn before it is seen whether the peer takes it."""
-
-LOST_ATTEMPTS = 3
-"""A peer that is there acknowledges every attempt to send, even while it takes nothing."""
 
 END_GRACE_S = 5.0
 """How long answers may hold up the end."""
@@ -403,13 +399,3 @@ class Socket(asyncio.Protocol):
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._watchdog = handle
-
-
-def is_unreachable(transport: asyncio.Transport) -> bool:
-    """Of a peer that has bytes to take: has it not even acknowledged the latest attempts?"""
-    if sys.platform != "linux":
-        return False
-    connection: socket.socket = transport.get_extra_info("socket")
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
-    retransmits, probes = info[2], info[3]
-    return max(retransmits, probes) >= LOST_ATTEMPTS

@@ -70,6 +70,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=IncrBody,
         query=(),
         example={"delta": 1, "ttl_ms": 60_000},
+        names={"key": "visits"},
         answers={
             200: Answer(
                 "What it is now.",

@@ -22,7 +22,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """`query` None: whatever the body may have. `example` is that of the body or, without one, of
-    the query."""
+    the query; `names` are those in its path that are other than usual."""
 
     method: str
     path: str
@@ -35,6 +35,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query_only: bool = False
     batch: bool = False
     example: Any = None
+    names: dict[str, str] = {}
     answers: dict[int, Answer]
     errors: tuple[int, ...] = ()
 

@@ -54,6 +54,7 @@ OPERATIONS: tuple[Operation, ...] = (
         text="410 when that is too long ago (10,000 changes are kept, and none over a restart from "
         "a snapshot) or of another epoch: take a snapshot. 416 when it is to come.",
         query=("since", "epoch"),
+        required=("since",),
         example={"since": 4},
         answers={
             200: Answer(
