@@ -23,8 +23,7 @@ from __future__ import annotations
 import os
 import time
 
-from penstock.client import Client
-from penstock.client.sync_handles import CacheHandle
+from penstock.client import CacheHandle, Client
 
 CACHE = "rates"
 LIMIT = 3

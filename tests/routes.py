@@ -31,7 +31,8 @@ def all_routes() -> set[tuple[str, str]]:
 
 def _named_paths() -> Iterator[str]:
     """Paths with names in them are found by functions; their tables say what follows a name."""
-    yield from (TOPIC, f"{TOPIC}/groups/{{group}}", "/v1/felix", PATH.decode())
+    yield from (TOPIC, f"{TOPIC}/groups/{{group}}", f"{TOPIC}/offsets")
+    yield from (f"{TOPIC}/partitions/{{partition}}/records", "/v1/felix", PATH.decode())
     yield from (f"{STREAM}/{_joined(parts)}" for parts in routes._STREAM)
     yield from (f"{CACHE}/{_joined(parts)}" for parts in routes._CACHE)
     yield from (f"{CACHE}/entries/{{key}}", f"{CACHE}/entries/{{key}}/incr")

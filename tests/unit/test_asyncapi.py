@@ -90,9 +90,10 @@ def named(message: Asked) -> str:
     return message.type
 
 
+@pytest.mark.parametrize("only_required", [False, True], ids=["whole", "only required"])
 @pytest.mark.parametrize("message", ASKED, ids=named)
 def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
-    broker: BrokerProcess, message: Asked
+    broker: BrokerProcess, message: Asked, only_required: bool
 ) -> None:
     with WebSocket(broker.port) as socket:
         here = {"tenant_id": "default", "namespace": "default"}
@@ -106,6 +107,10 @@ def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
         }
         example = {"type": message.type} | message.example
         example |= {name: ids[name] for name in ids if name in example}
+        if only_required:
+            # Of a watch, one of two is.
+            names = {*message.required, "prefix"}
+            example = {name: text for name, text in example.items() if name in names}
         answer = socket.ask(example | {"request_id": 7})
         msgspec.convert(answer, message.answer, strict=True)
         assert answer["request_id"] == 7

@@ -194,6 +194,9 @@ def test_what_is_said_to_be_required_is_and_the_example_works(
     if operation.method == "PUT":
         path += "-of-text"
     assert broker.client.request(operation.method, path, json=example).status_code == 200
+    if operation.path != "/v1/felix":
+        least = {name: example[name] for name in operation.required}
+        assert broker.client.request(operation.method, path, json=least).status_code == 200
     for member in operation.required:
         rest = {name: text for name, text in example.items() if name != member}
         reply = broker.client.request(operation.method, path, json=rest)

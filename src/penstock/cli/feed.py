@@ -36,7 +36,7 @@ def with_end(command: Command) -> Command:
         "--max", "most", type=click.IntRange(min=1), help="Stop after so many of them."
     )
     wait = click.option(
-        "--timeout", "--wait", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
+        "--timeout", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
         help="Stop when nothing has come for so long.",
     )  # fmt: skip
     return most(wait(command))

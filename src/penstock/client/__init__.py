@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.client.deliveries import Delivery, DeliveryRef
     from penstock.client.requests import EffectRef, NewMessage
     from penstock.client.sync import Client
+    from penstock.client.sync_feeds import Subscription, Watch
+    from penstock.client.sync_handles import CacheHandle, StreamHandle
     from penstock.client.worker import Worker
     from penstock.model.caching import CacheValue, WatchEvent
     from penstock.model.envelope import Envelope, RetryPolicy
@@ -38,6 +40,7 @@ _HOMES = {
     "AsyncClient": "penstock.client.aio",
     "CacheCheck": "penstock.client.caches",
     "CacheDelete": "penstock.client.caches",
+    "CacheHandle": "penstock.client.sync_handles",
     "CacheIncr": "penstock.client.caches",
     "CachePut": "penstock.client.caches",
     "CacheValue": "penstock.model.caching",
@@ -48,6 +51,9 @@ _HOMES = {
     "Envelope": "penstock.model.envelope",
     "NewMessage": "penstock.client.requests",
     "RetryPolicy": "penstock.model.envelope",
+    "StreamHandle": "penstock.client.sync_handles",
+    "Subscription": "penstock.client.sync_feeds",
+    "Watch": "penstock.client.sync_feeds",
     "WatchEvent": "penstock.model.caching",
     "Worker": "penstock.client.worker",
 }
@@ -56,6 +62,7 @@ __all__ = [
     "AsyncClient",
     "CacheCheck",
     "CacheDelete",
+    "CacheHandle",
     "CacheIncr",
     "CachePut",
     "CacheValue",
@@ -66,6 +73,9 @@ __all__ = [
     "Envelope",
     "NewMessage",
     "RetryPolicy",
+    "StreamHandle",
+    "Subscription",
+    "Watch",
     "WatchEvent",
     "Worker",
 ]

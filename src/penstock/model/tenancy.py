@@ -41,7 +41,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing in the registry. `id` is never used again; `revision` is that of its last change."""
+    """One thing in the registry. `id` is never used again; `revision` is of its last change."""
 
     kind: Kind
     tenant_id: str

@@ -9,8 +9,16 @@ from penstock.model.limits import GIB, KIB, MIB
 _SIZE = re.compile(r"(\d{1,15})\s*(B|KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)?")
 _SIZES = {
-    **{"": 1, "b": 1, "kb": KIB, "kib": KIB, "mb": MIB, "mib": MIB, "gb": GIB, "gib": GIB},
-    **{"tb": 1024 * GIB, "tib": 1024 * GIB},
+    "": 1,
+    "b": 1,
+    "kb": KIB,
+    "kib": KIB,
+    "mb": MIB,
+    "mib": MIB,
+    "gb": GIB,
+    "gib": GIB,
+    "tb": 1024 * GIB,
+    "tib": 1024 * GIB,
 }
 _DURATIONS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.model.ranges import OffsetReport
+
 from penstock.model.streams import Lag
 
 
@@ -24,6 +26,10 @@ class TopicAnswer(msgspec.Struct):
     status: str
     name: str
     partitions: int
+
+
+class TopicOffsets(msgspec.Struct):
+    partitions: list[OffsetReport]
 
 
 class VersionAnswer(msgspec.Struct):

@@ -181,6 +181,7 @@ class Lane(HttpToolsProtocol):
         self._is_lane = True
         request_id = verdict.request_id or self.hub.next_request_id()
         reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
+        reply.path = path
         if refusal is not None:
             reply.is_head = method == b"HEAD"
             # Without a body the request ends here, and the connection can go on.

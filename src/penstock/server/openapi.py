@@ -32,7 +32,9 @@ ERRORS: dict[int, tuple[str, str, str]] = {
     404: ("NOT_FOUND", "No such topic or group.", "no such topic: 'orders'"),
     405: ("METHOD_NOT_ALLOWED", "See the Allow header.", "this path takes POST"),
     409: ("FAILED_PRECONDITION", "The state does not allow it.", "not owner"),
+    410: ("OUT_OF_RANGE", "It is no longer kept.", "offsets below 500 are no longer kept"),
     413: ("INVALID_ARGUMENT", "Something is over its limit.", "max_message_bytes is 8388608"),
+    416: ("OUT_OF_RANGE", "It is to come.", "the partition ends at offset 13; 20 was asked for"),
     429: ("RESOURCE_EXHAUSTED", "A limit is reached; see Retry-After.", "the partition is full"),
     500: ("INTERNAL", "A defect of the broker.", "internal error; the broker's log says more"),
     503: ("UNAVAILABLE", "The log cannot be written, or the broker stops.", "the disk is full"),
@@ -42,6 +44,8 @@ PROBES = frozenset({"/v1/healthz", "/v1/livez", "/v1/readyz"})
 
 TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("INVALID_ARGUMENT", "The request is wrong.", "tenant_id is required"),
+    401: ERRORS[401],
+    403: ERRORS[403],
     404: (
         "NOT_FOUND",
         "No such tenant, namespace, stream or cache; the message says which.",
@@ -92,6 +96,7 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
 PATH_EXAMPLES = {
     "topic": "orders",
     "group": "billing",
+    "partition": "0",
     "tenant_id": "default",
     "namespace": "default",
     "stream": "default",
@@ -145,7 +150,6 @@ def _operation(operation: Operation) -> Json:
     always = tuple(status for status in ALWAYS if status != 401 or not is_probe)
     is_typed = operation.path.encode().startswith(TYPED_PATHS)
     for status in sorted({*operation.errors, *always}):
-        # Who is refused at the door has not come as far as the routes.
         name = f"typed-{status}" if is_typed and status in TYPED_ERRORS else str(status)
         described["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return described

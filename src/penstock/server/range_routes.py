@@ -13,7 +13,8 @@ from penstock.engine.protocol import Range
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
 from penstock.model.limits import KIB
 from penstock.model.names import clean_name
-from penstock.model.ranges import OffsetReport, RangeFormat, RangeRequest, Selection
+from penstock.model.ranges import RangeFormat, RangeRequest, Selection
+from penstock.server.answers import TopicOffsets
 from penstock.server.hub import Hub, send_outcome
 from penstock.server.replies import NDJSON_TYPE
 from penstock.server.requests import Request, whole_number
@@ -120,12 +121,8 @@ def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
     hub.engine.ranges.offsets(
         clean_name(topic, "topic"),
         time_ms,
-        lambda outcome: send_outcome(reply, outcome, 200, _partitions),
+        lambda outcome: send_outcome(reply, outcome, 200, TopicOffsets),
     )
-
-
-def _partitions(reports: list[OffsetReport]) -> dict[str, list[OffsetReport]]:
-    return {"partitions": reports}
 
 
 def _format(name: str) -> tuple[RangeFormat, bytes]:

@@ -12,6 +12,7 @@ from penstock.server.operations import (
     caches,
     effects,
     messages,
+    ranges,
     registry,
     streams,
     tenants,
@@ -24,6 +25,7 @@ __all__ = ["OPERATIONS", "TAGS", "Answer", "Operation"]
 TAGS = {
     "Topics": "Topics, their partitions and their groups.",
     "Messages": "Produce, consume and settle.",
+    "Ranges": "Read what is stored, as data, without taking it.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
     "Streams": "Publish to all who subscribe at that moment, at most once; and the WebSocket.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
@@ -35,6 +37,7 @@ TAGS = {
 OPERATIONS: tuple[Operation, ...] = (
     *topics.OPERATIONS,
     *messages.OPERATIONS,
+    *ranges.OPERATIONS,
     *effects.OPERATIONS,
     *streams.OPERATIONS,
     *caches.OPERATIONS,

@@ -96,7 +96,20 @@ _FELIX = {
     "since": "A revision: changes after it are told.",
     "epoch": "The registry that the revision is of.",
 }
+_RANGES = {
+    "partition": "The partition's number, from 0.",
+    "start": "The first offset; omitted, the oldest that is kept.",
+    "end": "The offset to end before; omitted, what is there now.",
+    "columns": "Names of columns with commas between; omitted, all of them.",
+    "run_id": "Only messages of this run.",
+    "tenant_id": "Only messages of this tenant.",
+    "from_ms": "Only messages produced at this time or later, in milliseconds since 1970.",
+    "to_ms": "Only messages produced before this time.",
+    "time_ms": "A time in milliseconds since 1970.",
+    "format": "arrow, or ndjson: a row is then an object of its columns that are not null.",
+}
 _BY_TAG = {
+    "Ranges": _RANGES,
     "Effects": {"key": "The idempotency key of the effect."},
     "Streams": _FELIX,
     "Caches": _FELIX,
@@ -104,7 +117,9 @@ _BY_TAG = {
     "Registry": _FELIX,
 }
 
-_NUMBERS = frozenset({"partition", "partitions", "offset", "prefetch", "since", "epoch"})
+_NUMBERS = frozenset(
+    {"partition", "partitions", "offset", "prefetch", "since", "epoch", "start", "end"}
+)
 _NUMBER_ENDINGS = ("_ms", "_bytes", "_attempts", "_override", "_depth", "_version")
 _FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists"})
 
