@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -528,11 +529,19 @@ def test_strangers_are_refused_here_too(start_broker: StartBroker) -> None:
     ns = Namespace(broker)
     paths = [ns.entry_path("default", "k"), f"{ns.stream_path('default')}/subscribe"]
     for path in paths:
-        assert broker.client.get(path).status_code == 401
+        assert_typed_error(broker.client.get(path), 401, "UNAUTHENTICATED")
         headers = {"authorization": "Bearer secret", "sec-fetch-site": "cross-site"}
-        assert broker.client.get(path, headers=headers).status_code == 403
+        assert_typed_error(broker.client.get(path, headers=headers), 403, "PERMISSION_DENIED")
     known = {"authorization": "Bearer secret"}
     assert broker.client.get(paths[0], headers=known).status_code == 200
+    with socket.create_connection(("127.0.0.1", broker.port)) as line:
+        line.sendall(
+            b"PUT %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
+            b"content-length: 99999999999\r\n\r\n" % paths[0].encode()
+        )
+        answer = line.makefile("rb").read()
+    assert b" 413 " in answer.splitlines()[0]
+    assert b'"type":"error"' in answer
 
 
 def test_streams_and_caches_are_measured(start_broker: StartBroker) -> None:

@@ -315,7 +315,8 @@ class Lane(HttpToolsProtocol):
         reply, self._reply = self._reply, None
         if reply is None:
             reply = Reply(self, self.hub.next_request_id(), keep_alive=False)
-        reply.request = None
+        if reply.request is not None:
+            reply.path, reply.request = reply.request.path, None
         reply.keep_alive = False
         self.turns.add(reply)
         reply.send_error(error)
