@@ -21,7 +21,13 @@ from penstock.model.errors import (
     ResourceExhausted,
     VersionMismatch,
 )
-from penstock.model.limits import MAX_REGISTRY_CHANGES, MAX_REGISTRY_ENTRIES
+from penstock.model.limits import (
+    MAX_OFFSET,
+    MAX_QUEUE_DEPTH,
+    MAX_REGISTRY_CHANGES,
+    MAX_REGISTRY_ENTRIES,
+)
+from penstock.model.names import clean_name
 from penstock.model.records import RegistryChanged
 from penstock.model.tenancy import (
     DEFAULT,
@@ -285,7 +291,23 @@ def _check_whole(entries: dict[tuple[Kind, Path], Entry]) -> None:
             != (True, kind != "tenant", parent == "namespace")
         ):
             raise InvalidArgument(f"no registry: {kind} {_name(entry)!r} does not belong in it")
+        _check_entry(entry)
         _check_stream(entry.stream)
+
+
+def _check_entry(entry: Entry) -> None:
+    """Refuses what no client could have made, and none could ask for."""
+    own = entry.name or entry.namespace or entry.tenant_id
+    if clean_name(own, entry.kind) != own:
+        raise InvalidArgument(f"no registry: {entry.kind} {own[:40]!r} is no name")
+    config: StreamConfig | CacheConfig | None = entry.stream or entry.cache
+    numbers = [entry.created_ms, *(msgspec.structs.astuple(config) if config else ())]
+    depths = (entry.stream.event_queue_depth, entry.stream.pub_queue_depth) if entry.stream else ()
+    if not (
+        all(0 <= number <= MAX_OFFSET for number in numbers if isinstance(number, int))
+        and all(0 < depth <= MAX_QUEUE_DEPTH for depth in depths if depth is not None)
+    ):
+        raise InvalidArgument(f"no registry: {entry.kind} {own!r} has numbers that cannot be")
 
 
 def _is_the_same(other: Entry, entry: Entry) -> bool:

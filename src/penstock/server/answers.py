@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from penstock.model.ranges import OffsetReport
-
 from penstock.model.streams import Lag
 
 

@@ -12,7 +12,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Ranges",
         summary="Read a range of a partition",
         text="As often as one likes, without a lease or a group. The range is fixed when it "
-        "begins, and ends there with what is durable. One that is cut short does not look complete.",
+        "begins, and ends there with what is durable. One that breaks off does not look complete.",
         query=("start", "end", "columns", "run_id", "tenant_id", "from_ms", "to_ms", "format"),
         example={"start": 0, "end": 100, "columns": "offset,value"},
         answers={
