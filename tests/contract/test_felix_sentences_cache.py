@@ -188,7 +188,7 @@ def test_bounds_of_a_cache_hold_after_every_put(ns: Namespace) -> None:
 
 
 def test_under_memory_pressure_puts_go_on_and_memory_does_not(start_broker: StartBroker) -> None:
-    """felix-70, 71: 400 MB through 16; what is evicted reads null."""
+    """felix-70, 71: 250 MB through 16; what is evicted reads null."""
     broker = start_broker(memory=True, env={"PENSTOCK_CACHE_MEMORY_BYTES": str(16 * 2**20)})
     ns = Namespace(broker)
     other = ns.create_cache()
@@ -196,7 +196,7 @@ def test_under_memory_pressure_puts_go_on_and_memory_does_not(start_broker: Star
     for number in range(40):
         broker.client.put(f"{ns.entry_path('default', f'w{number}')}?raw=1", content=value)
     before = broker.rss_bytes()
-    for number in range(400):
+    for number in range(250):
         cache = other if number % 3 else "default"
         path = f"{ns.entry_path(cache, f'k{number}')}?raw=true"
         assert broker.client.put(path, content=value).status_code == 200

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Feed, Namespace, unb64
+from tests.contract.felix import Namespace, unb64
 from tests.contract.felix_clients import Network, Session, gauges
-from tests.ndjson import NoItem, StreamEnded
+from tests.ndjson import ConsumeStream, NoItem, StreamEnded
 from tests.websocket import PING, Closed, NoFrame, WebSocket
 
 PING_MS = 300
@@ -115,36 +115,41 @@ def test_a_subscriber_whose_network_is_cut_is_given_up_and_begins_at_the_tail(
         cut_off.expect_nothing(50)
 
 
-@pytest.mark.parametrize(("form", "has_events"), [("ndjson", False), ("sse", True)])
-def test_a_reader_of_plain_http_that_is_gone_without_a_word_is_given_up(
-    start_broker: StartBroker, form: str, has_events: bool
+def test_a_reader_of_plain_http_is_given_up_when_it_is_gone_and_not_when_it_is_slow(
+    start_broker: StartBroker,
 ) -> None:
-    """felix-104: no byte of it says so, and not one is acknowledged either."""
+    """felix-104, 117: who takes nothing but acknowledges is there; who is gone without a word
+    acknowledges neither events nor the question whether it is there."""
     broker = start_broker(memory=True, env=QUICK)
     ns = Namespace(broker)
-    query = f"/subscribe?heartbeat_ms=0&format={form}"
-    feed = Feed.__new__(Feed)
-    super(Feed, feed).__init__(broker.port, ns.stream_path("default") + query)
-    assert len(eventually(lambda: ns.subscriptions("default"))) == 1
-    WebSocket.cut(feed)  # type: ignore[arg-type]
-    if has_events:
-        ns.publish("default", b"x")
-    eventually(lambda: ns.subscriptions("default") == [], timeout_s=10)
-    feed.close()
-
-
-def test_a_reader_of_plain_http_that_is_only_slow_is_kept(start_broker: StartBroker) -> None:
-    """felix-104, 117: who takes nothing but acknowledges is there."""
-    broker = start_broker(memory=True, env=QUICK)
-    ns = Namespace(broker)
-    with ns.subscribe("default", receive_buffer=4096) as slow, ns.subscribe("default") as quiet:
-        ns.publish("default", *[b"x" * 10_000] * 1000)
+    silent, busy, kept = (ns.create_stream() for _ in range(3))
+    gone = [listen(ns, silent, "ndjson"), listen(ns, busy, "sse")]
+    with ns.subscribe(kept, receive_buffer=4096) as slow, ns.subscribe(kept) as quiet:
+        for feed in gone:
+            WebSocket.cut(feed)  # type: ignore[arg-type]
+            ns.publish(busy, b"x")
+        ns.publish(kept, *[b"x" * 10_000] * 1000)
         assert quiet.payloads(1000)
-        time.sleep(2)
-        assert len(ns.subscriptions("default")) == 2
+        for stream in (busy, silent):
+            eventually(partial(has_no_subscription, ns, stream), timeout_s=10)
+        assert len(ns.subscriptions(kept)) == 2
         slow.payloads(100)
-        ns.publish("default", b"still there")
+        ns.publish(kept, b"still there")
         assert quiet.payloads(1) == [b"still there"]
+    for feed in gone:
+        feed.close()
+
+
+def listen(ns: Namespace, stream: str, form: str) -> ConsumeStream:
+    """Without heartbeats."""
+    path = f"{ns.stream_path(stream)}/subscribe?heartbeat_ms=0&format={form}"
+    feed = ConsumeStream(ns.broker.port, path)
+    assert feed.status == 200
+    return feed
+
+
+def has_no_subscription(ns: Namespace, stream: str) -> bool:
+    return ns.subscriptions(stream) == []
 
 
 def test_a_broker_killed_under_load_is_seen_by_all_of_its_clients(

@@ -50,6 +50,14 @@ def test_a_payload_of_any_size_comes_as_it_was_sent(size: int) -> None:
     assert read_all(reader) == [(BINARY, payload)]
 
 
+def test_a_fragment_is_handed_out_by_itself_so_that_its_reader_can_stop_after_it() -> None:
+    reader = FrameReader(LIMIT)
+    reader.feed(frame(TEXT, b"a", fin=False) + frame(CONTINUATION, b"", fin=False) * 2)
+    assert [reader.next_message() for _ in range(4)] == [(CONTINUATION, b"")] * 3 + [None]
+    reader.feed(frame(CONTINUATION, b"b"))
+    assert reader.next_message() == (TEXT, b"ab")
+
+
 def test_messages_are_the_same_however_their_bytes_are_cut() -> None:
     sent = [(TEXT, b"x" * size) for size in (0, 1, 125, 126, 5000)] + [(PING, b"p")]
     data = b"".join(frame(opcode, payload) for opcode, payload in sent)
