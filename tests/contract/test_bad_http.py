@@ -247,6 +247,20 @@ def test_half_a_request_then_silence_is_closed(impatient: BrokerProcess, name: s
     assert_alive(impatient)
 
 
+@pytest.mark.parametrize("rest", ["body", "chunks"])
+def test_a_body_that_only_drips_is_closed(impatient: BrokerProcess, rest: str) -> None:
+    """driftq-65: it would hold memory that others need for as long as it likes."""
+    framing = b"Content-Length: 5000" if rest == "body" else b"Transfer-Encoding: chunked"
+    drop = b"x" if rest == "body" else b"1\r\nx\r\n"
+    with Wire(impatient.port) as wire:
+        wire.send(START + framing + b"\r\n\r\n")
+        started = time.monotonic()
+        while time.monotonic() - started < 10 and not wire.is_closed_within(0.1):
+            wire.send(drop)
+        assert 0.4 <= time.monotonic() - started < 5
+    assert_alive(impatient)
+
+
 def test_a_stream_and_an_idle_connection_outlive_the_request_timeout(
     impatient: BrokerProcess,
 ) -> None:

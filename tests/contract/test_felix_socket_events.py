@@ -13,7 +13,16 @@ import pytest
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
 from tests.contract.felix import Namespace, b64, unb64
-from tests.websocket import BINARY, CLOSE, PING, WebSocket, frame, payloads_of
+from tests.websocket import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    TEXT,
+    WebSocket,
+    frame,
+    payloads_of,
+)
 
 SCOPE = {"tenant_id": "default", "namespace": "default"}
 
@@ -416,6 +425,25 @@ def test_a_silent_peer_is_pinged_and_kept_while_it_answers(start_broker: StartBr
         assert 3 <= ws.pings <= 8
         ns.publish("default", b"still")
         assert ws.events(1) == [b"still"]
+
+
+def test_a_message_that_only_drips_is_not_waited_for(start_broker: StartBroker) -> None:
+    """It would hold memory that others need; pings between do not make it quicker."""
+    env = {"PENSTOCK_WS_PING_MS": "200", "PENSTOCK_REQUEST_TIMEOUT_MS": "500"}
+    broker = start_broker(memory=True, env=env)
+    with WebSocket(broker.port) as ws:
+        ws.send_frame(TEXT, b"[", fin=False)
+        for _ in range(100):
+            ws.send_frame(CONTINUATION, b" ", fin=False)
+            ws.send_frame(PING, b"")
+            if ws.is_ended_within(0.1):
+                break
+        else:
+            pytest.fail("it was waited for")
+    with WebSocket(broker.port) as ws:
+        for _ in range(12):
+            assert ws.ask({"type": "ping"})["type"] == "ok"
+            ws.expect_nothing(100)
 
 
 @pytest.mark.parametrize("how", ["mute", "cut off", "cut off with a backlog"])

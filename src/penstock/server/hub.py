@@ -18,7 +18,7 @@ from penstock.model.errors import (
     PenstockError,
     ResourceExhausted,
 )
-from penstock.model.limits import MIB
+from penstock.model.limits import KIB, MIB
 from penstock.server.gate import Gate
 from penstock.server.requests import Request
 
@@ -38,6 +38,9 @@ PathRoute = Callable[[bytes], dict[bytes, Handler] | None]
 
 MAX_BODIES_BYTES = 512 * MIB
 """All bodies that are being received, over all connections."""
+
+SLOWEST_BYTES_S = 16 * KIB
+"""A body that comes slower, over its whole length, holds memory that others need."""
 
 _log = logging.getLogger("penstock.server")
 
@@ -105,11 +108,14 @@ class Hub:
         self.date_header = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
         now = time.monotonic()
         for lane in lanes:
-            if lane.is_receiving:
-                if now - lane.waiting_since() > self._request_timeout_s:
-                    lane.refuse(InvalidArgument("the request was not completed in time"))
+            if lane.is_overdue():
+                lane.refuse(InvalidArgument("the request was not completed in time"))
             elif now - lane.touched > self._idle_timeout_s and lane.is_idle():
                 lane.transport.close()
+
+    def is_overdue(self, began: float, nbytes: int) -> bool:
+        """Of what is being received since then, with so much of it here."""
+        return time.monotonic() - began > self._request_timeout_s + nbytes / SLOWEST_BYTES_S
 
     def _find(self, request: Request) -> Handler:
         methods = self.routes.get(request.path) or self._path_route(request.path)

@@ -87,10 +87,9 @@ class Lane(HttpToolsProtocol):
     def is_idle(self) -> bool:
         return not self.turns and not self.is_receiving
 
-    def waiting_since(self) -> float:
-        """Since when the rest of the request is awaited. Headers are to come as a whole: a byte
-        now and then does not count."""
-        return self._began if self._in_head else self.touched
+    def is_overdue(self) -> bool:
+        """The rest of a request should have come by now; a byte now and then does not count."""
+        return self.is_receiving and self.hub.is_overdue(self._began, self._body_bytes)
 
     # -- what comes in -----------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, MutableSet
 from typing import Any
 
@@ -30,6 +31,7 @@ from penstock.server.felix.framing import (
     INTERNAL_ERROR,
     MESSAGE_TOO_BIG,
     PING,
+    POLICY_VIOLATION,
     PONG,
     TEXT,
     TRY_AGAIN_LATER,
@@ -111,6 +113,7 @@ class Socket(asyncio.Protocol):
         self._is_lost = False
         self._thrown_bytes = 0
         self._touched = self._loop.time()
+        self._message_began = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
     def take_over(self, transport: asyncio.Transport, rest: bytes, is_write_paused: bool) -> None:
@@ -233,6 +236,8 @@ class Socket(asyncio.Protocol):
         hub, held_bytes = self._hub, self._frames.held_bytes
         hub.body_bytes += held_bytes - self._counted_bytes
         is_growing = held_bytes > max(self._counted_bytes, TURN_BYTES)
+        if not self._counted_bytes:
+            self._message_began = time.monotonic()
         self._counted_bytes = held_bytes
         if is_growing and hub.body_bytes > hub.max_bodies_bytes:
             error = hub.too_many_bodies()
@@ -240,6 +245,8 @@ class Socket(asyncio.Protocol):
 
     def _receive(self, opcode: int, payload: bytes) -> None:
         self._turn_left -= 1 + len(payload) // KIB
+        if opcode in (TEXT, BINARY):
+            self._message_began = time.monotonic()
         if opcode == TEXT:
             self._receive_text(payload)
         elif opcode == BINARY:
@@ -386,6 +393,9 @@ class Socket(asyncio.Protocol):
             wait_s = ping_s
         elif silent_s >= 2 * ping_s:
             self._end(INTERNAL_ERROR, "no answer to a ping")
+            return
+        elif self._counted_bytes and self._hub.is_overdue(self._message_began, self._counted_bytes):
+            self._end(POLICY_VIOLATION, "the message was not completed in time")
             return
         elif silent_s >= ping_s:
             self._send(PING, b"")

@@ -112,8 +112,8 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Streams",
         summary="Any message of the WebSocket that needs no connection",
         text="publish, publish_batch, every cache message but the watches, and ping; or an array "
-        "of up to 10,000 of them, which is answered by an array. All messages are in "
-        "/docs/asyncapi.json.",
+        "of up to 10,000 of them, items of their lists counted, which is answered by an array. All "
+        "messages are in /docs/asyncapi.json.",
         body=MESSAGES,
         required=("type",),
         query=(),
