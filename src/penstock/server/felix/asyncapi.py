@@ -23,7 +23,8 @@ ABOUT = (
     "Streams and caches over one connection. A text frame is one JSON object, or an array of up to "
     "10,000, items of their lists counted, whose answers come as one array. Answers come in the "
     "order of the requests, and have their request_id. What is wrong with a message is answered "
-    "with an error, and the connection goes on; a message over max_body_bytes ends it with code 1009."
+    "with an error, and the connection goes on; a message over max_body_bytes ends it with code "
+    "1009."
 )
 ABOUT_BINARY = (
     f"With subprotocol felix.v1+binary the broker sends events as binary frames: u8 kind {EVENTS}, "
