@@ -13,6 +13,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import assert_error
+from tests.contract.wire import Wire, encode
 
 COUNT = 3000
 SMALL = {"PENSTOCK_SEGMENT_BYTES": "128KiB"}
@@ -114,6 +115,28 @@ def test_a_reader_that_stops_holds_up_nobody(filled: BrokerProcess):
         filled.put("t", f"later {n}")
     assert filled.client.get("/v1/healthz").status_code == 200
     stopped.close()
+
+
+def test_the_connection_goes_on_after_a_range(filled: BrokerProcess):
+    """Closed unannounced, it met the next request of a client that keeps its connections."""
+    path = "/v1/topics/t/partitions/0/records?format=ndjson&end=20"
+    with Wire(filled.port) as wire:
+        first = wire.request("GET", path)
+        assert "connection" not in first.headers
+        assert len(first.body.splitlines()) == 10
+        assert wire.request("GET", path).body == first.body
+        wire.send(encode(filled.port, "GET", path) * 2 + encode(filled.port, "GET", "/v1/healthz"))
+        assert [wire.read().body for _ in range(2)] == [first.body] * 2
+        assert wire.read().json()["status"] == "ok"
+
+
+def test_a_range_is_the_last_answer_when_the_client_says_so(filled: BrokerProcess):
+    path = "/v1/topics/t/partitions/0/records?end=20"
+    with Wire(filled.port) as wire:
+        reply = wire.request("GET", path, None, "connection: close")
+        assert reply.headers["connection"] == "close"
+        assert pa.ipc.open_stream(reply.body).read_all().num_rows == 10
+        assert wire.is_closed_within(5)
 
 
 def test_a_read_that_a_crash_cuts_short_does_not_look_complete(tmp_path: Path):

@@ -273,14 +273,14 @@ class Lane(HttpToolsProtocol):
         if reply.data is not None and not self._is_done:
             self.transport.write(reply.data)
             if not reply.keep_alive:
-                self._finish()
+                self.finish()
 
     def turns_moved(self) -> None:
         """Some answers have left: there is room for more requests, or none are to come."""
         if self._is_done:
             return
         if self.is_half_closed and not self.turns:
-            self._finish()
+            self.finish()
         elif not self._is_full() and not self.flow.write_paused:
             self.flow.resume_reading()
 
@@ -292,12 +292,13 @@ class Lane(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
 
     def end_stream(self) -> None:
-        """The broker ends the stream; a client sees a complete answer."""
+        """The broker ends the stream; a client sees a complete answer, and may ask again."""
         if not self._is_done:
             self.stream = None
+            self.touched = time.monotonic()
             if self.is_chunked:
                 self.transport.write(b"0\r\n\r\n")
-            self._finish()
+            self.turns.stream_is_done()
 
     def break_stream(self) -> None:
         """The stream cannot go on; a client sees that it is not complete."""
@@ -326,7 +327,7 @@ class Lane(HttpToolsProtocol):
         if self._thrown_bytes > LINGER_BYTES:
             self.transport.close()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         is_refused, self._is_deaf, self._is_done = self._is_deaf, True, True
         self._drop_body()
         self._drop_turns()

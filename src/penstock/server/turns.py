@@ -146,10 +146,16 @@ class Reply:
         lane = self._lane
         # HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
         lane.is_chunked = self.is_http_1_1
-        framing = b"transfer-encoding: chunked\r\n" if lane.is_chunked else CLOSE
+        self.keep_alive = self.keep_alive and lane.is_chunked
         lane.transport.write(
-            b"HTTP/1.1 200 OK\r\n%b%bx-request-id: %b\r\n%b\r\n"
-            % (lane.hub.date_header, head, self._request_id, framing)
+            b"HTTP/1.1 200 OK\r\n%b%bx-request-id: %b\r\n%b%b\r\n"
+            % (
+                lane.hub.date_header,
+                head,
+                self._request_id,
+                b"transfer-encoding: chunked\r\n" if lane.is_chunked else b"",
+                b"" if self.keep_alive else CLOSE,
+            )
         )
         return lane
 
@@ -243,6 +249,16 @@ class Turns:
             self._queue.popleft()
             self._blockers -= 1
         self.go_on()
+
+    def stream_is_done(self) -> None:
+        """The stream that was first has ended. Its head promised what becomes of the connection:
+        one that is closed unannounced may meet the client's next request on its way."""
+        turn = self._queue.popleft()
+        self._blockers -= 1
+        if isinstance(turn, Reply) and not turn.keep_alive:
+            self._lane.finish()
+        else:
+            self.go_on()
 
     def go_on(self) -> None:
         """Writes what is answered and first, then starts what may start."""
