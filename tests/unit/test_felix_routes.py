@@ -12,7 +12,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.streams import Lag
 from penstock.server.felix import forms, routes
 from penstock.server.felix.routes import felix_route
-from tests.unit.test_lane import Connection, on_a_connection
+from tests.unit.lane_connection import Connection, on_a_connection
 
 HERE = b"/v1/tenants/t/namespaces/n"
 SUBSCRIBE = b"/v1/tenants/default/namespaces/default/streams/default/subscribe"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -69,7 +69,12 @@ def _produced(reply: Reply, topic: str, outcome: Message | PenstockError | None)
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
     else:
-        reply.send(200, encode_json(Produced("produced", topic)))
+        reply.send(200, _produced_body(topic))
+
+
+@lru_cache(1024)
+def _produced_body(topic: str) -> bytes:
+    return encode_json(Produced("produced", topic))
 
 
 def ack(hub: Hub, request: Request, reply: Reply) -> None:

@@ -17,9 +17,11 @@ from penstock.model.errors import (
     NotFound,
     PenstockError,
     ResourceExhausted,
+    TooLarge,
 )
-from penstock.model.limits import KIB, MIB
-from penstock.server.gate import Gate
+from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB
+from penstock.server.gate import Gate, Verdict
+from penstock.server.heads import KnownHeads
 from penstock.server.requests import Request
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Hub:
     ) -> None:
         self.engine = engine
         self.gate = gate
+        self.heads = KnownHeads()
         self.instance = secrets.token_hex(8)
         self.follower: Follower | None = None
         self.max_body_bytes = engine.limits.max_body_bytes
@@ -99,6 +102,24 @@ class Hub:
     def next_request_id(self) -> bytes:
         self._last_id += 1
         return b"%b-%x" % (self._id_prefix, self._last_id)
+
+    def refusal_of(self, verdict: Verdict, path: bytes, target: bytes) -> PenstockError | None:
+        """Why a request with such headers is refused before its body is read, if it is."""
+        if verdict.refusal is not None:
+            return verdict.refusal
+        if verdict.cross_site_refusal is not None and not self.is_app_path(path):
+            return verdict.cross_site_refusal
+        if verdict.token_refusal is not None and path not in self.open_paths:
+            return verdict.token_refusal
+        if len(target) > MAX_HEADER_BYTES:
+            return InvalidArgument(f"the request target is over {MAX_HEADER_BYTES} bytes")
+        if verdict.content_length > self.max_body_bytes:
+            return self.too_large(verdict.content_length)
+        return None
+
+    def too_large(self, nbytes: int) -> TooLarge:
+        limit = self.max_body_bytes
+        return TooLarge(f"the body has {nbytes} bytes or more; max_body_bytes is {limit}")
 
     def too_many_bodies(self) -> ResourceExhausted:
         return ResourceExhausted("too many large requests at once", limit="bodies_bytes")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
+from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES, MIB
 from penstock.server.felix import upgrade
 from penstock.server.gate import Verdict
@@ -47,7 +47,8 @@ class Lane(HttpToolsProtocol):
         self.touched = time.monotonic()
         self.is_receiving = False
         self._began = self.touched
-        self._in_head = False
+        self._begun = self._thrown_bytes = 0
+        self._in_head = self._is_ordinary = False
         self._has_progress = False
         self._framing_bytes = 0
         self._body: list[bytes] = []
@@ -64,7 +65,6 @@ class Lane(HttpToolsProtocol):
         self._is_done = False
         self._is_leaving = False
         self.is_half_closed = False
-        self._thrown_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_done = self._is_deaf = True
@@ -98,6 +98,20 @@ class Lane(HttpToolsProtocol):
             self._throw_away(data)
             return
         self.touched = time.monotonic()
+        if self.is_receiving:
+            self._parse(data)
+            return
+        if self.turns.may_start() and (request := self.hub.heads.request_of(data)) is not None:
+            reply = Reply(self, self.hub.next_request_id(), keep_alive=True)
+            self.turns.add_started(reply)
+            self.hub.handle(request, reply)
+            return
+        self._begun = 0
+        if self._parse(data) and self._begun == 1 and self._is_ordinary:
+            self.hub.heads.keep(data, self.parser.get_method(), self.url, self._verdict)
+
+    def _parse(self, data: bytes) -> bool:
+        """Is all that came understood, with nothing left to come?"""
         self._has_progress = False
         try:
             self.parser.feed_data(data)
@@ -107,6 +121,7 @@ class Lane(HttpToolsProtocol):
             self.refuse(InvalidArgument(f"not an HTTP/1.1 request: {error}"))
         if self.is_receiving and not self._has_progress:
             self._count_framing(len(data))
+        return not (self.is_receiving or self._is_deaf)
 
     def _count_framing(self, nbytes: int) -> None:
         """Bytes that brought neither a new request nor any of its body: heads, trailers, chunk
@@ -120,6 +135,7 @@ class Lane(HttpToolsProtocol):
         self.headers = []
         self.is_receiving = True
         self._began = self.touched
+        self._begun += 1
         self._in_head = True
         self._has_progress = True
         self._framing_bytes = 0
@@ -133,7 +149,7 @@ class Lane(HttpToolsProtocol):
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head = self._is_ordinary = False
         if self._is_deaf:
             return
         method = self.parser.get_method()
@@ -152,6 +168,8 @@ class Lane(HttpToolsProtocol):
             request_id = verdict.request_id or self.hub.next_request_id()
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
             reply.request = Request(method, path, query, verdict.wants_events)
+            # One that is chunked, or names itself, is not the same when its head comes again.
+            self._is_ordinary = reply.keep_alive and not (verdict.is_chunked or verdict.request_id)
             return
         self._receive_with_care(method, verdict)
 
@@ -171,9 +189,8 @@ class Lane(HttpToolsProtocol):
     def _receive_with_care(self, method: bytes, verdict: Verdict) -> None:
         """Whatever is not an ordinary request of the lane."""
         path, _, query = origin_form(self.url).partition(b"?")
-        is_app_path = self.hub.is_app_path(path)
-        refusal = self._refusal_of(verdict, path, is_app_path)
-        if refusal is None and is_app_path:
+        refusal = self.hub.refusal_of(verdict, path, self.url)
+        if refusal is None and self.hub.is_app_path(path):
             self._is_lane = False
             self._hand_to_app()
             return
@@ -194,19 +211,6 @@ class Lane(HttpToolsProtocol):
         reply.is_http_1_1 = self.parser.get_http_version() == "1.1"
         reply.request = Request(method, path, query, verdict.wants_events)
 
-    def _refusal_of(self, verdict: Verdict, path: bytes, is_app_path: bool) -> PenstockError | None:
-        if verdict.refusal is not None:
-            return verdict.refusal
-        if verdict.cross_site_refusal is not None and not is_app_path:
-            return verdict.cross_site_refusal
-        if verdict.token_refusal is not None and path not in self.hub.open_paths:
-            return verdict.token_refusal
-        if len(self.url) > MAX_HEADER_BYTES:
-            return InvalidArgument(f"the request target is over {MAX_HEADER_BYTES} bytes")
-        if verdict.content_length > self.hub.max_body_bytes:
-            return self._too_large(verdict.content_length)
-        return None
-
     def on_body(self, body: bytes) -> None:
         if self._is_deaf or self._is_upgrade:
             return
@@ -219,7 +223,7 @@ class Lane(HttpToolsProtocol):
         self._body_bytes += len(body)
         self.hub.body_bytes += len(body)
         if self._body_bytes > self.hub.max_body_bytes:
-            self.refuse(self._too_large(self._body_bytes))
+            self.refuse(self.hub.too_large(self._body_bytes))
         elif self.hub.body_bytes > self.hub.max_bodies_bytes and len(self._body) > 1:
             self.refuse(self.hub.too_many_bodies())
 
@@ -353,10 +357,6 @@ class Lane(HttpToolsProtocol):
         self.hub.body_bytes -= reply.held_bytes
         self._waiting_bytes -= reply.held_bytes
         reply.held_bytes = 0
-
-    def _too_large(self, nbytes: int) -> TooLarge:
-        limit = self.hub.max_body_bytes
-        return TooLarge(f"the body has {nbytes} bytes or more; max_body_bytes is {limit}")
 
     # -- taking turns with the app -------------------------------------------------------------
 

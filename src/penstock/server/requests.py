@@ -22,13 +22,18 @@ class Request:
     __slots__ = ("body", "method", "path", "query", "wants_events")
 
     def __init__(
-        self, method: bytes, path: bytes, query: bytes, wants_events: bool = False
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        wants_events: bool = False,
+        body: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.wants_events = wants_events
-        self.body = b""
+        self.body = body
 
     def params(self) -> dict[str, str]:
         """The query; of a repeated parameter the first counts. Unknown ones are ignored later."""

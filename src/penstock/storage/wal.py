@@ -63,6 +63,7 @@ class Wal:
         self.last_commit_bytes = 0
 
         self._vfs = vfs
+        self._post = post
         self._options = options
         self._lock = opened.lock
         self._segments = opened.segments  # replaced, never changed: `read` is on other threads
@@ -210,7 +211,9 @@ class Wal:
         self._writer.hand_over(batch)
 
     def _written(self, batch: Batch) -> None:
-        """On the loop, after each write. The next one is started before anyone is told."""
+        """On the loop, after each write. Those who are told come again at once, most of them: the
+        next write is started a turn later, so that it takes them along with who waits already.
+        One commit of all is worth more than two of a half each, started a little earlier."""
         if self._closed or self.failed is not None:
             return
         self._settle(batch.seq, batch.synced)
@@ -222,12 +225,16 @@ class Wal:
         if batch.rolled:
             self._mark_closed(batch.writes[-1].segment)
         self._busy = False
-        if self._wanted:
-            self.commit()
         if batch.frames:
             self._notify(self.on_durable, batch.seq)
         if batch.rolled:
             self._notify(self.on_rolled)
+        if self._wanted:
+            self._post(self._commit_wanted)
+
+    def _commit_wanted(self) -> None:
+        if self._wanted and not self._closed:
+            self.commit()
 
     def _settle(self, seq: int, synced: int) -> None:
         for written in range(self.durable_seq + 1, seq + 1):
