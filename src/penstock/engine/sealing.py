@@ -11,6 +11,11 @@ from penstock.storage.seal import Sealed
 from penstock.storage.sealer import Sealer
 
 MANY_REMOVED_BYTES = 8 * MIB
+MANY_SEGMENTS = 4
+PATIENT_NICE = 19
+URGENT_NICE = 5
+"""On a machine with one busy core sealing takes what is left over, until so many segments wait
+that a restart would be slow: then it takes its share."""
 IDLE_ROUNDS = 60
 MAX_REST_ROUNDS = 60
 
@@ -40,7 +45,8 @@ class Sealing:
         """Starts a run if there is something to seal and none is under way."""
         closed = self._parts.log.closed_segments()
         if closed and not self.is_running and not self._rest_rounds:
-            self._sealer.start(closed[-1][0], self._files)
+            nice = PATIENT_NICE if len(closed) < MANY_SEGMENTS else URGENT_NICE
+            self._sealer.start(closed[-1][0], self._files, nice)
 
     def note_removed(self, nbytes: int) -> None:
         """Messages were removed whose bytes should go from disk too."""

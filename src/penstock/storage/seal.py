@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     up_to_segment: int
     limits: Limits
     known_files: list[int] = []
-    nice: int = 10
+    nice: int = 0
 
 
 class Sealed(msgspec.Struct, kw_only=True):

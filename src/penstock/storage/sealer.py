@@ -32,14 +32,12 @@ class Sealer:
         post: Post,
         on_sealed: Callable[[Sealed], None],
         on_error: Callable[[str], None],
-        nice: int = 10,
     ) -> None:
         self._directory = directory
         self._limits = limits
         self._post = post
         self._on_sealed = on_sealed
         self._on_error = on_error
-        self._nice = nice
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -50,10 +48,11 @@ class Sealer:
         """True from `start` until the call that reports the job's end."""
         return self._thread is not None
 
-    def start(self, up_to_segment: int, known_files: Iterable[int] = ()) -> bool:
+    def start(self, up_to_segment: int, known_files: Iterable[int] = (), nice: int = 0) -> bool:
         """Seals every segment up to this one; False while another job is running.
 
-        `known_files` are the history files in the broker's index, live or not.
+        `known_files` are the history files in the broker's index, live or not; `nice` is how far
+        the process stands back for others.
         """
         if self._closed or self._thread is not None:
             return False
@@ -62,7 +61,7 @@ class Sealer:
             up_to_segment=up_to_segment,
             limits=self._limits,
             known_files=list(known_files),
-            nice=self._nice,
+            nice=nice,
         )
         self._thread = threading.Thread(
             target=self._run, args=(job,), name="penstock-sealer", daemon=True
