@@ -40,9 +40,14 @@ class InlineSealer:
         self._on_sealed = on_sealed
         self._on_error = on_error
         self.is_running = False
+        self.is_held = False
+        self.nices: list[int] = []
 
-    def start(self, up_to_segment: int, known_files: Iterable[int] = ()) -> bool:
+    def start(self, up_to_segment: int, known_files: Iterable[int] = (), nice: int = 0) -> bool:
+        if self.is_held:
+            return False
         self.is_running = True
+        self.nices.append(nice)
         job = Job(
             directory=self._directory,
             up_to_segment=up_to_segment,
