@@ -215,7 +215,7 @@ def test_a_broker_that_stopped_serving_changes_no_durable_cache():
     """felix-54."""
     broker, path = durable()
     broker.write(path, "k", b"old")
-    broker.engine.caches._journal._fail(Unavailable("a defect"))
+    broker.engine.caches._ledger._fail(Unavailable("a defect"))
     for command, argument in (
         (broker.engine.caches.put, Put(path, "k", b"new")),
         (broker.engine.caches.delete, Delete(path, "k")),

@@ -256,7 +256,7 @@ def test_messages_out_of_attempts_are_buried_with_few_reads() -> None:
         broker.engine.parts.dispatcher.left_flight(entry)
     reader.live.close()
     before = pages.reads
-    broker.engine.parts.journal.wake()
+    broker.engine.parts.ledger.wake()
     broker.pass_ms(100)
     assert len(broker.engine.parts.burials) == 0
     assert broker.state.topics["dlq.t"].partitions[0].end_offset == len(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.sealing import MANY_SEGMENTS, PATIENT_NICE, URGENT_NICE
+from penstock.storage.wal import Wal
 from tests.engine.harness import Broker, on_disk
 from tests.engine.inline_sealing import InlineSealer
 
@@ -28,5 +29,7 @@ def test_sealing_stands_back_until_segments_pile_up() -> None:
 
 def close_a_segment(broker: Broker, closed: int) -> None:
     broker.produce("t", "value")
-    broker.log.roll()
-    broker.scheduler.run_until(lambda: len(broker.log.closed_segments()) == closed)
+    log = broker.log
+    assert isinstance(log, Wal)
+    log.roll()
+    broker.scheduler.run_until(lambda: len(log.closed_segments()) == closed)

@@ -263,11 +263,11 @@ def test_what_could_not_be_reconciled_is_tried_again() -> None:
     async def scenario(follower: Follower, engine: EmbeddedEngine) -> None:
         await follower.sync()
         plane.create("a")
-        engine.parts.journal.failure = Unavailable("the disk is full")
+        engine.parts.ledger.failure = Unavailable("the disk is full")
         failure = await follower.sync()
         assert failure is not None
         assert "the disk is full" in failure.message
-        engine.parts.journal.failure = None
+        engine.parts.ledger.failure = None
         assert await follower.sync() is None
         assert tenants(engine) == ["a", "default"]
 

@@ -13,7 +13,7 @@ from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.state import BrokerState
-from penstock.engine.journal import Journal
+from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
 from penstock.engine.window import PartitionLog, Window
 from penstock.model.records import Message, TopicCreated
@@ -23,11 +23,11 @@ BURST = 1000
 
 
 class Burials:
-    def __init__(self, state: BrokerState, window: Window, pages: Pages, journal: Journal) -> None:
+    def __init__(self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger) -> None:
         self._state = state
         self._window = window
         self._pages = pages
-        self._journal = journal
+        self._ledger = ledger
         self._dying: dict[Unfinished, str] = {}
         self._is_fetching = False
         self.on_buried: Callable[[Unfinished, Message], None] = lambda entry, copy: None
@@ -55,7 +55,7 @@ class Burials:
                 del self._dying[entry]
                 is_any_gone = True
         if self._dying and is_any_gone:
-            self._journal.wake()
+            self._ledger.wake()
 
     def _is_settled(self, entry: Unfinished) -> bool:
         """Acked late, or its group is gone."""
@@ -63,11 +63,11 @@ class Burials:
         return not is_held or entry.state != DYING
 
     def _try(self, entry: Unfinished, last_error: str) -> bool:
-        progress, now_ms = entry.progress, self._journal.now_ms()
+        progress, now_ms = entry.progress, self._ledger.now_ms()
         if is_effect_committed(progress.group, entry.effect_key, now_ms):
             # What it was for has happened: only the ack is missing.
-            return self._journal.record(skip(progress, redelivery(entry), now_ms))
-        if not self._journal.can_store(entry.size):
+            return self._ledger.record(skip(progress, redelivery(entry), now_ms))
+        if not self._ledger.can_store(entry.size):
             # Nor is it read: those that wait would push each other out of the cache all the time.
             return False
         log = self._window.log(progress.group.topic.id, progress.partition)
@@ -85,20 +85,20 @@ class Burials:
 
         def fetched() -> None:
             self._is_fetching = False
-            self._journal.wake()
+            self._ledger.wake()
 
         self._pages.load(log, offset, fetched)
 
     def _bury(self, entry: Unfinished, body: Message, last_error: str) -> bool:
         source = entry.progress.group.topic
-        now_ms = self._journal.now_ms()
+        now_ms = self._ledger.now_ms()
         records, copy = decide_burial(self._state, entry, body, last_error, now_ms)
         first, finished = records[0], records[-1]
         if isinstance(first, TopicCreated):
-            if not self._journal.record(first):
+            if not self._ledger.record(first):
                 return False
             self._window.open_topic(first.topic_id, first.partitions)
-        if not self._journal.store_with(copy, entry.size, finished):
+        if not self._ledger.store_with(copy, entry.size, finished):
             return False
         key = (source.name, entry.progress.group.name, entry.progress.partition)
         self.counts[key] = self.counts.get(key, 0) + 1

@@ -26,7 +26,7 @@ from penstock.core.cache_rules import (
     find_cache,
 )
 from penstock.core.state import BrokerState
-from penstock.engine.journal import Done, Journal
+from penstock.engine.ledger import Done, Ledger
 from penstock.engine.protocol import WatchSink
 from penstock.engine.registrar import Registrar
 from penstock.engine.watches import Notice, Watches
@@ -46,10 +46,10 @@ class Caches:
     """`watches.count` and, of each of `all()`, hits, misses, evictions and expirations are for
     who measures."""
 
-    def __init__(self, state: BrokerState, journal: Journal, registrar: Registrar) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger, registrar: Registrar) -> None:
         self._state = state
-        self._journal = journal
-        self._now_ms = journal.now_ms
+        self._ledger = ledger
+        self._now_ms = ledger.now_ms
         self.watches = Watches(state.limits.event_queue_bytes)
         registrar.listeners.append(self._registry_changed)
 
@@ -102,7 +102,7 @@ class Caches:
             # What has expired while it was held back is not returned either.
             done(outcome if isinstance(outcome, PenstockError) else self._values(outcome))
 
-        self._journal.answer(released, found)
+        self._ledger.answer(released, found)
 
     def size(self, path: Path, done: Done) -> None:
         cache = None
@@ -175,10 +175,10 @@ class Caches:
             check_key(key)
 
     def invalidate(self, targets: list[tuple[Path, str]]) -> bool:
-        """Removes these keys. True: whoever relies on it waits for the journal."""
+        """Removes these keys. True: whoever relies on it waits for the ledger."""
         is_durable = self._is_durable({path for path, _ in targets})
-        if is_durable and self._journal.failure is not None:
-            raise self._journal.failure
+        if is_durable and self._ledger.failure is not None:
+            raise self._ledger.failure
         self._record(decide_invalidate(self._state, targets, self._now_ms()))
         return is_durable
 
@@ -193,8 +193,8 @@ class Caches:
         outcome: Any
         countdowns: list[Countdown] = []
         try:
-            if is_durable and self._journal.failure is not None:
-                raise self._journal.failure
+            if is_durable and self._ledger.failure is not None:
+                raise self._ledger.failure
             decision = decide(self._state, command, self._now_ms())
             countdowns = self._record(decision)
             outcome = decision.outcome
@@ -203,9 +203,9 @@ class Caches:
         if not is_durable:
             done(outcome)
         elif countdowns:
-            self._journal.answer(partial(self._begin, countdowns, done), outcome)
+            self._ledger.answer(partial(self._begin, countdowns, done), outcome)
         else:
-            self._journal.answer(done, outcome)
+            self._ledger.answer(done, outcome)
 
     def _is_durable(self, paths: Iterable[Path]) -> bool:
         """An unknown cache counts too: that it is unknown may not be durable yet."""
@@ -218,7 +218,7 @@ class Caches:
 
     def _answer(self, done: Done, outcome: Any, *, is_durable: bool) -> None:
         if is_durable:
-            self._journal.answer(done, outcome)
+            self._ledger.answer(done, outcome)
         else:
             done(outcome)
 
@@ -240,9 +240,9 @@ class Caches:
         # A value may be refused for want of room; what frees memory takes from the reserve.
         reserve = not any(isinstance(record, CacheStored) for record in durable)
         if durable:
-            if not self._journal.record_together(durable, reserve=reserve):
+            if not self._ledger.record_together(durable, reserve=reserve):
                 raise Unavailable("the disk is nearly full; caches are written when there is room")
-            self._journal.wake()
+            self._ledger.wake()
 
     def _apply(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
         """Applies those of ephemeral caches, and counts."""
@@ -299,10 +299,10 @@ class Caches:
             if command.key is not None or command.prefix:
                 check_key(command.key or command.prefix or "")
             cache = find_cache(self._state, command.path)
-            if cache.is_durable and self._journal.failure is not None:
-                raise self._journal.failure
+            if cache.is_durable and self._ledger.failure is not None:
+                raise self._ledger.failure
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
             return
         watch = self.watches.open(cache, command, sink)
 
@@ -329,7 +329,7 @@ class Caches:
         notices = self.watches.notices(records)
         held = [notice for notice in notices if notice[0].is_durable]
         if held:
-            self._journal.answer(self._tell_held, held)
+            self._ledger.answer(self._tell_held, held)
             notices = [notice for notice in notices if not notice[0].is_durable]
         self.watches.tell(notices)
 
@@ -345,7 +345,7 @@ class Caches:
         if deleted:
             name = "/".join(entry.path)
             gone = NotFound(f"cache {name!r} was deleted")
-            self._journal.answer(lambda outcome: self._end_of(entry.id, outcome), gone)
+            self._ledger.answer(lambda outcome: self._end_of(entry.id, outcome), gone)
         elif entry.id in self._state.caches:
             self._keep_bounds([self._state.caches[entry.id]])
 

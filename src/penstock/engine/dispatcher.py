@@ -24,7 +24,7 @@ from penstock.core.topics import Topic
 from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, Sink, weight
 from penstock.engine.departures import item_of, part
 from penstock.engine.histogram import Histogram
-from penstock.engine.journal import Journal
+from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
 from penstock.engine.window import Window
 from penstock.model.errors import PenstockError
@@ -35,11 +35,11 @@ Give = tuple[DeliveredItem, Message]
 
 
 class Dispatcher:
-    def __init__(self, state: BrokerState, window: Window, pages: Pages, journal: Journal) -> None:
+    def __init__(self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger) -> None:
         self._state = state
         self._window = window
         self._pages = pages
-        self._journal = journal
+        self._ledger = ledger
         self._runs: dict[int, GroupRun] = {}
         self._consumers: dict[int, Consumer] = {}
         self._next_consumer = 1
@@ -68,7 +68,7 @@ class Dispatcher:
         run.consumers[consumer.id] = consumer
         run.available[consumer] = None
         self._dirty.update(dict.fromkeys(run.group.progress))
-        self._journal.wake()
+        self._ledger.wake()
         return consumer
 
     def consumer_count(self, group_id: int) -> int:
@@ -106,11 +106,11 @@ class Dispatcher:
             run.available.pop(consumer, None)
         else:
             self._refresh(consumer)
-            self._journal.wake()
+            self._ledger.wake()
 
     def _start_leases(self, consumer: Consumer, leaving: list[Leaving]) -> None:
         """A lease runs from the moment its item leaves, however long the commit took."""
-        until = self._journal.now_ms() + consumer.lease_ms
+        until = self._ledger.now_ms() + consumer.lease_ms
         for entry, item in leaving:
             if consumer.is_wanted(entry, item):
                 entry.until = until
@@ -124,7 +124,7 @@ class Dispatcher:
             run.available[consumer] = None
             self._dirty.update(run.starved)
             run.starved.clear()
-            self._journal.wake()
+            self._ledger.wake()
 
     # -- what makes a partition worth looking at ----------------------------------------------
 
@@ -178,12 +178,12 @@ class Dispatcher:
                 by_progress.setdefault(entry.progress, []).append(entry)
         for progress, back in by_progress.items():
             offsets = sorted(entry.offset for entry in back)
-            if self._journal.record(returned(progress, offsets, self._journal.now_ms())):
+            if self._ledger.record(returned(progress, offsets, self._ledger.now_ms())):
                 for entry in back:
                     self.left_flight(entry)
             else:
                 self._unreturned.update(dict.fromkeys(back))
-        self._journal.wake()
+        self._ledger.wake()
 
     # -- dispatch -----------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Dispatcher:
             elif self._serve(run, progress):
                 self._dirty[progress] = None
         if self._dirty:
-            self._journal.wake()
+            self._ledger.wake()
 
     def _serve(self, run: GroupRun, progress: Progress) -> bool:
         """Gives out up to a burst. True when there may be more to give at once."""
@@ -241,7 +241,7 @@ class Dispatcher:
             if not (entry.attempts or is_passable):
                 continue
             item = redelivery(entry)
-            if is_effect_committed(group, entry.effect_key, self._journal.now_ms()):
+            if is_effect_committed(group, entry.effect_key, self._ledger.now_ms()):
                 is_any_given |= self._skip(progress, item)
                 continue
             self._assign(run, item, message, given)
@@ -282,7 +282,7 @@ class Dispatcher:
             cursor = message.offset + 1
             item = first_delivery(message)
             if item.effect_key and is_effect_committed(
-                group, item.effect_key, self._journal.now_ms()
+                group, item.effect_key, self._ledger.now_ms()
             ):
                 # Skipping moves the cursor, so what was given before it is recorded before it.
                 if not self._deliver(progress, given):
@@ -295,7 +295,7 @@ class Dispatcher:
         return True
 
     def _skip(self, progress: Progress, item: DeliveredItem) -> bool:
-        is_recorded = self._journal.record(skip(progress, item, self._journal.now_ms()))
+        is_recorded = self._ledger.record(skip(progress, item, self._ledger.now_ms()))
         if not is_recorded:
             self._unrecorded[progress] = None
         return is_recorded
@@ -345,14 +345,14 @@ class Dispatcher:
 
     def _mark_and_wake(self, progress: Progress) -> None:
         self.mark(progress)
-        self._journal.wake()
+        self._ledger.wake()
 
     def _deliver(self, progress: Progress, given: dict[Consumer, list[Give]]) -> bool:
         """Records what was given, all consumers' in one frame, so that a crash keeps all or none:
         the cursor must never pass an offset that is in nobody's record. False without room."""
         if not given:
             return True
-        now_ms = self._journal.now_ms()
+        now_ms = self._ledger.now_ms()
         for consumer, gives in given.items():
             consumer.outstanding -= len(gives)
             consumer.unwritten_bytes -= sum(weight(message) for _, message in gives)
@@ -360,7 +360,7 @@ class Dispatcher:
             delivered(progress, consumer.owner, [item for item, _ in gives], now_ms)
             for consumer, gives in given.items()
         ]
-        is_recorded = self._journal.record_together(records)
+        is_recorded = self._ledger.record_together(records)
         if is_recorded:
             self._expect(progress, given, now_ms)
         else:
@@ -377,7 +377,7 @@ class Dispatcher:
         ]
         feed = lots[0][0].run.feeds[progress.partition]
         feed.lots += 1
-        self._journal.when_durable(lambda error: self._leave(progress, feed, lots, error))
+        self._ledger.when_durable(lambda error: self._leave(progress, feed, lots, error))
 
     def _lot(
         self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int

@@ -1,6 +1,6 @@
 """The embedded engine: core and log in one process, driven from one thread.
 
-Each command is decided, recorded and applied in one step, then answered when durable (journal),
+Each command is decided, recorded and applied in one step, then answered when durable (ledger),
 while what it made deliverable is dispatched in the same turn and shares its commit.
 """
 
@@ -36,7 +36,7 @@ from penstock.core.topic_rules import (
 )
 from penstock.engine.consumers import Sink
 from penstock.engine.intake import Intake
-from penstock.engine.journal import Done
+from penstock.engine.ledger import Done
 from penstock.engine.parts import Parts
 from penstock.engine.protocol import Capabilities, Health
 from penstock.engine.report import report_topic
@@ -54,11 +54,11 @@ class EmbeddedEngine:
         self.capabilities = capabilities
         self.limits = parts.state.limits
         self.routing = (
-            RoutingGate(parts.state, router, parts.journal.now_ms) if router is not None else None
+            RoutingGate(parts.state, router, parts.ledger.now_ms) if router is not None else None
         )
         self.upkeep = Upkeep(parts, pages_to_disk=capabilities.wal_enabled)
         self._state = parts.state
-        self._journal = parts.journal
+        self._ledger = parts.ledger
         self._dispatcher = parts.dispatcher
         self._intake = Intake(parts, self.upkeep)
         self.rejected = self._intake.rejected
@@ -74,48 +74,48 @@ class EmbeddedEngine:
 
     def produce(self, command: Produce, done: Done) -> None:
         if self.routing is None:
-            self._journal.answer(done, self._intake.store(command))
+            self._ledger.answer(done, self._intake.store(command))
             return
         try:
             self.routing.pass_through(
-                command, lambda final: self._journal.answer(done, self._intake.store(final))
+                command, lambda final: self._ledger.answer(done, self._intake.store(final))
             )
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
 
     def produce_many(self, commands: list[Produce], done: Done) -> None:
         if self.routing is None:
-            self._journal.answer(done, self._intake.store_many(commands))
+            self._ledger.answer(done, self._intake.store_many(commands))
         else:
             route_many(
                 self.routing,
                 commands,
-                lambda routed: self._journal.answer(done, self._intake.store_many(routed)),
+                lambda routed: self._ledger.answer(done, self._intake.store_many(routed)),
             )
 
     # -- settle --------------------------------------------------------------------------------
 
     def ack(self, command: Settle, done: Done) -> None:
-        outcome = self._ack(command, self._journal.now_ms())
+        outcome = self._ack(command, self._ledger.now_ms())
         if isinstance(outcome, AlreadyDone):
-            self._confirm(outcome, partial(self._journal.answer, done))
+            self._confirm(outcome, partial(self._ledger.answer, done))
         else:
-            self._journal.answer(done, outcome)
+            self._ledger.answer(done, outcome)
 
     def ack_many(self, commands: list[Settle], done: Done) -> None:
-        now_ms = self._journal.now_ms()
+        now_ms = self._ledger.now_ms()
         outcomes: list[Any] = [self._ack(command, now_ms) for command in commands]
         unsure = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, AlreadyDone)]
         left = len(unsure)
         if not left:
-            self._journal.answer(done, outcomes)
+            self._ledger.answer(done, outcomes)
 
         def settled(index: int, outcome: PenstockError | None) -> None:
             nonlocal left
             outcomes[index] = outcome
             left -= 1
             if not left:
-                self._journal.answer(done, outcomes)
+                self._ledger.answer(done, outcomes)
 
         for index in unsure:
             self._confirm(outcomes[index], partial(settled, index))
@@ -133,7 +133,7 @@ class EmbeddedEngine:
         except PenstockError as error:
             return error
         self._dispatcher.left_flight(entry)
-        self._journal.wake()
+        self._ledger.wake()
         return None
 
     def _confirm(
@@ -152,7 +152,7 @@ class EmbeddedEngine:
 
     def nack(self, command: Settle, reason: str, done: Done) -> None:
         def decide() -> None:
-            decision = decide_nack(self._state, command, reason, self._journal.now_ms())
+            decision = decide_nack(self._state, command, reason, self._ledger.now_ms())
             topic = self._state.topics_by_id[decision.topic_id]
             progress = topic.groups[command.group].progress[command.partition]
             entry = progress.unfinished[command.offset]
@@ -160,16 +160,16 @@ class EmbeddedEngine:
             self._dispatcher.left_flight(entry)
             if decision.retry_at == DEAD:
                 self.parts.burials.add(entry, decision.reason)
-            self._journal.wake()
+            self._ledger.wake()
 
         self._decide(decide, done)
 
     def extend(self, command: Settle, lease_ms: int, done: Done) -> None:
         def decide() -> None:
             entry = decide_extend(self._state, command)
-            entry.until = self._journal.now_ms() + lease_ms
+            entry.until = self._ledger.now_ms() + lease_ms
             self._state.timers.set(entry, entry.until)
-            self._journal.wake()
+            self._ledger.wake()
 
         self._decide(decide, done)
 
@@ -177,7 +177,7 @@ class EmbeddedEngine:
 
     def begin_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
         def decide() -> Effect | None:
-            decision = decide_begin(self._state, command, lease_ms, self._journal.now_ms())
+            decision = decide_begin(self._state, command, lease_ms, self._ledger.now_ms())
             if isinstance(decision, Effect):
                 return decision
             self._record(decision)
@@ -198,7 +198,7 @@ class EmbeddedEngine:
 
     def create_topic(self, name: str, partitions: int, done: Done) -> None:
         def decide() -> bool:
-            record = decide_create_topic(self._state, name, partitions, self._journal.now_ms())
+            record = decide_create_topic(self._state, name, partitions, self._ledger.now_ms())
             if record is None:
                 return False
             self._record(record)
@@ -209,7 +209,7 @@ class EmbeddedEngine:
 
     def delete_topic(self, name: str, done: Done) -> None:
         def decide() -> None:
-            record = decide_delete_topic(self._state, name, self._journal.now_ms())
+            record = decide_delete_topic(self._state, name, self._ledger.now_ms())
             topic = self._state.topics[name]
             groups = list(topic.groups.values())
             # Even an empty topic has records in the log that need not stay.
@@ -236,7 +236,7 @@ class EmbeddedEngine:
 
     def delete_group(self, topic: str, group: str, done: Done) -> None:
         def decide() -> None:
-            record = decide_delete_group(self._state, topic, group, self._journal.now_ms())
+            record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
             self._record(record)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
 
@@ -274,7 +274,7 @@ class EmbeddedEngine:
 
         def decide() -> int:
             found = find_topic(self._state, topic)
-            record = decide_create_group(self._state, found, group, self._journal.now_ms())
+            record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
                 self._record(record)
             return found.groups[group].id
@@ -289,8 +289,8 @@ class EmbeddedEngine:
     # -- the whole -----------------------------------------------------------------------------
 
     def health(self) -> Health:
-        if self._journal.failure is not None:
-            return Health(False, self._journal.failure.message)
+        if self._ledger.failure is not None:
+            return Health(False, self._ledger.failure.message)
         if self._is_closed:
             return Health(False, "the broker is stopping")
         return Health(True)
@@ -301,7 +301,7 @@ class EmbeddedEngine:
         self._is_closed = True
         self.end_streams("the broker is stopping")
         self.upkeep.stop()
-        self._journal.log.close()
+        self._ledger.log.close()
 
     def _decide(self, decide: Callable[[], Any], done: Done) -> None:
         try:
@@ -309,22 +309,22 @@ class EmbeddedEngine:
             outcome = decide()
         except PenstockError as error:
             outcome = error
-        self._journal.answer(done, outcome)
+        self._ledger.answer(done, outcome)
 
     def _decide_record(self, decide: Callable[[int], Record | None], done: Done) -> None:
         """For a command that is one record, or none, and answers nothing."""
 
         def run() -> None:
-            record = decide(self._journal.now_ms())
+            record = decide(self._ledger.now_ms())
             if record is not None:
                 self._record(record)
 
         self._decide(run, done)
 
     def _record(self, record: Record) -> None:
-        if not self._journal.record(record):
+        if not self._ledger.record(record):
             raise Unavailable("the disk is full; nothing can be recorded until there is room")
 
     def _check_writable(self) -> None:
-        if self._journal.failure is not None:
-            raise self._journal.failure
+        if self._ledger.failure is not None:
+            raise self._ledger.failure

@@ -23,14 +23,14 @@ class Intake:
     def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
         self.rejected: dict[tuple[str, str, str], int] = {}
         self._parts = parts
-        self._journal = parts.journal
+        self._ledger = parts.ledger
         self._state = parts.state
         self._upkeep = upkeep
         self._is_in_memory = not upkeep.pages_to_disk
 
     def store(self, command: Produce) -> Outcome:
-        journal = self._journal
-        outcome = self._store(command, journal.now_ms(), journal.store)
+        ledger = self._ledger
+        outcome = self._store(command, ledger.now_ms(), ledger.store)
         if type(outcome) is Message:
             self._mark(outcome.topic_id, outcome.partition)
         return outcome
@@ -40,8 +40,8 @@ class Intake:
         if self._is_in_memory:
             # What a message takes is known when it is stored, and counts against the next.
             return [c if isinstance(c, PenstockError) else self.store(c) for c in commands]
-        now_ms = self._journal.now_ms()
-        with self._journal.lot() as lot:
+        now_ms = self._ledger.now_ms()
+        with self._ledger.lot() as lot:
             outcomes: list[Outcome] = [
                 command
                 if isinstance(command, PenstockError)
@@ -54,8 +54,8 @@ class Intake:
 
     def _store(self, command: Produce, now_ms: int, store: Store) -> Outcome:
         try:
-            if self._journal.failure is not None:
-                raise self._journal.failure
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
             decided = decide_produce(self._state, command, now_ms)
             if decided is None:
                 return None

@@ -7,7 +7,7 @@ from penstock.engine.burial import Burials
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.journal import Journal
+from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
 from penstock.engine.ranges import Ranges
 from penstock.engine.registrar import Registrar
@@ -48,13 +48,13 @@ class Parts:
         self.scheduler = scheduler
         self.disk = disk
         self.pages = Pages(window, log, disk.history if disk else None, scheduler)
-        self.journal = Journal(state, log, window, clock, scheduler)
-        self.dispatcher = Dispatcher(state, window, self.pages, self.journal)
-        self.burials = Burials(state, window, self.pages, self.journal)
+        self.ledger = Ledger(state, log, window, clock, scheduler)
+        self.dispatcher = Dispatcher(state, window, self.pages, self.ledger)
+        self.burials = Burials(state, window, self.pages, self.ledger)
         self.burials.on_buried = self.dispatcher.buried
         self.ranges = Ranges(
-            state, window, log, disk.history if disk else None, self.journal, scheduler
+            state, window, log, disk.history if disk else None, self.ledger, scheduler
         )
-        self.registry = Registrar(state, self.journal)
-        self.caches = Caches(state, self.journal, self.registry)
-        self.streams = Streams(state, self.journal, self.registry, self.caches, scheduler)
+        self.registry = Registrar(state, self.ledger)
+        self.caches = Caches(state, self.ledger, self.registry)
+        self.streams = Streams(state, self.ledger, self.registry, self.caches, scheduler)

@@ -16,7 +16,7 @@ from penstock.core.effect_rules import EffectCommand
 from penstock.core.produce import Produce
 from penstock.core.settle import Settle
 from penstock.engine.consumers import Consumer, Sink
-from penstock.engine.journal import Done
+from penstock.engine.ledger import Done
 from penstock.model.caching import Delete, Increment, Put, Txn, Watch, WatchEvent
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits

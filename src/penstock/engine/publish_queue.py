@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from penstock.core.event_buffer import Run, cut
 from penstock.core.stream_rules import StreamSettings
-from penstock.engine.journal import Done, Journal
+from penstock.engine.ledger import Done, Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.subscriptions import StreamCounts
 from penstock.model.errors import PenstockError, ResourceExhausted
@@ -70,7 +70,7 @@ class PublishQueue:
         settings: StreamSettings,
         counts: StreamCounts,
         caches: Invalidates,
-        journal: Journal,
+        ledger: Ledger,
         scheduler: Scheduler,
         on_ready: Callable[[], None],
     ) -> None:
@@ -82,7 +82,7 @@ class PublishQueue:
         self._burst = (settings.burst_events, settings.burst_bytes)
         self._counts = counts
         self._caches = caches
-        self._journal = journal
+        self._ledger = ledger
         self._scheduler = scheduler
         self._on_ready = on_ready
         self._runs: deque[Run] = deque()
@@ -145,7 +145,7 @@ class PublishQueue:
         if must_hold:
             batches = range(first, self.seq + 1)
             self._held.update(batches)
-            self._journal.when_durable(partial(self._settled, batches, arrival))
+            self._ledger.when_durable(partial(self._settled, batches, arrival))
         else:
             self._counts.published += len(arrival.payloads)
             self._on_ready()

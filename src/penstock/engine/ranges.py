@@ -17,7 +17,7 @@ import msgspec
 from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
-from penstock.engine.journal import Done, Journal
+from penstock.engine.ledger import Done, Ledger
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Chunk, PartitionLog, Window
 from penstock.model.errors import (
@@ -53,14 +53,14 @@ class Ranges:
         window: Window,
         log: Log,
         history: HistoryReader | None,
-        journal: Journal,
+        ledger: Ledger,
         scheduler: Scheduler,
     ) -> None:
         self._state = state
         self._window = window
         self._log = log
         self._history = history
-        self._journal = journal
+        self._ledger = ledger
         self._scheduler = scheduler
 
     def open(self, request: RangeRequest, done: Done) -> None:
@@ -80,19 +80,19 @@ class Ranges:
             )
         except PenstockError as error:
             outcome = error
-        self._journal.answer(done, outcome)
+        self._ledger.answer(done, outcome)
 
     def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
         """Outcome: an OffsetReport for each partition. With a time, where its messages begin."""
         try:
             topic = find_topic(self._state, name)
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
             return
         if time_ms is None:
-            self._journal.answer(done, [_offsets(partition) for partition in topic.partitions])
+            self._ledger.answer(done, [_offsets(partition) for partition in topic.partitions])
         else:
-            self._journal.answer(partial(self._find_time, topic, time_ms, done), None)
+            self._ledger.answer(partial(self._find_time, topic, time_ms, done), None)
 
     def _find_time(
         self, topic: Topic, time_ms: int, done: Done, failure: PenstockError | None

@@ -18,7 +18,7 @@ from penstock.core.tenancy import (
     find,
     snapshot_of,
 )
-from penstock.engine.journal import Done, Journal
+from penstock.engine.ledger import Done, Ledger
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import RegistryChanged
 from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
@@ -28,10 +28,10 @@ Listener = Callable[[Entry, bool], None]
 
 
 class Registrar:
-    def __init__(self, state: BrokerState, journal: Journal) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger) -> None:
         self._state = state
         self._registry = state.registry
-        self._journal = journal
+        self._ledger = ledger
         self.listeners: list[Listener] = []
 
     # -- commands ------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class Registrar:
         """Outcome: (the entry, whether it was created)."""
 
         def decide() -> tuple[Entry, bool]:
-            record = decide_create(self._registry, wanted, self._journal.now_ms())
+            record = decide_create(self._registry, wanted, self._ledger.now_ms())
             if record is not None:
                 self._record([record])
             return find(self._registry, wanted.kind, wanted.path), record is not None
@@ -59,7 +59,7 @@ class Registrar:
         """Outcome: the entry as it is now."""
 
         def decide() -> Entry:
-            now_ms = self._journal.now_ms()
+            now_ms = self._ledger.now_ms()
             record = decide_change(
                 self._registry, path, now_ms, stream=stream, cache=cache, if_revision=if_revision
             )
@@ -71,7 +71,7 @@ class Registrar:
 
     def delete(self, kind: Kind, path: Path, cascade: bool, done: Done) -> None:
         def decide() -> None:
-            now_ms = self._journal.now_ms()
+            now_ms = self._ledger.now_ms()
             self._record(decide_delete(self._registry, kind, path, now_ms, cascade=cascade))
 
         self._decide(decide, done)
@@ -80,7 +80,7 @@ class Registrar:
         """Makes the registry hold what another one holds. Outcome: how many steps it took."""
 
         def decide() -> int:
-            steps = decide_reconcile(self._registry, wanted, self._journal.now_ms())
+            steps = decide_reconcile(self._registry, wanted, self._ledger.now_ms())
             if steps:
                 self._record(steps)
             return len(steps)
@@ -126,15 +126,15 @@ class Registrar:
     def _decide(self, decide: Callable[[], object], done: Done) -> None:
         """Looking is held back too: what is not durable is not to be seen."""
         try:
-            if self._journal.failure is not None:
-                raise self._journal.failure
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
             outcome = decide()
         except PenstockError as error:
             outcome = error
-        self._journal.answer(done, outcome)
+        self._ledger.answer(done, outcome)
 
     def _record(self, records: list[RegistryChanged]) -> None:
-        if not self._journal.record_together(records):
+        if not self._ledger.record_together(records):
             raise Unavailable("the disk is full; nothing can be recorded until there is room")
         for record in records:
             for listener in self.listeners:

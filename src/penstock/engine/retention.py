@@ -135,12 +135,12 @@ class Retention:
                     return
 
     def _record(self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut) -> bool:
-        now_ms = self._parts.journal.now_ms()
+        now_ms = self._parts.ledger.now_ms()
         record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
-        if not self._parts.journal.record(record):
+        if not self._parts.ledger.record(record):
             return False
         self._parts.window.trim(log, cut.before)
-        self._parts.journal.wake()
+        self._parts.ledger.wake()
         return True
 
 

@@ -19,7 +19,7 @@ from penstock.core.event_buffer import Run
 from penstock.core.state import BrokerState
 from penstock.core.stream_rules import StreamSettings, check_depth, check_publish, settings_of
 from penstock.core.tenancy import find
-from penstock.engine.journal import Done, Journal
+from penstock.engine.ledger import Done, Ledger
 from penstock.engine.protocol import EventSink
 from penstock.engine.publish_queue import Arrival, Invalidates, PublishQueue, Target
 from penstock.engine.registrar import Registrar
@@ -124,7 +124,7 @@ class Streams:
     def __init__(
         self,
         state: BrokerState,
-        journal: Journal,
+        ledger: Ledger,
         registrar: Registrar,
         caches: Invalidates,
         scheduler: Scheduler,
@@ -132,7 +132,7 @@ class Streams:
         self._registry = state.registry
         self._limits = state.limits
         self._caches = caches
-        self._journal = journal
+        self._ledger = ledger
         self._scheduler = scheduler
         self._streams: dict[Path, Stream] = {}
         self._subscribed = 0
@@ -155,7 +155,7 @@ class Streams:
                 targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
                 self._caches.check_targets(targets)
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
             return
         stream.queue.put(Arrival(command.payloads, nbytes, targets, done))
 
@@ -165,7 +165,7 @@ class Streams:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
             return
         self._subscribed += 1
         subscription = Subscription(
@@ -190,7 +190,7 @@ class Streams:
         try:
             stream = self._streams.get(path) or self._open(path)
         except PenstockError as error:
-            self._journal.answer(done, error)
+            self._ledger.answer(done, error)
             return
         done([subscription.lag() for subscription in stream.subscriptions.values()])
 
@@ -209,7 +209,7 @@ class Streams:
             return
         if deleted:
             del self._streams[entry.path]
-            self._journal.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
+            self._ledger.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
         else:
             stream.configure(settings_of(entry.stream or StreamConfig(), self._limits))
 
@@ -230,7 +230,7 @@ class Streams:
             settings,
             counts,
             self._caches,
-            self._journal,
+            self._ledger,
             scheduler,
             lambda: self._ready(stream),
         )
@@ -239,7 +239,7 @@ class Streams:
             counts,
             self._woken,
             scheduler,
-            self._journal.now_ms,
+            self._ledger.now_ms,
             lambda subscription: stream.remove(subscription),
         )
         stream = self._streams[path] = Stream(settings, queue, around)

@@ -29,7 +29,7 @@ class Upkeep:
         self.lapses = 0
         self._parts = parts
         self._state = parts.state
-        self._journal = parts.journal
+        self._ledger = parts.ledger
         self._scheduler = parts.scheduler
         self._alarm: Cancellable | None = None
         self._alarm_ms = 0
@@ -39,11 +39,11 @@ class Upkeep:
 
     def start(self) -> None:
         """Leases end at a restart: whatever was in flight lapses now."""
-        self._journal.on_turn = self._turn
+        self._ledger.on_turn = self._turn
         # Leases begin when their items leave.
-        self._journal.on_released = self._arm
-        self._journal.on_failure = self._failed
-        now_ms = self._journal.now_ms()
+        self._ledger.on_released = self._arm
+        self._ledger.on_failure = self._failed
+        now_ms = self._ledger.now_ms()
         for group in self._state.groups.values():
             for progress in group.progress:
                 for entry in progress.unfinished.values():
@@ -53,7 +53,7 @@ class Upkeep:
                     elif entry.state == DYING:
                         self._parts.burials.add(entry, entry.last_error)
         self._housekeep()
-        self._journal.wake()
+        self._ledger.wake()
 
     def stop(self) -> None:
         for timer in (self._alarm, self._housekeeping):
@@ -89,28 +89,28 @@ class Upkeep:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm_ms = when_ms
-        delay_ms = max(0, when_ms - self._journal.now_ms())
+        delay_ms = max(0, when_ms - self._ledger.now_ms())
         self._alarm = self._scheduler.later(delay_ms, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
-        for entry in self._state.timers.due(self._journal.now_ms()):
+        for entry in self._state.timers.due(self._ledger.now_ms()):
             if entry.state == IN_FLIGHT:
                 self._due.append(entry)
             elif entry.state == WAITING:
                 make_ready(entry.progress, entry)
                 self._parts.dispatcher.mark(entry.progress)
-        self._journal.wake()
+        self._ledger.wake()
 
     def _lapse(self) -> None:
         due, self._due = self._due[:BURST], self._due[BURST:]
-        now_ms = self._journal.now_ms()
+        now_ms = self._ledger.now_ms()
         for entry in due:
             # Settled, extended or delivered anew since it was put here?
             if entry.state == IN_FLIGHT and entry.until <= now_ms and self._is_held(entry):
                 self._end_lease(entry, now_ms)
         if self._due:
-            self._journal.wake()
+            self._ledger.wake()
 
     def _is_held(self, entry: Unfinished) -> bool:
         return entry.progress.unfinished.get(entry.offset) is entry
@@ -127,7 +127,7 @@ class Upkeep:
         if record.retry_at == DEAD:
             entry.progress.in_flight -= 1
             self._parts.burials.add(entry, LAPSED)
-        elif not self._journal.record(record):
+        elif not self._ledger.record(record):
             self._wait_for_room(entry, now_ms)
             return
         self.lapses += 1
@@ -141,11 +141,11 @@ class Upkeep:
 
     def _housekeep(self) -> None:
         self._housekeeping = self._scheduler.later(HOUSEKEEPING_MS, self._housekeep)
-        if self._journal.failure is not None:
+        if self._ledger.failure is not None:
             return
         self._parts.log.check_space()
         self._parts.dispatcher.try_again()
-        now_ms = self._journal.now_ms()
+        now_ms = self._ledger.now_ms()
         self._state.produced.forget_expired(now_ms)
         for topic in self._state.topics.values():
             forget_expired_effects(topic, now_ms)
@@ -154,7 +154,7 @@ class Upkeep:
         if self.sealing is not None:
             self.sealing.housekeep()
         if self._parts.burials:
-            self._journal.wake()
+            self._ledger.wake()
 
     def _failed(self, failure: Unavailable) -> None:
         self._parts.dispatcher.end_all(failure.message)

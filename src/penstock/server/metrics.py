@@ -101,14 +101,14 @@ def _log(engine: EmbeddedEngine) -> Iterator[Metric]:
 
 
 def _timings(engine: EmbeddedEngine) -> Iterator[Metric]:
-    journal = engine.parts.journal
+    ledger = engine.parts.ledger
     yield _histogram(
-        "penstock_commit_seconds", "From a write of the log to its end", journal.commit_seconds
+        "penstock_commit_seconds", "From a write of the log to its end", ledger.commit_seconds
     )
     yield _histogram(
         "penstock_produce_seconds",
         "From the first decision of a commit to its answers",
-        journal.answer_seconds,
+        ledger.answer_seconds,
     )
     yield _histogram(
         "penstock_delivery_seconds",

@@ -35,7 +35,7 @@ LOT_BYTES = 256 * KIB
 _log = logging.getLogger("penstock.engine")
 
 
-class Journal:
+class Ledger:
     def __init__(
         self, state: BrokerState, log: Log, window: Window, clock: Clock, scheduler: Scheduler
     ) -> None:
@@ -191,11 +191,11 @@ class Lot:
     in view, and appending them at the end does not fail.
     """
 
-    __slots__ = ("_encoded", "_journal", "_nbytes", "_room", "_runs", "_state", "_window", "places")
+    __slots__ = ("_encoded", "_ledger", "_nbytes", "_room", "_runs", "_state", "_window", "places")
 
-    def __init__(self, journal: Journal, state: BrokerState, window: Window) -> None:
+    def __init__(self, ledger: Ledger, state: BrokerState, window: Window) -> None:
         self.places: set[tuple[int, int]] = set()
-        self._journal = journal
+        self._ledger = ledger
         self._state = state
         self._window = window
         self._room = 0
@@ -227,15 +227,15 @@ class Lot:
     def _make_room(self, nbytes: int) -> None:
         self._append()
         room = max(nbytes, LOT_BYTES)
-        if not self._journal.log.has_room(room):
-            if not self._journal.log.has_room(nbytes):
+        if not self._ledger.log.has_room(room):
+            if not self._ledger.log.has_room(nbytes):
                 raise _nearly_full()
             room = nbytes
         self._room = room
 
     def _append(self) -> None:
         if self._encoded:
-            start = self._journal.append(self._encoded)
+            start = self._ledger.append(self._encoded)
             for run in self._runs.values():
                 self._window.add_run(run, start)
             self.places.update(self._runs)
