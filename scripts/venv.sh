@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv with Penstock, its server and its development tools; a current one is left alone.
+# Make .venv with Penstock, its server, Spark and its development tools; a current one is left alone.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,5 +35,5 @@ fi
 
 echo "Installing Penstock and its tools into .venv" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-  --editable '.[server,dev]' --constraint constraints.txt
+  --editable '.[all]' --constraint constraints.txt
 printf '%s\n' "$wanted" >"$stamp"
