@@ -174,6 +174,33 @@ def decide_put(state: BrokerState, command: Put, now_ms: int) -> Decision:
     return decision.finish()
 
 
+def decide_replace(
+    state: BrokerState, cache: Cache, command: Put, now_ms: int
+) -> CacheStored | None:
+    """The record of most puts, without a draft: a value in the place of another, with nothing to
+    check and room for it. None: `decide_put` has more to say."""
+    old = cache.entries.get(command.key)
+    if old is None or command.if_not_exists or command.if_version is not None:
+        return None
+    grown = len(command.value) - len(old.value)
+    if grown > 0 and not _has_room(state, cache, command, grown):
+        return None
+    ttl_ms = command.ttl_ms
+    if 0 < old.expires <= now_ms or (ttl_ms is not None and ttl_ms < 0):
+        return None
+    expires = 0 if ttl_ms is None else min(now_ms + ttl_ms, MAX_OFFSET)
+    return CacheStored(cache.id, now_ms, command.key, command.value, cache.version + 1, expires)
+
+
+def _has_room(state: BrokerState, cache: Cache, command: Put, grown: int) -> bool:
+    limits = state.limits
+    return (
+        len(command.value) <= limits.max_message_bytes
+        and cache.bytes + grown <= cache.max_bytes
+        and state.cache_memory.bytes + grown <= limits.cache_memory_bytes
+    )
+
+
 def decide_delete(state: BrokerState, command: Delete, now_ms: int) -> Decision:
     decision = Decision(state, now_ms)
     decision.outcome = _delete(state, decision, command)
