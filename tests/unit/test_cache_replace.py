@@ -21,11 +21,11 @@ PUTS = st.builds(
     path=st.just(PATH),
     key=st.sampled_from(["a", "b", "c"]),
     value=st.sampled_from([b"", b"1", b"12345", b"y" * 45, b"x" * 60]),
-    ttl_ms=st.sampled_from([None, 0, 10, 1000, -1]),
-    if_not_exists=st.sampled_from([False, False, True]),
-    if_version=st.sampled_from([None, None, 0, 3]),
+    ttl_ms=st.sampled_from([None] * 6 + [0, 10, 1000, -1]),
+    if_not_exists=st.sampled_from([False] * 6 + [True]),
+    if_version=st.sampled_from([None] * 6 + [0, 3]),
 )
-STEPS = st.lists(st.tuples(PUTS, st.sampled_from([0, 5, 600])), min_size=1, max_size=20)
+STEPS = st.lists(st.tuples(PUTS, st.sampled_from([0, 5, 600])), min_size=8, max_size=20)
 
 
 @given(
