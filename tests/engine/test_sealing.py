@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.engine.sealing import MANY_SEGMENTS, PATIENT_NICE, URGENT_NICE
 from penstock.storage.wal import Wal
 from tests.engine.harness import Broker, on_disk
@@ -13,7 +15,7 @@ def test_sealing_stands_back_until_segments_pile_up() -> None:
     broker.topic("t")
     sealing = broker.engine.upkeep.sealing
     assert sealing is not None
-    sealer = sealing._sealer
+    sealer: Any = sealing._sealer
     assert isinstance(sealer, InlineSealer)
     broker.produce("t", "first")
     broker.seal()
