@@ -24,6 +24,7 @@ from bench.loads import (
     produce,
     restart,
     scale,
+    spark,
     stalled,
 )
 from bench.machine import describe_machine
@@ -44,6 +45,7 @@ LOADS: dict[str, Callable[[Setting], list[Row]]] = {
     "stalled": stalled.measure,
     "cache_http": cache_http.measure,
     "cache_socket": cache_socket.measure,
+    "spark": spark.measure,
 }
 OUT = Path(__file__).with_name("out")
 MIN_RUNS = 3

@@ -1,7 +1,8 @@
-"""Shows a broker at work, in a few seconds, on a free port and a directory that is removed after.
+"""Shows a broker at work, in half a minute, on a free port and a directory that is removed after.
 
-scripts/demo            the whole tour
-scripts/demo --keep     leaves the broker running, with what the tour has put in it
+scripts/demo              the whole tour
+scripts/demo --no-spark   without its last part, in a few seconds
+scripts/demo --keep       leaves the broker running, with what the tour has put in it
 """
 
 from __future__ import annotations
@@ -399,6 +400,31 @@ def show_cache(broker: Broker, client: Client) -> None:
     good("nothing was lost, and nobody wrote over what they had not seen")
 
 
+def show_spark(broker: Broker) -> None:
+    title(
+        11,
+        "Everything is data",
+        "Spark reads what went through: the messages, and what became of them.",
+    )
+    from penstock.spark import session  # starting Spark is most of the tour's time
+
+    say("starting Spark on this machine; --no-spark leaves it out …")
+    spark = session("penstock-demo")
+    try:
+        reader = spark.read.format("penstock").option("url", broker.url)
+        records = reader.option("topic", "*").option("columns", "topic,offset").load()
+        counts = {row["topic"]: row["count"] for row in records.groupBy("topic").count().collect()}
+        for topic, count in sorted(counts.items()):
+            say(f"{topic:<12} {count:>7,} messages")
+        journal = spark.read.format("penstock").option("url", broker.url).option("log", "journal")
+        kinds = journal.load().groupBy("kind").count().collect()
+        told = ", ".join(f"{row['count']:,} {row['kind']}" for row in sorted(kinds))
+        say(f"journal: {told}")
+        good(f"{sum(counts.values()):,} messages read as rows; the next query is yours")
+    finally:
+        spark.stop()
+
+
 def show_the_way_on(broker: Broker, keep: bool) -> None:
     where = Path(sys.executable).with_name("penstock")
     penstock = os.path.relpath(where) if where.exists() else "penstock"
@@ -422,7 +448,7 @@ def show_the_way_on(broker: Broker, keep: bool) -> None:
         say(f"{way:<{width}}   {text}")
 
 
-def tour(broker: Broker, keep: bool) -> None:
+def tour(broker: Broker, *, spark: bool, keep: bool) -> None:
     show_start(broker)
     with Client(broker.url) as client:
         show_produce(broker)
@@ -434,21 +460,24 @@ def tour(broker: Broker, keep: bool) -> None:
         show_rate(client)
         show_stream(broker, client)
         show_cache(broker, client)
+    if spark:
+        show_spark(broker)
     show_the_way_on(broker, keep)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show a broker at work.")
     parser.add_argument("--keep", action="store_true", help="leave the broker running")
-    keep = parser.parse_args().keep
+    parser.add_argument("--no-spark", action="store_true", help="leave out the part with Spark")
+    arguments = parser.parse_args()
     # Failures are part of the tour, and told there.
     logging.getLogger("penstock.worker").setLevel(logging.CRITICAL)
     data_dir = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     broker = Broker(data_dir)
     kept = False
     try:
-        tour(broker, keep)
-        kept = keep
+        tour(broker, spark=not arguments.no_spark, keep=arguments.keep)
+        kept = arguments.keep
     except KeyboardInterrupt:
         sys.exit(130)
     except PenstockError as error:

@@ -47,7 +47,7 @@ class BrokerProcess:
     """One broker, started any number of times on the same directory and settings.
 
     `data_dir` None means `--memory`. `env` adds to the environment, from which every PENSTOCK_
-    variable of the caller is taken out first.
+    variable of the caller is taken out first. `port` 0 means any, another one with every start.
     """
 
     def __init__(
@@ -56,12 +56,14 @@ class BrokerProcess:
         *flags: str,
         env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.data_dir = data_dir
         self.flags = flags
         self.host = host
         self.env = dict(env or {})
         self.port = 0
+        self._port = port
         self.process: subprocess.Popen[bytes] | None = None
         # Files, not pipes: nobody has to read them for the broker to go on.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - close() ends it
@@ -221,7 +223,7 @@ class BrokerProcess:
         where = ["--memory"] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
         return [
             sys.executable, "-m", "penstock.cli.main", "serve",
-            "--host", self.host, "--port", "0", *where, *self.flags,
+            "--host", self.host, "--port", str(self._port), *where, *self.flags,
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:

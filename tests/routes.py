@@ -16,6 +16,7 @@ NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 STREAM = f"{NAMESPACE}/streams/{{stream}}"
 CACHE = f"{NAMESPACE}/caches/{{cache}}"
 TOPIC = "/v1/topics/{topic}"
+WRITES = "/v1/writes/{producer}"
 
 _NAMES = {"namespaces": "{namespace}", "streams": "{stream}", "caches": "{cache}"}
 
@@ -32,7 +33,11 @@ def all_routes() -> set[tuple[str, str]]:
 def _named_paths() -> Iterator[str]:
     """Paths with names in them are found by functions; their tables say what follows a name."""
     yield from (TOPIC, f"{TOPIC}/groups/{{group}}", f"{TOPIC}/offsets")
-    yield from (f"{TOPIC}/partitions/{{partition}}/records", "/v1/felix", PATH.decode())
+    yield f"{TOPIC}/groups/{{group}}/progress"
+    yield from (f"{TOPIC}/partitions/{{partition}}/{part}" for part in ("records", "splits"))
+    yield from ("/v1/felix", PATH.decode())
+    yield from (WRITES, f"{WRITES}/{{batch}}", f"{WRITES}/{{batch}}/commit")
+    yield f"{WRITES}/{{batch}}/{{part}}/{{piece}}"
     yield from (f"{STREAM}/{_joined(parts)}" for parts in routes._STREAM)
     yield from (f"{CACHE}/{_joined(parts)}" for parts in routes._CACHE)
     yield from (f"{CACHE}/entries/{{key}}", f"{CACHE}/entries/{{key}}/incr")

@@ -22,7 +22,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing_behind(tmp_path: Path) -> N
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -31,6 +31,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert "4 clients add 1 to a counter, 50 times each: 200" in done.stdout
     assert "the second is refused: 412" in done.stdout
     assert "a watch saw: put limits 20/s" in done.stdout
+    assert "messages read as rows" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

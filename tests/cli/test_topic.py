@@ -50,6 +50,30 @@ def test_configure_sets_the_retention_and_shows_it(penstock: Run, broker: Broker
     assert penstock("topic", "configure", "kept").code == 2
 
 
+def test_offsets_are_shown(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("placed")
+    broker.put("placed", "v")
+    shown = penstock("topic", "offsets", "placed")
+    assert [line.split() for line in shown.out.splitlines() if "0" in line] == [["0", "0", "1"]]
+    timed = json.loads(penstock("topic", "offsets", "placed", "--time-ms", "0", "--json").out)
+    assert timed == {"partitions": [{"partition": 0, "earliest": 0, "next": 1, "at_time": 0}]}
+    assert "at time" in penstock("topic", "offsets", "placed", "--time-ms", "0").out
+
+
+def test_a_group_s_progress_is_set(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("read", 2)
+    for n in range(4):
+        broker.put("read", "v", envelope={"partition_override": n % 2})
+    done = penstock("group", "progress", "read", "query", "0=2", "1=4", "--json")
+    assert json.loads(done.out) == {
+        "partitions": [{"partition": 0, "next": 2}, {"partition": 1, "next": 4}]
+    }
+    assert penstock("group", "progress", "read", "query", "0=1").out.split()[-2:] == ["0", "2"]
+    assert "OUT_OF_RANGE" in penstock("group", "progress", "read", "query", "0=9").err
+    assert penstock("group", "progress", "read", "query", "first").code == 2
+    assert penstock("group", "progress", "read", "query").code == 2
+
+
 def test_a_group_is_deleted(penstock: Run, broker: BrokerProcess) -> None:
     broker.create_topic("grouped")
     with broker.consume("grouped", group="gone"):

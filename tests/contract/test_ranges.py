@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pyarrow as pa
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import assert_error
 from tests.contract.wire import Wire, encode
 
@@ -82,9 +83,61 @@ def test_offsets_say_where_a_topic_begins_ends_and_is_at_a_time(filled: BrokerPr
     assert [p["at_time"] for p in reply.json()["partitions"]] == [COUNT - 1, COUNT]
 
 
+def splits(broker: BrokerProcess, query: str = "", partition: int = 0) -> dict[str, Any]:
+    reply = broker.client.get(f"/v1/topics/t/partitions/{partition}/splits{query}")
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()
+    assert set(found) == {"splits", "next"}
+    return found
+
+
+def test_splits_are_neighbours_whose_rows_are_as_many_as_they_say(filled: BrokerProcess):
+    for size in (100, 333, 100_000):
+        found = splits(filled, f"?rows={size}&end={COUNT - 1}")
+        at = 0
+        for each in found["splits"]:
+            assert (each["start"], each["rows"] <= size) == (at, True)
+            at = each["end"]
+            query = f"?start={each['start']}&end={each['end']}&columns=offset"
+            assert rows(filled, query).num_rows == each["rows"]
+        assert at == found["next"] == COUNT - 1
+        assert sum(each["rows"] for each in found["splits"]) == COUNT // 2
+
+
+def test_max_rows_is_exact_wherever_it_ends(filled: BrokerProcess):
+    for most in (1, 7, 999, COUNT // 2):
+        found = splits(filled, f"?start=2&end={COUNT - 1}&max_rows={most}&rows=200")
+        assert sum(each["rows"] for each in found["splits"]) == min(most, COUNT // 2 - 1)
+        assert rows(filled, f"?start=2&end={found['next']}").num_rows == min(most, COUNT // 2 - 1)
+
+
+def test_no_more_than_so_many_splits_come_at_once(tmp_path: Path):
+    broker = BrokerProcess(tmp_path / "data").start()
+    broker.create_topic("t")
+    for _ in range(2):
+        items = [{"topic": "t", "value": "v"}] * 6000
+        assert broker.client.post("/v1/produce/batch", json=items).status_code == 200
+    found = splits(broker, "?rows=1")
+    assert (len(found["splits"]), found["next"]) == (10_000, 10_000)
+    rest = splits(broker, f"?rows=1&start={found['next']}")
+    assert (len(rest["splits"]), rest["next"]) == (2000, 12_000)
+    assert splits(broker, "?start=12000") == {"splits": [], "next": 12_000}
+    broker.close()
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
+        ("/v1/topics/nobody/partitions/0/splits", 404, "NOT_FOUND"),
+        ("/v1/topics/t/partitions/9/splits", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?start=9&end=8", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?start=-1", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?end=99999", 416, "OUT_OF_RANGE"),
+        ("/v1/topics/t/partitions/0/splits?rows=0", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?rows=10000001", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?rows=many", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?max_rows=0", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/splits?max_rows=-1", 400, "INVALID_ARGUMENT"),
         ("/v1/topics/nobody/partitions/0/records", 404, "NOT_FOUND"),
         ("/v1/topics/nobody/offsets", 404, "NOT_FOUND"),
         ("/v1/topics/t/partitions/9/records", 400, "INVALID_ARGUMENT"),
@@ -99,6 +152,20 @@ def test_offsets_say_where_a_topic_begins_ends_and_is_at_a_time(filled: BrokerPr
 )
 def test_what_cannot_be_read_is_refused(filled: BrokerProcess, path: str, status: int, code: str):
     assert_error(filled.client.get(path), status, code)
+
+
+def test_splits_below_what_is_kept_are_410(tmp_path: Path):
+    broker = BrokerProcess(tmp_path / "data").start()
+    broker.create_topic("t")
+    for n in range(3):
+        broker.put("t", f"v{n}")
+    progress = {"partitions": [{"partition": 0, "next": 2}]}
+    broker.client.post("/v1/topics/t/groups/g/progress", json=progress)
+    broker.client.patch("/v1/topics/t", json={"retention_ms": 1})
+    eventually(lambda: splits(broker)["splits"][0]["start"] == 2)
+    reply = broker.client.get("/v1/topics/t/partitions/0/splits?start=1")
+    assert_error(reply, 410, "OUT_OF_RANGE")
+    broker.close()
 
 
 def test_other_methods_are_405(filled: BrokerProcess):

@@ -16,13 +16,15 @@ from tests.routes import NAMESPACE, all_routes
 
 OPERATIONS = ROOT / "docs" / "operations.md"
 HTTP_API = ROOT / "docs" / "http-api.md"
+WRITES = ROOT / "docs" / "writes.md"
 STREAMS = ROOT / "docs" / "streams.md"
 CACHE = ROOT / "docs" / "cache.md"
 REGISTRY = ROOT / "docs" / "registry.md"
 WEBSOCKET = ROOT / "docs" / "websocket.md"
+JOURNAL = ROOT / "docs" / "journal.md"
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 
-REFERENCE = (HTTP_API, STREAMS, CACHE, REGISTRY, WEBSOCKET)
+REFERENCE = (HTTP_API, JOURNAL, WRITES, STREAMS, CACHE, REGISTRY, WEBSOCKET)
 """Together they have every route; `…` at a path's beginning is that of a namespace."""
 
 FELIX = {*range(1, 17), *range(18, 93), *range(103, 109), 111, *range(114, 118), *range(128, 134)}

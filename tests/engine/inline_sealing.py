@@ -43,7 +43,13 @@ class InlineSealer:
         self.is_held = False
         self.nices: list[int] = []
 
-    def start(self, up_to_segment: int, known_files: Iterable[int] = (), nice: int = 0) -> bool:
+    def start(
+        self,
+        up_to_segment: int,
+        known_files: Iterable[int] = (),
+        nice: int = 0,
+        known_journal: Iterable[int] = (),
+    ) -> bool:
         if self.is_held:
             return False
         self.is_running = True
@@ -53,6 +59,7 @@ class InlineSealer:
             up_to_segment=up_to_segment,
             limits=self._limits,
             known_files=list(known_files),
+            known_journal=list(known_journal),
         )
         self._post(lambda: self._run(job))
         return True

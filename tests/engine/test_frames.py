@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from penstock.core.invariants import check
 from penstock.core.state import BrokerState, apply
 from penstock.model.envelope import Envelope
-from penstock.model.limits import Limits
+from penstock.model.limits import KIB, Limits
+from penstock.model.progress import Reached
 from penstock.model.records import (
     DEAD_LETTERED,
+    Advanced,
     Finished,
     Message,
     Record,
     Skipped,
     decode_record,
 )
+from penstock.storage.log import WalOptions
 from penstock.storage.segments import decode_header, records_of, walk_frames
 from tests.engine.harness import LONG_MS, Broker, on_disk, policy, segment_paths
 
@@ -106,6 +109,24 @@ def test_a_dead_letter_and_the_end_of_its_message_are_kept_together():
     broker.pass_ms(1000)
     assert sum(len(broker.stored("dlq.t", p)) for p in range(2)) == 8
     assert check_every_crash(broker) > 20
+    broker.close()
+
+
+def test_progress_that_is_published_together_is_kept_together():
+    """Also where a frame is full in the middle of it."""
+    options = WalOptions(segment_bytes=256 * KIB, reserve_bytes=0, frame_bytes=512)
+    broker = on_disk(options=options)
+    broker.topic("t", 8)
+    for partition in range(8):
+        broker.produce("t", "v", envelope=Envelope(partition_override=partition))
+    reached = [Reached(partition, partition + 1) for partition in range(8)]
+    for n in range(20):
+        # It is counted, then decided: the message is before it in the frame, and ever larger.
+        broker.submit(broker.engine.set_progress, "t", f"g{n}", reached)
+        broker.submit(broker.engine.produce, broker.command("t", "." * (n * 25 + 1)))
+        broker.settle()
+    found = [[r for r in records if isinstance(r, Advanced)] for records in frames(broker)]
+    assert [len(advanced) for advanced in found if advanced] == [8] * 20
     broker.close()
 
 

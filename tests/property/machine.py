@@ -19,6 +19,7 @@ from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError
 from penstock.model.item import Item
 from penstock.model.limits import KIB, Limits
+from penstock.model.progress import Reached
 from penstock.model.records import Message
 from penstock.storage.log import WalOptions
 from tests.property.model import TopicModel
@@ -216,6 +217,26 @@ class BrokerMachine(Observed):
 
         self.ask(self.broker.engine.extend, command, lease_ms, judge=judge)
 
+    @has_topics
+    @rule(pick=choice, group=st.sampled_from(GROUPS), backs=st.lists(choice, min_size=1))
+    def publish_progress(self, pick: int, group: str, backs: list[int]) -> None:
+        """All up to so many offsets before the end is done, as somebody says."""
+        topic = self._topic(pick)
+        ends = self.broker.must(self.broker.engine.ranges.offsets, topic.name, None)
+        reached = [
+            Reached(end.partition, max(0, end.next - back))
+            for end, back in zip(ends, backs, strict=False)
+        ]
+        topic.group(group)
+
+        def judge(outcome: Any) -> None:
+            assert [each.partition for each in outcome] == [each.partition for each in reached]
+            for each, wanted in zip(outcome, reached, strict=True):
+                assert each.next >= wanted.next, "it is not as far as it was said to be"
+                self.model.progressed(topic.name, group, wanted, self.now)
+
+        self.ask(self.broker.engine.set_progress, topic.name, group, reached, judge=judge)
+
     def _delivery(self, pick: int) -> tuple[Watcher, Item]:
         """One of the latest, or of those before."""
         recent = self.deliveries[-12:]
@@ -348,7 +369,9 @@ class BrokerMachine(Observed):
     @rule(
         how=st.sampled_from(["restart", *FLAVOURS]),
         seed=st.integers(0, 5),
-        doubtful=st.lists(st.tuples(st.sampled_from(["produce", "ack", "nack"]), choice)),
+        doubtful=st.lists(
+            st.tuples(st.sampled_from(["produce", "ack", "nack", "progress"]), choice)
+        ),
     )
     def die(self, how: str, seed: int, doubtful: list[tuple[str, int]]) -> None:
         """A clean stop; or a crash, which may come before the sync of the last commands."""
@@ -401,7 +424,16 @@ class BrokerMachine(Observed):
                 answers.append(what)
 
         command = self._naming(reader, item)
-        if what == "ack":
+        if what == "progress":
+            reached = Reached(item.partition, item.offset + 1)
+            group.maybe_done |= self.model.topics[reader.topic].below(reached)
+            self.broker.engine.set_progress(
+                reader.topic,
+                reader.group,
+                [reached],
+                lambda outcome: answered(outcome if isinstance(outcome, PenstockError) else None),
+            )
+        elif what == "ack":
             group.maybe_done.add(item.offset)
             self.broker.engine.ack(command, answered)
         else:

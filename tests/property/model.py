@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penstock.core.effects import effect_key
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.item import Item
+from penstock.model.progress import Reached
 from penstock.model.records import Message
 
 
@@ -81,6 +82,14 @@ class TopicModel:
             key = (envelope.tenant_id, envelope.idempotency_key)
             assert self.keys.get(key, 0) <= message.ts, f"{key} was stored twice within its TTL"
             self.keys[key] = message.ts + ttl_ms
+
+    def below(self, reached: Reached) -> set[int]:
+        """What progress that is published says is done."""
+        return {
+            offset
+            for offset, message in self.messages.items()
+            if message.partition == reached.partition and offset < reached.next
+        }
 
     def group(self, name: str) -> GroupModel:
         if name not in self.groups:
@@ -196,6 +205,13 @@ class Model:
         model = self.topics[topic].groups[group]
         model.done.add(offset)
         self._keep_effect(topic, group, offset, now_ms)
+
+    def progressed(self, topic: str, group: str, reached: Reached, now_ms: int) -> None:
+        model = self.topics[topic].groups[group]
+        for offset in self.topics[topic].below(reached) - model.done:
+            model.done.add(offset)
+            if offset in model.seen:
+                self._keep_effect(topic, group, offset, now_ms)
 
     def nacked(self, topic_name: str, group: str, offset: int, reason: str, now_ms: int) -> None:
         topic = self.topics[topic_name]

@@ -7,6 +7,7 @@ state. The rules that make things happen are in machine.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -230,7 +231,13 @@ class Observed(RuleBasedStateMachine):
         for run in self.broker.engine.parts.dispatcher._runs.values():
             able = {consumer for consumer in run.consumers.values() if consumer.can_take()}
             assert set(run.available) == able, "the ring is of those who can take"
+            held = Counter(
+                entry.consumer
+                for progress in run.group.progress
+                for entry in progress.unfinished.values()
+            )
             for consumer in run.consumers.values():
+                assert consumer.outstanding == held[consumer.id], "its credit is not right"
                 assert consumer.outstanding >= len(consumer.unwritten)
                 assert not consumer.prefetch or consumer.outstanding <= consumer.prefetch
             for progress in run.group.progress:

@@ -34,6 +34,7 @@ from penstock.core.effect_rules import EffectCommand, decide_begin, decide_commi
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
 from penstock.core.produce import Produce, decide_produce
+from penstock.core.progress_rules import Target, decide_progress
 from penstock.core.settle import Settle, decide_ack, decide_lapse, decide_nack
 from penstock.core.state import BrokerState, apply, make_ready
 from penstock.core.tenancy import decide_change, decide_create
@@ -46,6 +47,7 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.core.topics import Topic
+from penstock.core.write_rules import Rows, decide_rows
 from penstock.model.caching import Check, Delete, Increment, Put, Txn
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import PenstockError
@@ -54,7 +56,10 @@ from penstock.model.records import (
     DeliveredItem,
     Message,
     Record,
+    StagedRows,
     Trimmed,
+    WriteCommitted,
+    WriteStored,
     decode_record,
     encode_record,
 )
@@ -68,7 +73,7 @@ LEASE_MS = 50
 
 Step = tuple[int, int, int, int]
 _step = st.tuples(
-    st.integers(0, 31), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
+    st.integers(0, 33), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
 )
 steps = st.lists(_step, max_size=80)
 long_histories = st.lists(_step, min_size=60, max_size=160)
@@ -97,12 +102,14 @@ class RandomBroker:
             self._group,
             self._topic,
             self._trim,
+            self._advance,
             self._delete,
             self._register,
             self._unregister,
             *[self._put] * 3,
             self._change_entries,
             self._look,
+            *[self._write_batch] * 2,
         ]
         self._topic(0, 0)
         self._group(0, 0)
@@ -279,6 +286,23 @@ class RandomBroker:
             size = sum(len(message.key.encode()) + len(message.value.encode()) for message in gone)
             self.emit(Trimmed(topic.id, partition.index, self.now_ms, before, len(gone), size))
 
+    def _advance(self, a: int, b: int) -> None:
+        """Progress that somebody publishes, for a group that may be new."""
+        topic = self._some_topic(a)
+        if topic is None:
+            return
+        partition = topic.partitions[b % len(topic.partitions)]
+        offset = max(0, partition.end_offset - a)
+        below = [
+            len(message.key.encode()) + len(message.value.encode())
+            for (topic_id, index, at), message in self.messages.items()
+            if (topic_id, index) == (topic.id, partition.index) and at < offset
+        ]
+        target = Target(partition.index, offset, len(below), sum(below))
+        group = f"group-{b % 3}"
+        for record in decide_progress(self.state, topic, group, [target], self.now_ms):
+            self.emit(record)
+
     def _register(self, a: int, b: int) -> None:
         """Tenants, a stream and caches, durable and not, come or are set up anew."""
         tenant = f"tenant-{a % 2}"
@@ -355,6 +379,25 @@ class RandomBroker:
         if path is not None:
             cache = self.state.caches[self.state.registry.caches[path].id]
             self._emit_all(decide_look(self.state, cache, list(cache.entries), self.now_ms))
+
+    def _write_batch(self, a: int, b: int) -> None:
+        """A producer's next batch is committed, or the next rows of its first one are stored."""
+        topic, producer = self._some_topic(a), f"producer-{b % 3}"
+        writer = self.state.writers.get(producer, self.now_ms)
+        storing = next(iter(writer.storing.values()), None) if writer is not None else None
+        if storing is None or a % 4 == 0:
+            batch = 0 if writer is None else writer.last_batch + 1
+            pieces = [StagedRows(self.now_ms, 1 + a), StagedRows(self.now_ms + 1, 1 + b)]
+            record = WriteCommitted(self.now_ms, producer, batch, 2 + a + b, pieces, b % 2 == 0)
+            self.emit(record)
+        elif topic is not None:
+            count = min(1 + b, storing.rows - storing.done)
+            values = [f"välue-{n}" for n in range(count)]
+            sizes = [len(value.encode()) for value in values]
+            rows = Rows(topic.name, None, [""] * count, values, sizes, None, None)
+            for message in decide_rows(self.state, rows, self.now_ms).messages:
+                self.emit(message)
+            self.emit(WriteStored(self.now_ms, producer, storing.batch, storing.done + count))
 
     def _emit_all(self, decision: Decision) -> None:
         for record in decision.records:

@@ -19,6 +19,7 @@ from penstock.storage.errors import (
     DirectoryInUse,
 )
 from penstock.storage.history import history_name
+from penstock.storage.journal_files import journal_name
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
 from penstock.storage.offline import Report, verify
 from penstock.storage.seal import Job, seal
@@ -89,6 +90,7 @@ def states(report: Report) -> dict[str, str]:
 def test_each_file_of_a_sound_store_is_said_to_be_sound() -> None:
     report = checked(sealed_store())
     names = [MANIFEST_NAME, history_name(1), history_name(2), snapshot_name(2)]
+    names += [journal_name(1), journal_name(2)]
     assert states(report) == dict.fromkeys(names, "sound")
     assert (report.damage, report.leftovers, report.records) == (None, [], 1)
 

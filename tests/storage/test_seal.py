@@ -27,10 +27,12 @@ from penstock.storage.checkpoint import Checkpoint, load_checkpoint
 from penstock.storage.errors import CorruptLog
 from penstock.storage.history import history_name, history_number
 from penstock.storage.history_reader import HistoryReader
+from penstock.storage.journal_files import journal_name
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
 from penstock.storage.seal import Job, Sealed, seal
 from penstock.storage.segments import list_segments, read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, snapshot_number
+from penstock.storage.vacuum import MERGED_FILES
 from penstock.storage.vfs import Vfs, remove_if_there
 from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
 from tests.storage.random_broker import (
@@ -269,6 +271,24 @@ def test_a_file_that_is_mostly_alive_is_left_alone():
     check_store(vfs, log, retained_of(log))
 
 
+def test_many_small_files_become_one_with_the_rows_of_a_partition_together():
+    first: list[Record] = [TopicCreated(1, 1, "kept", 2)]
+    some = [[produce(1, n, n % 2) for n in range(at, at + 4)] for at in range(0, 4 * 17, 4)]
+    segments = [encoded(first), *(encoded([*part]) for part in some)]
+    vfs = FaultyVfs()
+    write_log(vfs, DIRECTORY, segments)
+    for number in range(1, MERGED_FILES + 2):
+        seal(vfs, job(number))
+    assert len(history_files(vfs)) == MERGED_FILES
+    known = history_files(vfs)
+    sealed = seal(vfs, job(MERGED_FILES + 2, known_files=known))
+    assert sealed.dropped == known
+    rows = [(ref.partition, ref.first, ref.last, ref.msgs) for ref in sealed.added]
+    assert rows == [(0, 0, 62, 32), (1, 1, 63, 32), (0, 64, 66, 2), (1, 65, 67, 2)]
+    log = [record for segment in segments for record in segment]
+    check_store(vfs, log, retained_of(log))
+
+
 def test_nothing_is_rewritten_on_a_disk_that_is_nearly_full():
     vfs, log = half_sealed()
     vfs.free_bytes = lambda directory: 3_000  # type: ignore[method-assign]
@@ -371,9 +391,11 @@ def test_the_manifest_is_replaced_last():
         assert on_disk.exists(os.path.join(DIRECTORY, snapshot_name(manifest.snapshot)))
         for file in manifest.history:
             assert on_disk.exists(os.path.join(DIRECTORY, history_name(file.number)))
+        for each in manifest.journal.files:
+            assert on_disk.exists(os.path.join(DIRECTORY, journal_name(each.number)))
         order.append(f"{manifest.snapshot}")
 
     vfs.fsync_dir = watched  # type: ignore[method-assign]
     seal(vfs, job(3))
-    assert order == ["2", "2", "3"]
+    assert order == ["2", "2", "2", "3"]
     assert vfs.exists(os.path.join(DIRECTORY, MANIFEST_NAME))

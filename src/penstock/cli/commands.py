@@ -16,6 +16,7 @@ from penstock.cli.config import config
 from penstock.cli.delivery import ack, extend, nack
 from penstock.cli.event import publish, subscribe
 from penstock.cli.group import group
+from penstock.cli.journal import journal
 from penstock.cli.message import consume, produce
 from penstock.cli.namespace import namespace
 from penstock.cli.serve import serve
@@ -60,7 +61,7 @@ def penstock() -> None:
 
 
 for command in (
-    serve, topic, produce, consume, ack, nack, extend, group, stream, publish, subscribe, cache,
-    namespace, tenant, config, wal, version,
+    serve, topic, produce, consume, ack, nack, extend, group, journal, stream, publish, subscribe,
+    cache, namespace, tenant, config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

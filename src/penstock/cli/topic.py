@@ -1,4 +1,4 @@
-"""`penstock topic`: create, list, describe, configure, delete."""
+"""`penstock topic`: create, list, describe, offsets, configure, delete."""
 
 from __future__ import annotations
 
@@ -81,6 +81,27 @@ def describe(client: Client, name: str, as_json: bool) -> None:
             for group in found.groups
             for each in group.partitions
             for last in ["-" if each.last_acked < 0 else each.last_acked]
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--time-ms", type=int, help="Also where the messages of this time begin.")
+@json_flag
+@with_client
+def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> None:
+    """Show where the partitions of NAME begin and end."""
+    found = client.offsets(name, time_ms)
+    if as_json:
+        show_json({"partitions": found})
+        return
+    columns = ("partition", " earliest", " next", " at time")[: 3 if time_ms is None else 4]
+    show_table(
+        columns,
+        [
+            (each.partition, each.earliest, each.next, each.at_time)[: len(columns)]
+            for each in found
         ],
     )
 

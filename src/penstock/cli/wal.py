@@ -73,8 +73,8 @@ def verify(directory: str, as_json: bool) -> None:
     damaged = [file.path for file in report.files if file.state != "sound"]
     if damaged:
         raise Failure(
-            f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in it "
-            "wait until the file is restored from a copy"
+            f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in "
+            "it, or who reads the journal there, wait until the file is restored from a copy"
         )
     if not as_json:
         show("all is sound: a start succeeds")
@@ -91,7 +91,7 @@ def _show_report(report: offline.Report) -> None:
         )
     for file in report.files:
         for each in file.lost:
-            show(f"cannot be delivered: {each}")
+            show(f"cannot be {'read' if file.kind == 'journal' else 'delivered'}: {each}")
     for tail in report.torn:
         show(
             f"torn tail: {tail.path} at byte {tail.position}, {tail.bytes} bytes of a write "

@@ -6,14 +6,14 @@ what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import registry, requests
-from penstock.client.aio_feeds import AsyncFeed
+from penstock.client import journal, ranges, registry, requests
+from penstock.client.aio_feeds import AsyncFeed, AsyncRows
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
@@ -54,6 +54,10 @@ class AsyncClient:
     configure_topic = _operation(requests.configure_topic)
     delete_topic = _operation(requests.delete_topic)
     delete_group = _operation(requests.delete_group)
+    set_progress = _operation(ranges.set_progress)
+    offsets = _operation(ranges.offsets)
+    splits = _operation(ranges.splits)
+    journal_offsets = _operation(journal.journal_offsets)
     produce = _operation(requests.produce)
     produce_batch = _operation(requests.produce_batch)
     ack = _operation(requests.ack)
@@ -128,6 +132,37 @@ class AsyncClient:
         with `wait_s`, when nothing has come for so long.
         """
         return AsyncDeliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
+
+    def read_range(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Iterable[str] = (),
+        tenant_id: str | None = None,
+        run_id: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> AsyncRows:
+        """The rows of a partition from offset `start` to before `end`, opened when it is first
+        read: from the oldest, to what is there then, unless said otherwise."""
+        only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
+        return AsyncRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+
+    def journal(
+        self,
+        *,
+        from_: int | None = None,
+        to: int | None = None,
+        columns: Iterable[str] = (),
+        **only: str | int | None,
+    ) -> AsyncRows:
+        """What happened to messages, from position `from_` to before `to`: from the oldest, to
+        what can be read then, unless said otherwise. `only` may name a kind, topic, group, run_id,
+        tenant_id, from_ms and to_ms."""
+        return AsyncRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT

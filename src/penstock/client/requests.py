@@ -65,7 +65,7 @@ def list_topics() -> Call[list[str]]:
 
 def describe_topic(name: str) -> Call[Topic]:
     """A topic's partitions, its groups and how far they are."""
-    return Call("GET", _topic_path(name), reader(Topic))
+    return Call("GET", topic_path(name), reader(Topic))
 
 
 def configure_topic(
@@ -73,17 +73,17 @@ def configure_topic(
 ) -> Call[None]:
     """Sets a topic's retention; None leaves a value as it is, 0 means no limit."""
     body = {"retention_ms": retention_ms, "retention_bytes": retention_bytes}
-    return Call("PATCH", _topic_path(name), nothing, encode(body))
+    return Call("PATCH", topic_path(name), nothing, encode(body))
 
 
 def delete_topic(name: str) -> Call[None]:
     """Deletes a topic with its messages and groups; open streams of it end."""
-    return Call("DELETE", _topic_path(name), nothing)
+    return Call("DELETE", topic_path(name), nothing)
 
 
 def delete_group(topic: str, group: str) -> Call[None]:
     """Deletes a group's progress; consuming again starts at the oldest retained message."""
-    return Call("DELETE", f"{_topic_path(topic)}/groups/{segment(group)}", nothing)
+    return Call("DELETE", f"{topic_path(topic)}/groups/{segment(group)}", nothing)
 
 
 # -- messages ------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _acked(data: bytes) -> list[PenstockError | None]:
 # -- requests ------------------------------------------------------------------------------------
 
 
-def _topic_path(name: str) -> str:
+def topic_path(name: str) -> str:
     return f"/v1/topics/{segment(name)}"
 
 

@@ -6,13 +6,13 @@ only carries them, and must not know what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import registry, requests
+from penstock.client import journal, ranges, registry, requests
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
@@ -23,7 +23,7 @@ from penstock.client.connection import (
     stream_timeout,
 )
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
-from penstock.client.sync_feeds import Feed
+from penstock.client.sync_feeds import Feed, Rows
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.model.tenancy import DEFAULT
 
@@ -52,6 +52,10 @@ class Client:
     configure_topic = _operation(requests.configure_topic)
     delete_topic = _operation(requests.delete_topic)
     delete_group = _operation(requests.delete_group)
+    set_progress = _operation(ranges.set_progress)
+    offsets = _operation(ranges.offsets)
+    splits = _operation(ranges.splits)
+    journal_offsets = _operation(journal.journal_offsets)
     produce = _operation(requests.produce)
     produce_batch = _operation(requests.produce_batch)
     ack = _operation(requests.ack)
@@ -126,6 +130,37 @@ class Client:
         with `wait_s`, when nothing has come for so long.
         """
         return Deliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
+
+    def read_range(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Iterable[str] = (),
+        tenant_id: str | None = None,
+        run_id: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> Rows:
+        """The rows of a partition from offset `start` to before `end`, opened when it is first
+        read: from the oldest, to what is there then, unless said otherwise."""
+        only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
+        return Rows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+
+    def journal(
+        self,
+        *,
+        from_: int | None = None,
+        to: int | None = None,
+        columns: Iterable[str] = (),
+        **only: str | int | None,
+    ) -> Rows:
+        """What happened to messages, from position `from_` to before `to`: from the oldest, to
+        what can be read then, unless said otherwise. `only` may name a kind, topic, group, run_id,
+        tenant_id, from_ms and to_ms."""
+        return Rows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT

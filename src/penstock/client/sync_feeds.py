@@ -17,6 +17,7 @@ from penstock.client.caches import watch_path
 from penstock.client.connection import hang_up, heartbeat_of, lost
 from penstock.client.feeds import EventBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
+from penstock.client.ranges import Row, RowBuffer
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
 from penstock.model.caching import WatchEvent
 from penstock.model.errors import PenstockError
@@ -129,6 +130,14 @@ class Feed(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Rows(Feed[Row]):
+    """The rows of a range, each by its columns; it ends with the last. One that breaks off raises
+    Unavailable: nobody takes half a range for a whole one."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        super().__init__(client, path, RowBuffer(), None, 0)
 
 
 class Subscription(Feed[bytes]):

@@ -91,11 +91,12 @@ class Progress:
         """The lowest offset not done; everything below may go."""
         return min(self.unfinished, default=self.cursor)
 
-    def count_finished(self, size: int) -> None:
+    def count_finished(self, size: int, msgs: int = 1) -> None:
         if self.free_msgs:
-            self.free_msgs -= 1
-        else:
-            self.finished_msgs += 1
+            free_msgs = min(self.free_msgs, msgs)
+            self.free_msgs -= free_msgs
+            msgs -= free_msgs
+        self.finished_msgs += msgs
         free = min(self.free_bytes, size)
         self.free_bytes -= free
         self.finished_bytes += size - free

@@ -16,9 +16,10 @@ from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progre
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import snapshot_of
 from penstock.core.topics import Partition, Topic
+from penstock.core.writers import Storing, Writer
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import Limits
-from penstock.model.records import DEAD
+from penstock.model.records import DEAD, StagedRows
 from penstock.model.tenancy import Snapshot
 
 
@@ -105,6 +106,22 @@ class CacheImage(msgspec.Struct, array_like=True):
     entries: list[CacheEntryImage]
 
 
+class StoringImage(msgspec.Struct, array_like=True):
+    batch: int
+    rows: int
+    done: int
+    pieces: list[StagedRows]
+
+
+class WriterImage(msgspec.Struct, array_like=True):
+    producer: str
+    last_batch: int
+    rows: int
+    committed_ms: int
+    once: bool
+    storing: list[StoringImage]
+
+
 class StateImage(msgspec.Struct, array_like=True):
     """`produced_keys[i]` is remembered until `produced_until[i]`: two lists decode fastest."""
 
@@ -116,6 +133,7 @@ class StateImage(msgspec.Struct, array_like=True):
     registry: Snapshot | None = None
     caches: list[CacheImage] = []
     cache_floor: int = 0
+    writers: list[WriterImage] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -140,6 +158,7 @@ def take_image(state: BrokerState) -> StateImage:
         snapshot_of(state.registry),
         [_cache_image(cache, state.last_ts) for _, cache in sorted(state.caches.items())],
         state.cache_floor,
+        [_writer_image(writer) for writer in state.writers],
     )
 
 
@@ -153,6 +172,8 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     if image.registry is not None:
         state.registry.restore(image.registry)
     _restore_caches(state, image)
+    for writer in image.writers:
+        state.writers.add(_restored_writer(writer))
     return state
 
 
@@ -171,6 +192,7 @@ def comparable(image: StateImage, now_ms: int) -> StateImage:
         image.registry,
         [_comparable_cache(cache, now_ms) for cache in image.caches],
         image.cache_floor,
+        image.writers,
     )
 
 
@@ -262,6 +284,20 @@ def _cache_image(cache: Cache, now_ms: int) -> CacheImage:
     return CacheImage(cache.id, cache.first_version, cache.version, entries)
 
 
+def _writer_image(writer: Writer) -> WriterImage:
+    return WriterImage(
+        writer.producer,
+        writer.last_batch,
+        writer.rows,
+        writer.committed_ms,
+        writer.once,
+        [
+            StoringImage(each.batch, each.rows, each.done, each.pieces)
+            for each in writer.storing.values()
+        ],
+    )
+
+
 # Restoring
 
 
@@ -341,6 +377,13 @@ def _restore_caches(state: BrokerState, image: StateImage) -> None:
         entries = [(e.key, CacheEntry(e.value, e.version, e.expires)) for e in of_cache.entries]
         cache.restore(of_cache.version, entries)
         state.caches[entry.id] = cache
+
+
+def _restored_writer(image: WriterImage) -> Writer:
+    writer = Writer(image.producer, image.last_batch, image.rows, image.committed_ms, image.once)
+    for each in image.storing:
+        writer.storing[each.batch] = Storing(each.batch, each.rows, each.pieces, each.done)
+    return writer
 
 
 # Comparing

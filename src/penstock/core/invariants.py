@@ -31,6 +31,7 @@ def check(state: BrokerState) -> None:
     _check_produced(state.produced)
     _check_effect_totals(state)
     _check_caches(state)
+    _check_writers(state)
 
 
 def _must(holds: bool, promise: str, *place: object) -> None:
@@ -184,6 +185,9 @@ def _check_counters(partition: Partition, progress: Progress, place: tuple[objec
     size = sum(entry.size for entry in unfinished.values())
     lag_bytes = backlog.stored_bytes - progress.finished_bytes + progress.free_bytes
     _must(lag >= len(unfinished) and lag_bytes >= size, "the lag has the unfinished in it", *place)
+    ahead = max(partition.end_offset - progress.cursor, 0)
+    new = lag - len(unfinished)
+    _must(new <= ahead and bool(new) == bool(ahead), "the rest of the lag is ahead", *place, new)
     if progress.cursor >= partition.end_offset:
         _must(lag == len(unfinished), "at the end only the unfinished lag", *place, lag)
         _must(lag_bytes == size, "at the end only unfinished bytes lag", *place, lag_bytes, size)
@@ -268,3 +272,16 @@ def _check_cache(cache: Cache) -> None:
         *cache.path,
         cache.version,
     )
+
+
+def _check_writers(state: BrokerState) -> None:
+    producers = [writer.producer for writer in state.writers]
+    _must(len(producers) == len(set(producers)), "a producer is known once", *producers)
+    for writer in state.writers:
+        for batch, storing in writer.storing.items():
+            place = (writer.producer, batch, storing.done, storing.rows)
+            is_known = storing.batch == batch <= writer.last_batch
+            _must(is_known, "what is being stored is committed", *place)
+            _must(0 <= storing.done < storing.rows, "a batch is stored until it is done", *place)
+            rows = sum(piece.rows for piece in storing.pieces)
+            _must(rows == storing.rows, "a batch's rows are those of its pieces", *place, rows)

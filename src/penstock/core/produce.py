@@ -43,8 +43,7 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
         topic = find_topic(state, command.topic)
         index = partition_of_key(key, len(topic.partitions))
     else:
-        if command.deadline_ms and command.deadline_ms <= now_ms:
-            raise InvalidArgument("the deadline has already passed")
+        check_deadline(command.deadline_ms, now_ms)
         topic = find_topic(state, envelope.target_topic or command.topic)
         index = choose_partition(topic, key, envelope)
     is_ascii = key.isascii() and value.isascii()
@@ -57,13 +56,19 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
         identity = produce_identity(envelope.tenant_id, topic.id, envelope.idempotency_key)
         if state.produced.is_committed(identity, now_ms):
             return None
-        _check_keys(state, now_ms)
+        check_keys(state, now_ms)
     partition = topic.partitions[index]
     backlog = partition.backlog
     if backlog.stored_msgs >= backlog.safe_msgs or backlog.stored_bytes + size > backlog.safe_bytes:
-        _check_room(state, partition, size)
+        check_room(state, partition, size)
     offset = topic.next_offset
     return Message(topic.id, index, offset, now_ms, key, value, envelope, command.routing), size
+
+
+def check_deadline(deadline_ms: int, now_ms: int) -> None:
+    """0 is none."""
+    if deadline_ms and deadline_ms <= now_ms:
+        raise InvalidArgument("the deadline has already passed")
 
 
 def choose_partition(topic: Topic, key: str, envelope: Envelope) -> int:
@@ -98,7 +103,7 @@ def routed(state: BrokerState, command: Produce, decision: RoutingDecision) -> P
     )
 
 
-def _check_room(state: BrokerState, partition: Partition, size: int) -> None:
+def check_room(state: BrokerState, partition: Partition, size: int) -> None:
     """Raises if the partition's buffer has no room; else notes how far there is room for sure."""
     backlog, limits = partition.backlog, state.limits
     msgs, nbytes = backlog.buffered_msgs(), backlog.buffered_bytes()
@@ -122,7 +127,8 @@ def _check_room(state: BrokerState, partition: Partition, size: int) -> None:
     backlog.safe_bytes = backlog.stored_bytes + limits.max_partition_bytes - nbytes
 
 
-def _check_keys(state: BrokerState, now_ms: int) -> None:
+def check_keys(state: BrokerState, now_ms: int) -> None:
+    """Raises if no other idempotency key can be remembered."""
     limit = state.limits.max_idempotency_keys
     if len(state.produced) >= limit:
         state.produced.forget_expired(now_ms)

@@ -7,7 +7,7 @@ ends, consumers) rides on the entries and is not part of the image a snapshot ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -19,10 +19,13 @@ from penstock.core.partitioning import utf8_bytes
 from penstock.core.tenancy import Registry
 from penstock.core.timers import Timers
 from penstock.core.topics import Topic
+from penstock.core.writers import Writers
+from penstock.model.envelope import Envelope
 from penstock.model.limits import Limits
 from penstock.model.records import (
     ACKED,
     DEAD,
+    Advanced,
     CacheRemoved,
     CacheStored,
     Delivered,
@@ -40,7 +43,12 @@ from penstock.model.records import (
     TopicCreated,
     TopicDeleted,
     Trimmed,
+    WriteCommitted,
+    WriteStored,
 )
+
+Run = Sequence[tuple[Message, int, int]]
+"""Messages of one partition in their order, each with its size and its place in the log."""
 
 
 class BrokerState:
@@ -58,6 +66,7 @@ class BrokerState:
         "timers",
         "topics",
         "topics_by_id",
+        "writers",
     )
 
     def __init__(self, limits: Limits) -> None:
@@ -71,6 +80,7 @@ class BrokerState:
         self.registry = Registry()
         self.caches: dict[int, Cache] = {}
         self.cache_memory = CacheMemory()
+        self.writers = Writers()
         # Above every version of a cache that was deleted.
         self.cache_floor = 0
         for entry in self.registry.caches.values():
@@ -94,10 +104,31 @@ def apply_message(state: BrokerState, message: Message, size: int) -> None:
     backlog.stored_msgs += 1
     backlog.stored_bytes += size
     topic.next_offset = partition.end_offset = message.offset + 1
-    envelope = message.envelope
+    if message.envelope is not None:
+        _remember_key(state, message, message.envelope)
+
+
+def apply_messages(state: BrokerState, messages: Sequence[Message], runs: Iterable[Run]) -> None:
+    """`apply_message` for each, in order. `runs` are the same by partition."""
+    for run in runs:
+        last = run[-1][0]
+        topic = state.topics_by_id[last.topic_id]
+        partition = topic.partitions[last.partition]
+        partition.backlog.stored_msgs += len(run)
+        partition.backlog.stored_bytes += sum([size for _, size, _ in run])
+        partition.end_offset = last.offset + 1
+        topic.next_offset = max(topic.next_offset, partition.end_offset)
+        state.last_ts = last.ts
+    for message in messages:
+        if message.envelope is not None:
+            _remember_key(state, message, message.envelope)
+
+
+def _remember_key(state: BrokerState, message: Message, envelope: Envelope) -> None:
     # A dead letter keeps its idempotency key for the reader, but is no produce of that key.
-    if envelope is not None and envelope.idempotency_key and envelope.dlq is None:
-        identity = produce_identity(envelope.tenant_id, topic.id, envelope.idempotency_key)
+    if envelope.idempotency_key and envelope.dlq is None:
+        key = envelope.idempotency_key
+        identity = produce_identity(envelope.tenant_id, message.topic_id, key)
         expires = message.ts + state.limits.idempotency_ttl_ms
         state.produced.remember(identity, expires, message.ts)
 
@@ -224,13 +255,27 @@ def _returned(state: BrokerState, record: Returned) -> None:
 
 def _finished(state: BrokerState, record: Finished) -> None:
     progress = progress_of(state, record.group_id, record.partition)
-    entry = progress.unfinished.pop(record.offset)
-    _leave(state, progress, entry)
+    entry = _drop(state, progress, record.offset, record.ts)
     progress.count_finished(entry.size)
     if record.how == ACKED and record.offset > progress.last_acked:
         progress.last_acked = record.offset
+
+
+def _advanced(state: BrokerState, record: Advanced) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    for offset in [offset for offset in progress.unfinished if offset < record.next]:
+        _drop(state, progress, offset, record.ts)
+    progress.cursor = max(progress.cursor, record.next)
+    progress.count_finished(record.bytes, record.msgs)
+
+
+def _drop(state: BrokerState, progress: Progress, offset: int, ts: int) -> Unfinished:
+    """The entry is unfinished no more; it has yet to be counted."""
+    entry = progress.unfinished.pop(offset)
+    _leave(state, progress, entry)
     if entry.effect_key:
-        _close_effect(state, progress.group, entry.effect_key, record.ts)
+        _close_effect(state, progress.group, entry.effect_key, ts)
+    return entry
 
 
 def _close_effect(state: BrokerState, group: Group, key: str, ts: int) -> None:
@@ -319,6 +364,14 @@ def _cache_removed(state: BrokerState, record: CacheRemoved) -> None:
     state.caches[record.cache_id].remove(record)
 
 
+def _write_committed(state: BrokerState, record: WriteCommitted) -> None:
+    state.writers.commit(record)
+
+
+def _write_stored(state: BrokerState, record: WriteStored) -> None:
+    state.writers.store(record)
+
+
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Message: _message,
     TopicCreated: _topic_created,
@@ -329,6 +382,7 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Delivered: _delivered,
     Returned: _returned,
     Finished: _finished,
+    Advanced: _advanced,
     Skipped: _skipped,
     Released: _released,
     Trimmed: _trimmed,
@@ -336,4 +390,6 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     RegistryChanged: _registry_changed,
     CacheStored: _cache_stored,
     CacheRemoved: _cache_removed,
+    WriteCommitted: _write_committed,
+    WriteStored: _write_stored,
 }

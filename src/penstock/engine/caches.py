@@ -33,8 +33,9 @@ from penstock.engine.registrar import Registrar
 from penstock.engine.watches import Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
-from penstock.model.records import EVICTED, EXPIRED, CacheRemoved, CacheStored
+from penstock.model.records import EVICTED, EXPIRED, CacheRemoved, CacheStored, Record
 from penstock.model.tenancy import Entry, Path
+from penstock.storage.staged_rows import CacheRow
 
 _EVICTION_BURST = 10_000
 """Records of tightened bounds that share a frame; they need not stand or fall together."""
@@ -191,6 +192,19 @@ class Caches:
         self._record(decide_invalidate(self._state, targets, self._now_ms()))
         return is_durable
 
+    def write(self, path: Path, rows: Sequence[CacheRow], also: Record) -> bool:
+        """Puts and deletes these in order. What of it is in the log is one frame with `also`, which
+        always is. False without room; raises if a transaction of them would be refused."""
+        ops: list[Put | Delete | Increment] = [_op(path, row) for row in rows]
+        decision = decide_transact(self._state, Txn([], ops), self._now_ms())
+        try:
+            countdowns = self._record(decision, [also])
+        except Unavailable:
+            return False
+        if countdowns:
+            self._ledger.answer(partial(self._begin, countdowns, _nobody), None)
+        return True
+
     def _change(
         self,
         decide: Callable[[BrokerState, Any, int], Decision],
@@ -231,23 +245,26 @@ class Caches:
         else:
             done(outcome)
 
-    def _record(self, decision: Decision) -> list[Countdown]:
+    def _record(self, decision: Decision, also: Sequence[Record] = ()) -> list[Countdown]:
         records = decision.records
         countdowns: list[Countdown] = []
-        if decision.is_durable:
-            self._write(records)
+        if decision.is_durable or also:
+            self._write(records, also)
             countdowns = self._hold(decision.anew)
         self._apply(records)
         if self.watches.count:
             self._tell(records)
         return countdowns
 
-    def _write(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
+    def _write(
+        self, records: Sequence[CacheStored | CacheRemoved], also: Sequence[Record] = ()
+    ) -> None:
         """Puts those of durable caches into the log and applies them, or Unavailable."""
         caches = self._state.caches
-        durable = [record for record in records if caches[record.cache_id].is_durable]
+        durable: list[Record] = [record for record in records if caches[record.cache_id].is_durable]
         # A value may be refused for want of room; what frees memory takes from the reserve.
-        reserve = not any(isinstance(record, CacheStored) for record in durable)
+        reserve = not also and not any(isinstance(record, CacheStored) for record in durable)
+        durable += also
         if durable:
             if not self._ledger.record_together(durable, reserve=reserve):
                 raise Unavailable("the disk is nearly full; caches are written when there is room")
@@ -373,6 +390,16 @@ class Caches:
             self._apply(burst)
             if self.watches.count:
                 self._tell(burst)
+
+
+def _op(path: Path, row: CacheRow) -> Put | Delete:
+    if row.value is None:
+        return Delete(path, row.key)
+    return Put(path, row.key, row.value, row.ttl_ms)
+
+
+def _nobody(answer: Any) -> None:
+    """Nobody waits for it."""
 
 
 def _only(outcome: list[CacheValue | None] | PenstockError) -> CacheValue | PenstockError | None:

@@ -6,7 +6,7 @@ while what it made deliverable is dispatched in the same turn and shares its com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ from penstock.engine.report import report_topic
 from penstock.engine.routing import Router, RoutingGate, route_many
 from penstock.engine.upkeep import Upkeep
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
+from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Record
 
 
@@ -63,11 +64,15 @@ class EmbeddedEngine:
         self._intake = Intake(parts, self.upkeep)
         self.rejected = self._intake.rejected
         self.ranges = parts.ranges
+        self.journal = parts.journal
         self.registry = parts.registry
         self.caches = parts.caches
         self.streams = parts.streams
+        self.writes = parts.writes
+        self.writes.check_memory = self._intake.check_memory
         self._is_closed = False
         self.caches.start()
+        self.writes.start()
         self.upkeep.start()
 
     # -- produce -------------------------------------------------------------------------------
@@ -242,6 +247,9 @@ class EmbeddedEngine:
 
         self._decide(decide, done)
 
+    def set_progress(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
+        self.parts.progress.advance(topic, group, reached, done)
+
     def list_topics(self, done: Done) -> None:
         self._decide(lambda: sorted(self._state.topics), done)
 
@@ -285,6 +293,7 @@ class EmbeddedEngine:
         self._dispatcher.end_all(reason)
         self.streams.end_all(reason)
         self.caches.end_watches(Unavailable(reason))
+        self.writes.end_waits()
 
     # -- the whole -----------------------------------------------------------------------------
 

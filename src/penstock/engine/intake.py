@@ -59,8 +59,8 @@ class Intake:
             decided = decide_produce(self._state, command, now_ms)
             if decided is None:
                 return None
-            if self._is_in_memory and self._parts.window.is_over():
-                self._check_memory()
+            if self._is_in_memory:
+                self.check_memory()
             message, size = decided
             store(message, size)
         except PenstockError as error:
@@ -78,11 +78,13 @@ class Intake:
         for key in [key for key in self.rejected if key[0] == topic]:
             del self.rejected[key]
 
-    def _check_memory(self) -> None:
+    def check_memory(self) -> None:
         """Without a disk to page to, what no group needs any more makes room; else nothing can."""
-        self._upkeep.reclaim_memory()
-        if self._parts.window.is_over():
-            raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
+        window = self._parts.window
+        if self._is_in_memory and window.is_over():
+            self._upkeep.reclaim_memory()
+            if window.is_over():
+                raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
 
     def _count(self, command: Produce, error: PenstockError) -> None:
         reason, partition = error.code.lower(), ""

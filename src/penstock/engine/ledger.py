@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import Any
 
-from penstock.core.state import BrokerState, apply, apply_message
+from penstock.core.state import BrokerState, apply, apply_message, apply_messages
 from penstock.engine.clock import Clock
 from penstock.engine.histogram import Histogram
 from penstock.engine.scheduler import Scheduler
@@ -45,6 +46,7 @@ class Ledger:
         self.on_turn: Callable[[], None] = _nothing
         self.on_released: Callable[[], None] = _nothing
         self.on_failure: Callable[[Unavailable], None] = _nothing_of
+        self.answers = 0
         self.commit_seconds = Histogram()
         self.answer_seconds = Histogram()
         self._state = state
@@ -114,8 +116,30 @@ class Ledger:
         apply(self._state, also)
         return True
 
+    def store_all(
+        self, messages: Sequence[Message], sizes: Sequence[int], also: Record
+    ) -> Collection[tuple[int, int]] | None:
+        """Appends and applies messages and a record as one; the partitions they are in, by topic.
+        None without room to produce."""
+        encoded = [encode_record(message) for message in messages]
+        encoded.append(encode_record(also))
+        lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
+        places = list(accumulate(lengths, initial=0))
+        if not self.log.has_room(places[-1]):
+            return None
+        start = self.append(encoded)
+        runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
+        for message, size, place in zip(messages, sizes, places, strict=False):
+            runs[message.topic_id, message.partition].append((message, size, place))
+        apply_messages(self._state, messages, runs.values())
+        for run in runs.values():
+            self._window.add_run(run, start)
+        apply(self._state, also)
+        return runs.keys()
+
     def answer(self, done: Done, outcome: Any) -> None:
         """Gives `outcome` to `done` once everything decided so far is durable."""
+        self.answers += 1
         if self.failure is not None:
             done(self.failure)
         elif self._last_seq <= self.log.durable_seq:

@@ -71,6 +71,10 @@ def open_on_disk(
             for partition in topic.partitions:
                 window.log(topic.id, partition.index).first_offset = partition.first_offset
         window.restore(checkpoint.refs)
+        disk = DataDirectory(
+            vfs, directory, checkpoint.files, checkpoint.journal, options.reserve_bytes
+        )
+        disk.staged.load()
         wal = Wal.open(
             vfs,
             directory,
@@ -84,7 +88,6 @@ def open_on_disk(
         lock.release()
         raise
     clock.start_at(state.last_ts)
-    disk = DataDirectory(vfs, directory, checkpoint.files)
     parts = Parts(state, wal, window, clock, scheduler, disk)
     capabilities = Capabilities(True, options.fsync, DURABILITY[options.fsync])
     return EmbeddedEngine(parts, capabilities, router)

@@ -7,26 +7,45 @@ from penstock.engine.burial import Burials
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.drain import Drain
+from penstock.engine.journal import Journal
 from penstock.engine.ledger import Ledger
+from penstock.engine.lookups import Lookups
 from penstock.engine.pages import Pages
+from penstock.engine.progress import GroupProgress
 from penstock.engine.ranges import Ranges
 from penstock.engine.registrar import Registrar
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.staging import Staging
 from penstock.engine.streams import Streams
 from penstock.engine.window import Window
+from penstock.engine.writes import Writes
 from penstock.storage.history_reader import HistoryReader
+from penstock.storage.journal_files import JournalIndex, JournalReader
 from penstock.storage.log import Log
+from penstock.storage.staging import Shelf, StagedFiles, StagedInMemory
 from penstock.storage.vfs import Vfs
 
 
 class DataDirectory:
-    """The disk behind a durable engine. `files` are the history files it was opened with."""
+    """The disk behind a durable engine. `files` are the history files it was opened with, and
+    `journal_index` those of the journal."""
 
-    def __init__(self, vfs: Vfs, path: str, files: list[int]) -> None:
+    def __init__(
+        self,
+        vfs: Vfs,
+        path: str,
+        files: list[int],
+        journal_index: JournalIndex,
+        reserve_bytes: int = 0,
+    ) -> None:
         self.vfs = vfs
         self.path = path
         self.files = files
         self.history = HistoryReader(vfs, path)
+        self.journal = JournalReader(vfs, path)
+        self.journal_index = journal_index
+        self.staged = StagedFiles(vfs, path, reserve_bytes)
 
 
 class Parts:
@@ -52,9 +71,34 @@ class Parts:
         self.dispatcher = Dispatcher(state, window, self.pages, self.ledger)
         self.burials = Burials(state, window, self.pages, self.ledger)
         self.burials.on_buried = self.dispatcher.buried
-        self.ranges = Ranges(
-            state, window, log, disk.history if disk else None, self.ledger, scheduler
+        history = disk.history if disk else None
+        lookups = Lookups(self.ledger, scheduler)
+        self.ranges = Ranges(state, window, log, history, self.ledger, scheduler, lookups)
+        self.journal = Journal(
+            log,
+            disk.journal if disk else None,
+            disk.journal_index if disk else JournalIndex(),
+            state.limits.journal_retention_ms,
+            self.ledger,
+            scheduler,
+            lookups,
+        )
+        self.progress = GroupProgress(
+            state, window, log, history, self.ledger, self.dispatcher, lookups
         )
         self.registry = Registrar(state, self.ledger)
         self.caches = Caches(state, self.ledger, self.registry)
         self.streams = Streams(state, self.ledger, self.registry, self.caches, scheduler)
+        self.writes = self._writes()
+
+    def _writes(self) -> Writes:
+        state, ledger, scheduler = self.state, self.ledger, self.scheduler
+        limit = state.limits.max_staged_bytes
+        shelf: Shelf
+        if self.disk is None:
+            shelf, limit = StagedInMemory(), min(limit, state.limits.memory_bytes)
+        else:
+            shelf = self.disk.staged
+        staging = Staging(state, ledger, scheduler, shelf, limit)
+        drain = Drain(state, ledger, scheduler, shelf, self.caches, self.dispatcher)
+        return Writes(state, ledger, scheduler, staging, drain)

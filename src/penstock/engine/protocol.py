@@ -19,10 +19,15 @@ from penstock.engine.consumers import Consumer, Sink
 from penstock.engine.ledger import Done
 from penstock.model.caching import Delete, Increment, Put, Txn, Watch, WatchEvent
 from penstock.model.errors import PenstockError
+from penstock.model.journal import JournalRequest
 from penstock.model.limits import Limits
+from penstock.model.progress import Reached
 from penstock.model.ranges import RangeRequest
+from penstock.model.splits import SplitRequest
 from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
+from penstock.model.writes import CommitBatch, PieceName
+from penstock.storage.staged_rows import CheckedRows
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -59,6 +64,28 @@ class RangesPart(Protocol):
 
     def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
         """Outcome: an OffsetReport for each partition of the topic."""
+        ...
+
+    def splits(self, request: SplitRequest, done: Done) -> None:
+        """Outcome: Splits."""
+        ...
+
+
+class JournalPart(Protocol):
+    """Reading what happened to messages."""
+
+    def open(self, request: JournalRequest, done: Done) -> None:
+        """Outcome: a Range."""
+        ...
+
+    def offsets(self, fresh: bool, time_ms: int | None, done: Done) -> None:
+        """Outcome: a JournalReport. Fresh: with all in it that was durable when it was asked."""
+        ...
+
+    def splits(
+        self, start: int | None, end: int | None, rows: int, max_rows: int, done: Done
+    ) -> None:
+        """Outcome: Splits."""
         ...
 
 
@@ -222,12 +249,44 @@ class CachesPart(Protocol):
         ...
 
 
+class WritesPart(Protocol):
+    """Writes by batch: staged in pieces, committed as one, stored once."""
+
+    def stage(
+        self,
+        name: PieceName,
+        topic: str,
+        cache: Path | None,
+        nbytes: int,
+        check: Callable[[int], CheckedRows],
+        done: Done,
+    ) -> None:
+        """`check` reads the body of `nbytes`, given the time, on a thread; rows that name no topic
+        are of `topic`. Outcome: a PieceReport, once the piece is durable."""
+        ...
+
+    def commit(self, command: CommitBatch, done: Done) -> None:
+        """Outcome: a CommitReport, when all rows are durable, or it takes long."""
+        ...
+
+    def abort(self, producer: str, batch: int, done: Done) -> None:
+        """Outcome: None. Drops what is staged and not committed."""
+        ...
+
+    def describe(self, producer: str, done: Done) -> None:
+        """Outcome: a WriterReport."""
+        ...
+
+
 class Engine(Protocol):
     limits: Limits
     capabilities: Capabilities
 
     @property
     def ranges(self) -> RangesPart: ...
+
+    @property
+    def journal(self) -> JournalPart: ...
 
     @property
     def registry(self) -> RegistryPart: ...
@@ -237,6 +296,9 @@ class Engine(Protocol):
 
     @property
     def caches(self) -> CachesPart: ...
+
+    @property
+    def writes(self) -> WritesPart: ...
 
     def produce(self, command: Produce, done: Done) -> None:
         """Outcome: the stored Message, or None for a duplicate."""
@@ -275,6 +337,10 @@ class Engine(Protocol):
     ) -> None: ...
 
     def delete_group(self, topic: str, group: str, done: Done) -> None: ...
+
+    def set_progress(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
+        """Outcome: a Reached for each partition named, where the group is now."""
+        ...
 
     def list_topics(self, done: Done) -> None:
         """Outcome: the names, sorted."""

@@ -8,7 +8,6 @@ not need.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -18,32 +17,30 @@ from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
 from penstock.engine.ledger import Done, Ledger
+from penstock.engine.lookups import Lookups
+from penstock.engine.outline import Outline
+from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Chunk, PartitionLog, Window
-from penstock.model.errors import (
-    Internal,
-    InvalidArgument,
-    NotFound,
-    NotYet,
-    OutOfRange,
-    PenstockError,
-)
+from penstock.model.errors import InvalidArgument, NotFound, OutOfRange, PenstockError
 from penstock.model.ranges import OffsetReport, RangeRequest, Selection
 from penstock.model.records import Message, decode_record
-from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
-from penstock.storage.history import BatchRef, HistoryGone
+from penstock.model.splits import MAX_SPLITS, SplitRequest, Splits
+from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
-from penstock.storage.row_stream import FORMS, Form, may_want, message_piece, sealed_piece
+from penstock.storage.row_stream import (
+    FORMS,
+    Form,
+    may_want,
+    message_piece,
+    schema_of,
+    sealed_piece,
+)
+from penstock.storage.splitting import split
 
 PIECE_ROWS = 32_768
 """Rows of the unsealed tail that become one batch."""
-
-_log = logging.getLogger("penstock.engine")
-
-Piece = Callable[[], bytes]
-GotPiece = Callable[[bytes | PenstockError | None], None]
-"""Takes the next bytes, None after the last, or why there are no more."""
 
 
 class Ranges:
@@ -55,7 +52,9 @@ class Ranges:
         history: HistoryReader | None,
         ledger: Ledger,
         scheduler: Scheduler,
+        lookups: Lookups,
     ) -> None:
+        self._lookups = lookups
         self._state = state
         self._window = window
         self._log = log
@@ -68,15 +67,14 @@ class Ranges:
         try:
             topic = find_topic(self._state, request.topic)
             partition = find_partition(topic, request.partition)
-            start, end = _bounds(partition, request)
+            form = FORMS[request.format]
             outcome: RangeRead | PenstockError = RangeRead(
-                self,
-                topic.id,
-                partition.index,
-                start,
-                end,
-                request.selection,
-                FORMS[request.format],
+                partial(self._next_piece, topic.id, partition.index, request.selection, form),
+                self._scheduler,
+                f"partition {partition.index} of topic {topic.name!r}",
+                _bounds(partition, request),
+                form.head(schema_of(request.selection)),
+                form.tail(),
             )
         except PenstockError as error:
             outcome = error
@@ -92,35 +90,32 @@ class Ranges:
         if time_ms is None:
             self._ledger.answer(done, [_offsets(partition) for partition in topic.partitions])
         else:
-            self._ledger.answer(partial(self._find_time, topic, time_ms, done), None)
+            look = partial(self._look_for_time, name, time_ms)
+            self._lookups.run(look, partial(self._ledger.answer, done))
 
-    def _find_time(
-        self, topic: Topic, time_ms: int, done: Done, failure: PenstockError | None
-    ) -> None:
-        if failure is not None:
-            done(failure)
-            return
+    def _look_for_time(self, name: str, time_ms: int) -> Callable[[], list[OffsetReport]]:
+        topic = find_topic(self._state, name)
         reports = [_offsets(partition) for partition in topic.partitions]
         searches = [self._search(topic, partition, time_ms) for partition in topic.partitions]
+        return lambda: [
+            msgspec.structs.replace(report, at_time=search())
+            for report, search in zip(reports, searches, strict=True)
+        ]
 
-        def work() -> None:
-            """On a thread: a time may be in the middle of a batch."""
-            try:
-                found = [search() for search in searches]
-            except (SegmentGone, HistoryGone, NotYetInLog):
-                again = partial(self._find_time, topic, time_ms, done, None)
-                self._scheduler.post(again)
-            except (OSError, ValueError, StorageError, msgspec.MsgspecError) as error:
-                _log.error("cannot look for a time in topic %r: %s", topic.name, error)
-                self._scheduler.post(partial(done, Internal("the topic cannot be read")))
-            else:
-                outcome = [
-                    msgspec.structs.replace(report, at_time=offset)
-                    for report, offset in zip(reports, found, strict=True)
-                ]
-                self._scheduler.post(partial(done, outcome))
+    def splits(self, request: SplitRequest, done: Done) -> None:
+        """Outcome: Splits of what is durable then."""
+        self._lookups.run(
+            partial(self._look_for_splits, request), partial(self._ledger.answer, done)
+        )
 
-        self._scheduler.in_background(work)
+    def _look_for_splits(self, request: SplitRequest) -> Callable[[], Splits]:
+        topic = find_topic(self._state, request.topic)
+        partition = find_partition(topic, request.partition)
+        start, end = _bounds(partition, request)
+        held = self._window.log(topic.id, partition.index)
+        outline = Outline(held, start, self._log, self._history)
+        rows, max_rows = request.rows, request.max_rows
+        return lambda: split(outline.pieces(), start, end, rows, max_rows, MAX_SPLITS)
 
     def _search(self, topic: Topic, partition: Partition, time_ms: int) -> Callable[[], int]:
         """How to find the first offset of that time or later; times never go back."""
@@ -131,7 +126,8 @@ class Ranges:
         start = max(log.sealed_end(), partition.first_offset)
         chunk = next((c for c in log.chunks_from(start) if c.last_ts >= time_ms), None)
         if chunk is None:
-            return lambda: partition.end_offset
+            end = partition.end_offset
+            return lambda: end
         if chunk.messages is None:
             read = self._from_log([chunk], start, partition.end_offset)
         else:
@@ -140,41 +136,36 @@ class Ranges:
 
     # -- for a read ----------------------------------------------------------------------------
 
-    def next_piece(self, read: RangeRead) -> tuple[Piece, int]:
+    def _next_piece(
+        self, topic_id: int, partition: int, selection: Selection, form: Form, at: int, end: int
+    ) -> tuple[Piece, int]:
         """How to read what comes next, and the offset that the piece ends before."""
-        topic = self._state.topics_by_id.get(read.topic_id)
+        topic = self._state.topics_by_id.get(topic_id)
         if topic is None:
             raise NotFound("the topic was deleted while it was read")
-        if read.at < topic.partitions[read.partition].first_offset:
-            raise OutOfRange(f"retention removed offset {read.at} while the range was read")
-        log = self._window.log(read.topic_id, read.partition)
-        return self._sealed(log, read) or self._unsealed(log, read)
-
-    def run(self, work: Callable[[], None]) -> None:
-        self._scheduler.in_background(work)
-
-    def post(self, turn: Callable[[], None]) -> None:
-        self._scheduler.post(turn)
-
-    def _sealed(self, log: PartitionLog, read: RangeRead) -> tuple[Piece, int] | None:
-        ref, history = log.ref_at(read.at), self._history
+        if at < topic.partitions[partition].first_offset:
+            raise OutOfRange(f"retention removed offset {at} while the range was read")
+        log = self._window.log(topic_id, partition)
+        ref, history = log.ref_at(at), self._history
         if ref is None or history is None:
-            return None
-        end = min(ref.last + 1, read.end)
-        if ref.first >= read.end or not may_want(read.selection, ref):
-            return bytes, end
-        return partial(sealed_piece, history, ref, read.at, end, read.selection, read.form), end
+            return self._unsealed(log, at, end, selection, form)
+        stop = min(ref.last + 1, end)
+        if ref.first >= end or not may_want(selection, ref):
+            return bytes, stop
+        return partial(sealed_piece, history, ref, at, stop, selection, form), stop
 
-    def _unsealed(self, log: PartitionLog, read: RangeRead) -> tuple[Piece, int]:
-        chunks = _chunks(log, read.at, read.end)
+    def _unsealed(
+        self, log: PartitionLog, at: int, end: int, selection: Selection, form: Form
+    ) -> tuple[Piece, int]:
+        chunks = _chunks(log, at, end)
         if not chunks:
-            return bytes, read.end
-        end = min(chunks[-1].last + 1, read.end)
+            return bytes, end
+        stop = min(chunks[-1].last + 1, end)
         if chunks[0].messages is None:
-            source = self._from_log(chunks, read.at, end)
+            source = self._from_log(chunks, at, stop)
         else:
-            source = _from_memory(chunks, read.at, end)
-        return partial(message_piece, source, read.selection, read.form), end
+            source = _from_memory(chunks, at, stop)
+        return partial(message_piece, source, selection, form), stop
 
     def _from_log(self, chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Message]]:
         log = self._log
@@ -186,65 +177,6 @@ class Ranges:
             return [r for r in records if isinstance(r, Message) and start <= r.offset < end]
 
         return read
-
-
-class RangeRead:
-    """One reader's way through a range. `next` is asked for one piece at a time."""
-
-    def __init__(
-        self,
-        ranges: Ranges,
-        topic_id: int,
-        partition: int,
-        start: int,
-        end: int,
-        selection: Selection,
-        form: Form,
-    ) -> None:
-        self._ranges = ranges
-        self.topic_id = topic_id
-        self.partition = partition
-        self.start = start
-        self.at = start
-        self.end = end
-        self.selection = selection
-        self.form = form
-        self.head = form.head(selection)
-        self.tail = form.tail()
-
-    def next(self, got: GotPiece) -> None:
-        if self.at >= self.end:
-            got(None)
-            return
-        try:
-            piece, end = self._ranges.next_piece(self)
-        except PenstockError as error:
-            got(error)
-            return
-        self._ranges.run(partial(self._read, piece, end, got))
-
-    def _read(self, piece: Piece, end: int, got: GotPiece) -> None:
-        """On a thread."""
-        try:
-            data = piece()
-        except (SegmentGone, HistoryGone, NotYetInLog):
-            # Sealed or rewritten between the look-up and the read: look again.
-            self._ranges.post(partial(self.next, got))
-        except (OSError, ValueError, StorageError, msgspec.MsgspecError) as error:
-            _log.error(
-                "cannot read topic %d partition %d: %s", self.topic_id, self.partition, error
-            )
-            failure = Internal("a part of the range cannot be read; the broker's log says more")
-            self._ranges.post(partial(got, failure))
-        else:
-            self._ranges.post(partial(self._got, data, end, got))
-
-    def _got(self, data: bytes, end: int, got: GotPiece) -> None:
-        self.at = end
-        if data:
-            got(data)
-        else:
-            self.next(got)
 
 
 def _offsets(partition: Partition) -> OffsetReport:
@@ -263,17 +195,9 @@ def find_partition(topic: Topic, index: int) -> Partition:
     return topic.partitions[index]
 
 
-def _bounds(partition: Partition, request: RangeRequest) -> tuple[int, int]:
+def _bounds(partition: Partition, request: RangeRequest | SplitRequest) -> tuple[int, int]:
     oldest, newest = partition.first_offset, partition.end_offset
-    start = oldest if request.start is None else request.start
-    end = newest if request.end is None else request.end
-    if start < oldest:
-        raise OutOfRange(f"offsets below {oldest} are no longer kept; {start} was asked for")
-    if end > newest:
-        raise NotYet(f"the partition ends at offset {newest}; {end} was asked for")
-    if start > end:
-        raise InvalidArgument(f"start {start} is behind end {end}")
-    return start, end
+    return bounds_within(oldest, newest, request.start, request.end, "offset")
 
 
 def _chunks(log: PartitionLog, start: int, end: int) -> list[Chunk]:

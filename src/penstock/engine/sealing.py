@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from penstock.engine.freshness import Freshness
 from penstock.engine.parts import DataDirectory, Parts
+from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import MIB
 from penstock.storage.history import remove_history
+from penstock.storage.journal_files import remove_journal
 from penstock.storage.seal import Sealed
 from penstock.storage.sealer import Sealer
 
@@ -29,6 +32,7 @@ class Sealing:
         self._idle_rounds = 0
         self._failures = 0
         self._rest_rounds = 0
+        self._began_ms = 0
         self._parts = parts
         self._disk = disk
         self._files = set(disk.files)
@@ -36,6 +40,8 @@ class Sealing:
             disk.path, parts.state.limits, parts.scheduler.post, self._sealed, self._failed
         )
         parts.log.on_rolled = self.run
+        self.freshness = Freshness(parts.log, parts.clock, parts.scheduler, self)
+        parts.journal.freshen = self.freshness.catch_up
 
     @property
     def is_running(self) -> bool:
@@ -45,8 +51,10 @@ class Sealing:
         """Starts a run if there is something to seal and none is under way."""
         closed = self._parts.log.closed_segments()
         if closed and not self.is_running and not self._rest_rounds:
-            nice = PATIENT_NICE if len(closed) < MANY_SEGMENTS else URGENT_NICE
-            self._sealer.start(closed[-1][0], self._files, nice)
+            is_urgent = len(closed) >= MANY_SEGMENTS or self.freshness.is_wanted
+            nice = URGENT_NICE if is_urgent else PATIENT_NICE
+            self._began_ms = self._parts.clock.now_ms()
+            self._sealer.start(closed[-1][0], self._files, nice, self._parts.journal.files)
 
     def note_removed(self, nbytes: int) -> None:
         """Messages were removed whose bytes should go from disk too."""
@@ -54,6 +62,7 @@ class Sealing:
 
     def housekeep(self) -> None:
         """Once a second. A run gives removed bytes back: at once if many, else in a while."""
+        self.freshness.housekeep()
         self._idle_rounds += 1
         self._rest_rounds = max(0, self._rest_rounds - 1)
         is_due = self._removed_bytes >= MANY_REMOVED_BYTES or self._idle_rounds >= IDLE_ROUNDS
@@ -62,7 +71,11 @@ class Sealing:
             self._parts.log.roll()
         self.run()
 
+    def log_failed(self, failure: PenstockError) -> None:
+        self.freshness.give_up(failure)
+
     def stop(self) -> None:
+        self.freshness.stop()
         self._sealer.close()
 
     def _sealed(self, result: Sealed) -> None:
@@ -70,11 +83,12 @@ class Sealing:
         self._idle_rounds = 0
         self._failures = 0
         self._parts.window.seal(result.added, set(result.dropped))
+        self._parts.journal.sealed(result)
         self._parts.log.drop_segments(result.first_segment - 1)
         self._files.update(result.added_files)
         self._files.difference_update(result.dropped)
-        if result.dropped:
-            self._remove(result.dropped)
+        if result.dropped or result.journal_dropped:
+            self._remove(result.dropped, result.journal_dropped)
         for text in result.damaged:
             _log.error("a history file is damaged: %s", text)
         _log.info(
@@ -83,12 +97,18 @@ class Sealing:
             result.seconds,
             result.first_segment,
         )
+        self.freshness.run_ended(self._parts.clock.now_ms() - self._began_ms)
 
-    def _remove(self, files: list[int]) -> None:
+    def _remove(self, files: list[int], journal_files: list[int]) -> None:
         for file in files:
             self._disk.history.forget(file)
         disk = self._disk
-        self._parts.scheduler.in_thread(lambda: remove_history(disk.vfs, disk.path, files))
+
+        def remove() -> None:
+            remove_history(disk.vfs, disk.path, files)
+            remove_journal(disk.vfs, disk.path, journal_files)
+
+        self._parts.scheduler.in_thread(remove)
 
     def _failed(self, text: str) -> None:
         self._failures += 1
@@ -96,3 +116,4 @@ class Sealing:
         _log.warning(
             "sealing the log failed and is tried again in %d s: %s", self._rest_rounds, text
         )
+        self.freshness.give_up(Unavailable("the log could not be sealed; try again later"))

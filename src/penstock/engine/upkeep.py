@@ -77,6 +77,7 @@ class Upkeep:
             self._lapse()
         if self._parts.burials:
             self._parts.burials.run()
+        self._parts.writes.drain.turn()
         self._parts.dispatcher.dispatch()
         if self.pages_to_disk and self._parts.window.is_over():
             self._parts.window.evict()
@@ -147,6 +148,7 @@ class Upkeep:
         self._parts.dispatcher.try_again()
         now_ms = self._ledger.now_ms()
         self._state.produced.forget_expired(now_ms)
+        self._parts.writes.staging.housekeep(now_ms)
         for topic in self._state.topics.values():
             forget_expired_effects(topic, now_ms)
         if self.sealing is None or not self.sealing.is_running:
@@ -159,3 +161,6 @@ class Upkeep:
     def _failed(self, failure: Unavailable) -> None:
         self._parts.dispatcher.end_all(failure.message)
         self._parts.caches.log_failed(failure)
+        self._parts.writes.log_failed(failure)
+        if self.sealing is not None:
+            self.sealing.log_failed(failure)

@@ -84,6 +84,10 @@ class PartitionLog:
         """`chunk_at`, and those behind it."""
         return islice(self.chunks, bisect_left(self.chunks, offset, key=_last_of), None)
 
+    def refs_from(self, offset: int) -> list[BatchRef]:
+        """The sealed batches with messages at or after `offset`."""
+        return self.refs[bisect_left(self.refs, offset, key=_last_of) :]
+
     def ref_at(self, offset: int) -> BatchRef | None:
         index = bisect_left(self.refs, offset, key=_last_of)
         return self.refs[index] if index < len(self.refs) else None

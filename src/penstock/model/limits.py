@@ -72,6 +72,23 @@ MAX_REGISTRY_CHANGES = 10_000
 """Changes kept for those who follow the registry; who is further behind takes a snapshot."""
 
 
+MAX_PRODUCERS = 100_000
+"""Producers of batches that are remembered: all are in memory and in every snapshot."""
+
+MAX_STORING_BATCHES = 16
+"""Batches of one producer that are committed and not stored yet; those behind them wait."""
+
+MAX_COMMIT_PARTS = 10_000
+MAX_COMMIT_PIECES = 10_000
+"""Of one batch: it is decided in one turn of the loop, and is one record."""
+
+MAX_STAGED_PIECES = 100_000
+"""All that are staged: what is known of each is in memory."""
+
+MAX_TARGETS = 1000
+"""Ways in which the rows of one piece find their partitions; each is looked up on the loop."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may set; the defaults are the profile `work`."""
 
@@ -92,6 +109,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     lag_alert_events: int = 1000
     disconnect_slow_ms: int = 0
     cache_memory_bytes: int = 256 * MIB
+    journal_retention_ms: int = 7 * 24 * 3600 * 1000
+    max_staged_bytes: int = 16 * GIB
 
 
 CONTRACT_LIMITS = Limits(max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20)

@@ -19,6 +19,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     from_ms: int | None = None
     to_ms: int | None = None
 
+    def texts(self) -> dict[str, str]:
+        """Columns that must have a certain text, and that text."""
+        values = msgspec.structs.asdict(self).items()
+        return {name: value for name, value in values if isinstance(value, str) and value}
+
 
 EVERYTHING = Selection()
 

@@ -173,6 +173,19 @@ class CacheStored(msgspec.Struct, array_like=True, tag=15, gc=False):
     expires: int = 0
 
 
+class Advanced(msgspec.Struct, array_like=True, tag=20, gc=False):
+    """All of the partition below `next` is done for the group: as somebody said, who keeps count
+    elsewhere. `msgs` and `bytes` of it were not done before."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    next: int
+    msgs: int
+    bytes: int
+
+
 DELETED = 0
 EXPIRED = 1
 EVICTED = 2
@@ -186,6 +199,33 @@ class CacheRemoved(msgspec.Struct, array_like=True, tag=16, gc=False):
     key: str
     version: int
     how: int = DELETED
+
+
+class StagedRows(msgspec.Struct, array_like=True, gc=False):
+    """A staged piece of a batch, by its number, and its rows."""
+
+    number: int
+    rows: int
+
+
+class WriteCommitted(msgspec.Struct, array_like=True, tag=17, gc=False):
+    """A producer's batch is fixed: the rows of these pieces, in order, are stored from now on."""
+
+    ts: int
+    producer: str
+    batch: int
+    rows: int
+    pieces: list[StagedRows]
+    once: bool = False
+
+
+class WriteStored(msgspec.Struct, array_like=True, tag=18, gc=False):
+    """The first `done` rows of a committed batch are stored; with the last of them it is done."""
+
+    ts: int
+    producer: str
+    batch: int
+    done: int
 
 
 PENDING = 0
@@ -212,6 +252,9 @@ Record = (
     | RegistryChanged
     | CacheStored
     | CacheRemoved
+    | Advanced
+    | WriteCommitted
+    | WriteStored
 )
 
 _encoder = msgspec.msgpack.Encoder()

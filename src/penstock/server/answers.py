@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.model.progress import Reached
 from penstock.model.ranges import OffsetReport
 from penstock.model.streams import Lag
 
@@ -29,6 +30,10 @@ class TopicAnswer(msgspec.Struct):
 
 class TopicOffsets(msgspec.Struct):
     partitions: list[OffsetReport]
+
+
+class GroupProgressAnswer(msgspec.Struct):
+    partitions: list[Reached]
 
 
 class VersionAnswer(msgspec.Struct):

@@ -42,17 +42,17 @@ def envelope_of(body: EnvelopeBody) -> tuple[Envelope | None, int]:
     """The envelope in normal form, None if there is nothing in it, and its deadline in ms."""
     for name in ("run_id", "step_id", "parent_step_id", "tenant_id", "idempotency_key"):
         _check_length(getattr(body, name), f"envelope.{name}")
-    deadline, deadline_ms = _deadline(body.deadline)
+    deadline, deadline_ms = deadline_of(body.deadline)
     envelope = Envelope(
         run_id=body.run_id or "",
         step_id=body.step_id or "",
         parent_step_id=body.parent_step_id or "",
         tenant_id=body.tenant_id or "",
         idempotency_key=body.idempotency_key or "",
-        target_topic=_target(body.target_topic),
+        target_topic=target_of(body.target_topic),
         partition_override=_override(body.partition_override),
         deadline=deadline,
-        retry_policy=_policy(body.retry_policy),
+        retry_policy=policy_of(body.retry_policy),
     )
     return (None if envelope == _EMPTY else envelope), deadline_ms
 
@@ -126,7 +126,7 @@ def lease_of(lease_ms: int | None, default_ms: int) -> int:
     return lease_ms or default_ms
 
 
-def _target(raw: str | None) -> str:
+def target_of(raw: str | None) -> str:
     return clean_name(raw, "envelope.target_topic") if raw and raw.strip() else ""
 
 
@@ -136,7 +136,7 @@ def _override(raw: int | None) -> int | None:
     return raw
 
 
-def _policy(body: RetryPolicyBody | None) -> RetryPolicy | None:
+def policy_of(body: RetryPolicyBody | None) -> RetryPolicy | None:
     if body is None:
         return None
     policy = RetryPolicy(body.max_attempts or 0, body.backoff_ms or 0, body.max_backoff_ms or 0)
@@ -163,7 +163,7 @@ def _query_deadline(params: dict[str, str]) -> str | None:
     return moment.isoformat(timespec="milliseconds")
 
 
-def _deadline(raw: str | None) -> tuple[str, int]:
+def deadline_of(raw: str | None) -> tuple[str, int]:
     """The deadline as it comes back to readers, and in ms; ("", 0) without one."""
     if not raw:
         return "", 0

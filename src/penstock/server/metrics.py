@@ -45,6 +45,7 @@ class Metrics:
             yield from _timings(engine)
             yield from _streams(engine)
             yield from _caches(engine)
+            yield from _writes(engine)
 
 
 def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
@@ -171,6 +172,15 @@ def _caches(engine: EmbeddedEngine) -> Iterator[Metric]:
             nbytes.add_metric(cache.path, cache.bytes)
     yield from (*(family for family, _ in families), entries, nbytes)
     yield _gauge("penstock_cache_watches", "Open watches", engine.caches.watches.count)
+
+
+def _writes(engine: EmbeddedEngine) -> Iterator[Metric]:
+    staging, drain = engine.writes.staging, engine.writes.drain
+    yield _gauge("penstock_staged_bytes", "Bytes of staged pieces", staging.bytes)
+    yield _gauge("penstock_staged_pieces", "Pieces that are staged", staging.pieces)
+    yield _gauge("penstock_storing_batches", "Batches that are stored", engine.writes.storing)
+    yield _counter("penstock_written_rows", "Rows of batches that were stored", drain.rows)
+    yield _counter("penstock_skipped_rows", "Rows whose topic or cache had gone", drain.skipped)
 
 
 def _families(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.protocol import Range
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
-from penstock.model.limits import KIB
+from penstock.model.limits import KIB, MAX_OFFSET
 from penstock.model.names import clean_name
 from penstock.model.ranges import RangeFormat, RangeRequest, Selection
+from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest
 from penstock.server.answers import TopicOffsets
 from penstock.server.hub import Hub, send_outcome
 from penstock.server.replies import NDJSON_TYPE
@@ -92,32 +93,45 @@ class RangeStream:
 
 
 def read_range(hub: Hub, request: Request, reply: Reply, topic: str, partition: str) -> None:
-    if request.method == b"HEAD":
-        raise MethodNotAllowed("GET")
-    if hub.is_draining:
-        raise Unavailable("the broker is stopping")
+    check_readable(hub, request)
     params = request.params()
-    name, content_type = _format(params.get("format") or "arrow")
+    name, content_type = form_of(params)
     wanted = RangeRequest(
         topic=clean_name(topic, "topic"),
         partition=_partition(partition),
-        start=_not_negative(params, "start"),
-        end=_not_negative(params, "end"),
+        start=not_negative(params, "start"),
+        end=not_negative(params, "end"),
         format=name,
         selection=Selection(
-            columns=tuple(column for column in params.get("columns", "").split(",") if column),
+            columns=columns_of(params),
             tenant_id=params.get("tenant_id", ""),
             run_id=params.get("run_id", ""),
-            from_ms=_not_negative(params, "from_ms"),
-            to_ms=_not_negative(params, "to_ms"),
+            from_ms=not_negative(params, "from_ms"),
+            to_ms=not_negative(params, "to_ms"),
         ),
     )
     stream = RangeStream(reply, content_type)
     reply.when_first(lambda: hub.engine.ranges.open(wanted, stream.opened))
 
 
+def read_splits(hub: Hub, request: Request, reply: Reply, topic: str, partition: str) -> None:
+    params = request.params()
+    rows, max_rows = split_sizes(params)
+    wanted = SplitRequest(
+        topic=clean_name(topic, "topic"),
+        partition=_partition(partition),
+        start=not_negative(params, "start"),
+        end=not_negative(params, "end"),
+        rows=rows,
+        max_rows=max_rows,
+    )
+    hub.engine.ranges.splits(
+        wanted, lambda outcome: send_outcome(reply, outcome, 200, lambda splits: splits)
+    )
+
+
 def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
-    time_ms = _not_negative(request.params(), "time_ms")
+    time_ms = not_negative(request.params(), "time_ms")
     hub.engine.ranges.offsets(
         clean_name(topic, "topic"),
         time_ms,
@@ -125,10 +139,35 @@ def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
     )
 
 
-def _format(name: str) -> tuple[RangeFormat, bytes]:
+def check_readable(hub: Hub, request: Request) -> None:
+    """Rows are streamed: a head alone would say nothing of them."""
+    if request.method == b"HEAD":
+        raise MethodNotAllowed("GET")
+    if hub.is_draining:
+        raise Unavailable("the broker is stopping")
+
+
+def columns_of(params: dict[str, str]) -> tuple[str, ...]:
+    return tuple(column for column in params.get("columns", "").split(",") if column)
+
+
+def form_of(params: dict[str, str]) -> tuple[RangeFormat, bytes]:
+    """The form that was asked for, and its content type."""
+    name = params.get("format") or "arrow"
     if name not in _FORMATS:
         raise InvalidArgument(f"unknown format {name!r}; there are {', '.join(_FORMATS)}")
     return _FORMATS[name]
+
+
+def split_sizes(params: dict[str, str]) -> tuple[int, int]:
+    """Rows of each split, and of all together, at most."""
+    rows = whole_number(params, "rows")
+    max_rows = whole_number(params, "max_rows")
+    if rows is not None and not 1 <= rows <= MAX_SPLIT_ROWS:
+        raise InvalidArgument(f"rows must be between 1 and {MAX_SPLIT_ROWS}")
+    if max_rows is not None and not 1 <= max_rows <= MAX_OFFSET:
+        raise InvalidArgument(f"max_rows must be between 1 and {MAX_OFFSET}")
+    return rows or SPLIT_ROWS, max_rows or MAX_OFFSET
 
 
 def _partition(text: str) -> int:
@@ -138,7 +177,7 @@ def _partition(text: str) -> int:
     return index
 
 
-def _not_negative(params: dict[str, str], name: str) -> int | None:
+def not_negative(params: dict[str, str], name: str) -> int | None:
     number = whole_number(params, name)
     if number is not None and number < 0:
         raise InvalidArgument(f"{name} must be 0 or more")

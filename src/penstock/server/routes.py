@@ -6,12 +6,14 @@ from penstock.server import (
     consume,
     data_routes,
     effect_routes,
+    journal_routes,
     system_routes,
     topic_routes,
 )
 from penstock.server.felix import registry_feed, registry_routes
 from penstock.server.felix.routes import felix_route
 from penstock.server.hub import Handler, Routes
+from penstock.server.write_routes import write_route
 
 ROUTES: Routes = {
     b"/v1/healthz": {b"GET": system_routes.healthz},
@@ -30,6 +32,9 @@ ROUTES: Routes = {
     b"/v1/idempotency/renew": {b"POST": effect_routes.renew},
     b"/v1/idempotency/commit": {b"POST": effect_routes.commit},
     b"/v1/idempotency/fail": {b"POST": effect_routes.fail},
+    b"/v1/journal": {b"GET": journal_routes.read_journal},
+    b"/v1/journal/offsets": {b"GET": journal_routes.read_positions},
+    b"/v1/journal/splits": {b"GET": journal_routes.read_splits},
     b"/v1/tenants": {b"GET": registry_routes.list_tenants, b"POST": registry_routes.create_tenant},
     b"/v1/registry": {b"GET": registry_feed.status},
     b"/v1/registry/snapshot": {b"GET": registry_feed.snapshot},
@@ -39,4 +44,4 @@ ROUTES: Routes = {
 
 def path_route(path: bytes) -> dict[bytes, Handler] | None:
     """For paths with names in them."""
-    return felix_route(path) or topic_routes.topic_route(path)
+    return felix_route(path) or topic_routes.topic_route(path) or write_route(path)

@@ -52,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lag_alert_events: int = _work.lag_alert_events
     disconnect_slow_ms: int = _work.disconnect_slow_ms
     cache_memory_bytes: int = _work.cache_memory_bytes
+    journal_retention_ms: int = _work.journal_retention_ms
+    max_staged_bytes: int = _work.max_staged_bytes
     ws_ping_ms: int = 20_000
     control_plane: str = ""
     control_plane_token_file: str = ""
@@ -81,6 +83,7 @@ MINIMUM = {
     "fsync_interval_ms": 1,
     "lag_alert_events": 0,
     "disconnect_slow_ms": 0,
+    "journal_retention_ms": 0,
 }
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 

@@ -10,7 +10,8 @@ import msgspec
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.names import clean_name
 from penstock.server.hub import Handler, Hub, send_outcome
-from penstock.server.range_routes import read_offsets, read_range
+from penstock.server.progress_routes import set_progress
+from penstock.server.range_routes import read_offsets, read_range, read_splits
 from penstock.server.requests import Request, decode_body, path_name, whole_number
 from penstock.server.wire import RetentionBody, TopicBody
 
@@ -59,7 +60,7 @@ def _created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockE
 
 
 def topic_route(path: bytes) -> dict[bytes, Handler] | None:
-    """/v1/topics/{topic}, its groups/{group}, partitions/{partition}/records and offsets."""
+    """/v1/topics/{topic}, its groups, its offsets, and the records and splits of a partition."""
     if not path.startswith(PREFIX):
         return None
     parts = path[len(PREFIX) :].split(b"/")
@@ -67,8 +68,8 @@ def topic_route(path: bytes) -> dict[bytes, Handler] | None:
         return _TOPIC
     if len(parts) == 3 and parts[1] == b"groups" and parts[0] and parts[2]:
         return _GROUP
-    if len(parts) == 4 and parts[1] == b"partitions" and parts[3] == b"records" and parts[0]:
-        return _RECORDS
+    if len(parts) == 4 and all(parts):
+        return _PARTS.get((parts[1], parts[3]))
     if len(parts) == 2 and parts[1] == b"offsets" and parts[0]:
         return _OFFSETS
     return None
@@ -111,11 +112,25 @@ def _read_range(hub: Hub, request: Request, reply: Reply) -> None:
     read_range(hub, request, reply, topic, partition)
 
 
+def _read_splits(hub: Hub, request: Request, reply: Reply) -> None:
+    topic, _, partition, _ = _names(request)
+    read_splits(hub, request, reply, topic, partition)
+
+
+def _set_progress(hub: Hub, request: Request, reply: Reply) -> None:
+    topic, _, group, _ = _names(request)
+    set_progress(hub, request, reply, topic, group)
+
+
 def _read_offsets(hub: Hub, request: Request, reply: Reply) -> None:
     read_offsets(hub, request, reply, _names(request)[0])
 
 
 _TOPIC: dict[bytes, Handler] = {b"GET": _describe, b"PATCH": _configure, b"DELETE": _delete}
 _GROUP: dict[bytes, Handler] = {b"DELETE": _delete_group}
-_RECORDS: dict[bytes, Handler] = {b"GET": _read_range}
+_PARTS: dict[tuple[bytes, bytes], dict[bytes, Handler]] = {
+    (b"groups", b"progress"): {b"POST": _set_progress},
+    (b"partitions", b"records"): {b"GET": _read_range},
+    (b"partitions", b"splits"): {b"GET": _read_splits},
+}
 _OFFSETS: dict[bytes, Handler] = {b"GET": _read_offsets}

@@ -37,6 +37,26 @@ class ProduceBody(_Strict):
     envelope: EnvelopeBody | None = None
 
 
+class CacheRowBody(_Strict):
+    """A line of a piece for a cache; `value` is base64, and without one the key is deleted."""
+
+    key: str | None = None
+    value: bytes | None = None
+    ttl_ms: int | None = None
+
+
+class PartBody(_Strict):
+    part: int | None = None
+    attempt: str | None = None
+    pieces: int | None = None
+    rows: int | None = None
+
+
+class CommitBody(_Strict):
+    parts: list[PartBody]
+    once: bool = False
+
+
 class AckBody(_Strict):
     topic: str | None = None
     group: str | None = None
@@ -62,6 +82,15 @@ class TopicBody(_Strict):
 class RetentionBody(_Strict):
     retention_ms: int | None = None
     retention_bytes: int | None = None
+
+
+class ReachedBody(_Strict):
+    partition: int | None = None
+    next: int | None = None
+
+
+class ProgressBody(_Strict):
+    partitions: list[ReachedBody] | None = None
 
 
 class ConsumeBody(_Strict):

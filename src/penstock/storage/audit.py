@@ -1,8 +1,8 @@
 """Everything that a start reads, judged in the same order by the same code, and nothing changed.
 
 Invariant: `Audit.damage` is what a start would be refused for, or None if it would succeed; what
-a start does not look at (the batches of history) is checked too, and told apart. The caller is
-alone in the directory (`alone_in`). Must not know what is done about what it finds.
+a start does not look at (the batches of history and journal) is checked too, and told apart. The
+caller is alone in the directory (`alone_in`). Must not know what is done about what it finds.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from penstock.storage.checkpoint import (
 from penstock.storage.errors import CorruptLog, CorruptManifest
 from penstock.storage.history import BatchRef, HistoryFile, history_name
 from penstock.storage.history_reader import HistoryReader
+from penstock.storage.journal_files import JournalFile, JournalReader, JournalRef
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.recovery import walk_log
 from penstock.storage.segments import Tail, list_segments
 from penstock.storage.snapshot import snapshot_name
 from penstock.storage.vfs import Vfs
+
+SealedKind = Literal["manifest", "snapshot", "history", "journal"]
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -46,10 +49,10 @@ class Damage(msgspec.Struct, frozen=True):
 
 class SealedFile(msgspec.Struct, frozen=True):
     """The manifest, or a file that it names. `position` and `detail` say where it is damaged, and
-    `lost` which messages cannot be delivered for that."""
+    `lost` which messages cannot be delivered for that, or which rows cannot be read."""
 
     path: str
-    kind: Literal["manifest", "snapshot", "history"]
+    kind: SealedKind
     state: Literal["sound", "damaged", "missing"]
     refuses_start: bool = False
     position: int = 0
@@ -68,6 +71,7 @@ class Audit(msgspec.Struct):
     first_segment: int
     files: list[SealedFile]
     history: list[HistoryFile] = []
+    journal: list[JournalFile] = []
     leftovers: list[str] = []
     torn: list[Tail] = []
     log_damage: Damage | None = None
@@ -106,8 +110,9 @@ def audit(vfs: Vfs, directory: str) -> Audit:
     manifest = manifest or Manifest()
     snapshot, state = _snapshot(vfs, directory, manifest)
     files += [_history_file(vfs, directory, file, state) for file in manifest.history]
+    files += [_journal_file(vfs, directory, file) for file in manifest.journal.files]
     files += [] if snapshot is None else [snapshot]
-    found = Audit(manifest.first_segment, files, manifest.history)
+    found = Audit(manifest.first_segment, files, manifest.history, manifest.journal.files)
     found.leftovers = leftovers(vfs, directory, manifest)
     for number, path in list_segments(vfs, directory):
         if number < manifest.first_segment:
@@ -134,7 +139,7 @@ def _history_file(
     vfs: Vfs, directory: str, file: HistoryFile, state: BrokerState | None
 ) -> SealedFile:
     try:
-        check_whole(vfs, directory, file)
+        check_whole(vfs, os.path.join(directory, history_name(file.number)), file.size)
     except CorruptLog as error:
         lost = messages_of(file.batches, state)
         return _bad(vfs, error, "history", refuses_start=True, lost=lost)
@@ -153,10 +158,35 @@ def _history_file(
     return _bad(vfs, first, "history", lost=messages_of(damaged, state))
 
 
+def _journal_file(vfs: Vfs, directory: str, file: JournalFile) -> SealedFile:
+    reader = JournalReader(vfs, directory)
+    path = reader.path(file.number)
+    try:
+        check_whole(vfs, path, file.size)
+    except CorruptLog as error:
+        return _bad(vfs, error, "journal", refuses_start=True, lost=rows_of(file.batches))
+    first: CorruptLog | None = None
+    damaged: list[JournalRef] = []
+    for ref in file.batches:
+        try:
+            reader.check(ref)
+        except CorruptLog as error:
+            first = first or error
+            damaged.append(ref)
+    if first is None:
+        return SealedFile(path, "journal", "sound")
+    return _bad(vfs, first, "journal", lost=rows_of(damaged))
+
+
+def rows_of(refs: list[JournalRef]) -> list[str]:
+    """What is in these batches, in words."""
+    return [f"positions {r.first} to {r.last} ({r.rows} rows) of the journal" for r in refs]
+
+
 def _bad(
     vfs: Vfs,
     error: CorruptLog,
-    kind: Literal["manifest", "snapshot", "history"],
+    kind: SealedKind,
     *,
     refuses_start: bool = False,
     lost: list[str] | None = None,

@@ -1,8 +1,8 @@
 """The checkpoint: what a start finds sealed, before it replays the rest of the log.
 
 Invariant: everything the manifest names is there, or CorruptLog says what is not and nothing has
-been changed; afterwards the directory holds no snapshot or history file besides those. The log's
-segments are not touched. Must not know how sealing works, only what it leaves.
+been changed; afterwards the directory holds no snapshot, history or journal file besides those.
+The log's segments are not touched. Must not know how sealing works, only what it leaves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.core.state import BrokerState
 from penstock.model.limits import Limits
 from penstock.storage.errors import CorruptHistory, CorruptManifest, DirectoryInUse
 from penstock.storage.history import BatchRef, HistoryFile, history_name, history_number
+from penstock.storage.journal_files import JournalIndex, journal_name, journal_number
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.segments import list_segments
 from penstock.storage.snapshot import load_snapshot, snapshot_name, snapshot_number
@@ -37,6 +38,7 @@ class Checkpoint(msgspec.Struct):
     refs: list[BatchRef]
     files: list[int]
     first_segment: int
+    journal: JournalIndex = JournalIndex()
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
@@ -47,8 +49,8 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         if manifest is None:
             check_never_sealed(vfs, directory)
             manifest = Manifest()
-        for file in manifest.history:
-            check_whole(vfs, directory, file)
+        for name, size in named_files(manifest):
+            check_whole(vfs, os.path.join(directory, name), size)
         state = load_state(vfs, directory, manifest, limits)
         for path in leftovers(vfs, directory, manifest):
             remove_if_there(vfs, path)
@@ -59,6 +61,7 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         live_refs(manifest.history, state),
         [file.number for file in manifest.history],
         manifest.first_segment,
+        manifest.journal,
     )
 
 
@@ -102,8 +105,14 @@ def check_never_sealed(vfs: Vfs, directory: str) -> None:
         raise CorruptManifest(path, 0, "missing, but there are sealed files beside it")
 
 
-def check_whole(vfs: Vfs, directory: str, file: HistoryFile) -> None:
-    path = os.path.join(directory, history_name(file.number))
+def named_files(manifest: Manifest) -> list[tuple[str, int]]:
+    """Name and size of every file of history and journal."""
+    history = [(history_name(file.number), file.size) for file in manifest.history]
+    return history + [(journal_name(file.number), file.size) for file in manifest.journal.files]
+
+
+def check_whole(vfs: Vfs, path: str, wanted: int) -> None:
+    """CorruptHistory unless the file is there, with so many bytes."""
     try:
         fd = vfs.open_read(path)
     except FileNotFoundError:
@@ -112,14 +121,14 @@ def check_whole(vfs: Vfs, directory: str, file: HistoryFile) -> None:
         size = vfs.size(fd)
     finally:
         vfs.close(fd)
-    if size != file.size:
-        raise CorruptHistory(path, min(size, file.size), f"{size} bytes long, it had {file.size}")
+    if size != wanted:
+        raise CorruptHistory(path, min(size, wanted), f"{size} bytes long, it had {wanted}")
 
 
 def leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> list[str]:
     """What a crash left between writing files and naming them, or naming and removing."""
     wanted = {MANIFEST_NAME, snapshot_name(manifest.snapshot)}
-    wanted.update(history_name(file.number) for file in manifest.history)
+    wanted.update(name for name, _ in named_files(manifest))
     found = []
     for name in sorted(vfs.listdir(directory)):
         whole = name.removesuffix(".tmp")
@@ -129,4 +138,5 @@ def leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> list[str]:
 
 
 def _is_sealed(name: str) -> bool:
-    return history_number(name) is not None or snapshot_number(name) is not None
+    numbers = (history_number(name), journal_number(name), snapshot_number(name))
+    return any(number is not None for number in numbers)

@@ -29,7 +29,7 @@ PLAIN_SCHEMA = pa.schema(
     ]
 )
 
-_ENVELOPE_COLUMNS = {
+ENVELOPE_COLUMNS = {
     "run_id": _TEXT,
     "step_id": _TEXT,
     "parent_step_id": _TEXT,
@@ -39,12 +39,12 @@ _ENVELOPE_COLUMNS = {
     "partition_override": pa.int32(),
     "deadline": _TEXT,
 }
-_RETRY_COLUMNS = {
+RETRY_COLUMNS = {
     "retry_max_attempts": _INT,
     "retry_backoff_ms": _INT,
     "retry_max_backoff_ms": _INT,
 }
-_ROUTING_COLUMNS = {
+ROUTING_COLUMNS = {
     "routing_label": _TEXT,
     "routing_meta": pa.map_(_TEXT, _TEXT),
 }
@@ -58,7 +58,7 @@ _DLQ_COLUMNS = {
     "dlq_routed_at_ms": _INT,
 }
 
-_EXTRA_COLUMNS = _ENVELOPE_COLUMNS | _RETRY_COLUMNS | _ROUTING_COLUMNS | _DLQ_COLUMNS
+_EXTRA_COLUMNS = ENVELOPE_COLUMNS | RETRY_COLUMNS | ROUTING_COLUMNS | _DLQ_COLUMNS
 SCHEMA = pa.schema(
     [*PLAIN_SCHEMA, *(pa.field(name, kind) for name, kind in _EXTRA_COLUMNS.items())]
 )
@@ -98,14 +98,14 @@ def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Message]:
     """Converts every row: slice the batch first."""
-    columns = _present(batch)
+    envelopes, routings = extras_of(batch)
     rows = zip(
         batch.column("offset").to_pylist(),
         batch.column("timestamp").view(_INT).to_pylist(),
         batch.column("key").to_pylist(),
         batch.column("value").to_pylist(),
-        _envelopes(columns, batch.num_rows),
-        _routings(columns, batch.num_rows),
+        envelopes,
+        routings,
         strict=True,
     )
     return [
@@ -114,19 +114,25 @@ def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Me
     ]
 
 
+def extras_of(batch: pa.RecordBatch) -> tuple[list[Envelope | None], list[Routing | None]]:
+    """Envelope and routing of every row; columns that are not there are null."""
+    columns = _present(batch)
+    return _envelopes(columns, batch.num_rows), _routings(columns, batch.num_rows)
+
+
 # Into columns
 
 
 def _envelope_columns(envelopes: list[Envelope]) -> list[pa.Array]:
     columns = []
-    for name, kind in _ENVELOPE_COLUMNS.items():
+    for name, kind in ENVELOPE_COLUMNS.items():
         values = map(attrgetter(name), envelopes)
         if kind is _TEXT:
             columns.append(pa.array([value or None for value in values], kind))
         else:
             columns.append(pa.array(list(values), kind))
     policies = [envelope.retry_policy for envelope in envelopes]
-    return columns + [_retry_column(policies, name) for name in _RETRY_COLUMNS]
+    return columns + [_retry_column(policies, name) for name in RETRY_COLUMNS]
 
 
 def _retry_column(policies: list[RetryPolicy | None], name: str) -> pa.Array:
@@ -139,7 +145,7 @@ def _retry_column(policies: list[RetryPolicy | None], name: str) -> pa.Array:
 def _routing_columns(routings: list[Routing | None]) -> list[pa.Array]:
     labels = [(routing.label or None) if routing else None for routing in routings]
     metas = [None if routing is None else list(routing.meta.items()) for routing in routings]
-    return [pa.array(labels, _TEXT), pa.array(metas, _ROUTING_COLUMNS["routing_meta"])]
+    return [pa.array(labels, _TEXT), pa.array(metas, ROUTING_COLUMNS["routing_meta"])]
 
 
 def _dlq_columns(letters: list[DeadLetter | None]) -> list[pa.Array]:
@@ -165,7 +171,7 @@ def _present(batch: pa.RecordBatch) -> dict[str, list[Any]]:
 
 
 def _envelopes(columns: dict[str, list[Any]], rows: int) -> list[Envelope | None]:
-    members = {name: columns[name] for name in _ENVELOPE_COLUMNS if name in columns}
+    members = {name: columns[name] for name in ENVELOPE_COLUMNS if name in columns}
     if "retry_max_attempts" in columns:
         members["retry_policy"] = _policies(columns)
     if "dlq_original_topic" in columns:
@@ -186,7 +192,7 @@ def _envelope(members: dict[str, Any]) -> Envelope | None:
 
 
 def _policies(columns: dict[str, list[Any]]) -> list[RetryPolicy | None]:
-    rows = zip(*(columns[name] for name in _RETRY_COLUMNS), strict=True)
+    rows = zip(*(columns[name] for name in RETRY_COLUMNS), strict=True)
     return [None if row[0] is None else RetryPolicy(*row) for row in rows]
 
 

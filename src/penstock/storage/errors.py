@@ -4,7 +4,8 @@ StorageError
 ├── CorruptLog             a segment of the log is damaged
 │   ├── CorruptManifest    the same of the MANIFEST,
 │   ├── CorruptSnapshot    of a snapshot,
-│   └── CorruptHistory     of a history file
+│   ├── CorruptHistory     of a history file
+│   └── CorruptStaged      of a staged piece
 ├── DirectoryInUse         another process has the directory
 ├── NotYetInLog       a position was read whose frame is not closed
 └── SegmentGone            a position was read whose segment has been dropped (sealed or expired)
@@ -67,6 +68,16 @@ class CorruptHistory(CorruptLog):
         "within it stops only the groups that need these messages; if it is missing or has "
         "another length, the broker does not start before it is restored or `penstock wal repair "
         "--set-damage-aside` has given up its messages"
+    )
+
+
+class CorruptStaged(CorruptLog):
+    """No start is refused for it. Before its commit a piece that is damaged is not staged; after
+    it, the batch cannot be stored any further."""
+
+    advice = (
+        "Restore this file from a copy that has it: under one name it never changes. Until then "
+        "the batch it belongs to is not stored any further; all else goes on"
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pyarrow as pa
@@ -115,10 +115,9 @@ def write_history(
 def _write_batches(
     vfs: Vfs, fd: int, number: int, batches: Iterable[tuple[int, int, pa.RecordBatch]]
 ) -> HistoryFile:
-    sink = _Sink(vfs, fd)
+    sink = ArrowSink(vfs, fd)
     refs: list[BatchRef] = []
-    # The writer puts the file's head before the first batch, not when it is opened.
-    start = _MAGIC_BYTES + SCHEMA.serialize().size
+    start = head_bytes(SCHEMA)
     with pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA) as writer:
         for topic_id, partition, rows in batches:
             batch = complete(rows)
@@ -131,6 +130,37 @@ def _write_batches(
             start = sink.tell()
     sink.flush()
     return HistoryFile(number, sink.tell(), refs)
+
+
+def head_bytes(schema: pa.Schema) -> int:
+    """Where a file's first batch begins. The writer puts the head there with that batch, not when
+    it is opened."""
+    return _MAGIC_BYTES + int(schema.serialize().size)
+
+
+def joined(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Neighbours together, as many as fit into a batch."""
+    run: list[pa.RecordBatch] = []
+    rows = size = 0
+    for chunk in chunks:
+        if run and (
+            rows + chunk.num_rows > MAX_BATCH_ROWS or size + chunk.nbytes > MAX_BATCH_BYTES
+        ):
+            yield _concatenated(run)
+            run, rows, size = [], 0, 0
+        run.append(chunk)
+        rows += chunk.num_rows
+        size += chunk.nbytes
+    if run:
+        yield _concatenated(run)
+
+
+def _concatenated(run: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(run) == 1:
+        return run[0]
+    if len({chunk.num_columns for chunk in run}) > 1:
+        run = [complete(chunk) for chunk in run]
+    return pa.concat_batches(run)
 
 
 def _ref(
@@ -167,7 +197,7 @@ def _text_bytes(batch: pa.RecordBatch, name: str) -> int:
     return int(total or 0)
 
 
-class _Sink:
+class ArrowSink:
     """What Arrow's writer writes into. Keeps the checksum of the current batch, and leaves long
     runs of zeros out as holes: a column without values then takes no room on disk."""
 

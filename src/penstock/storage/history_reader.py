@@ -13,8 +13,8 @@ import threading
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
@@ -33,6 +33,9 @@ _CHECK_BYTES = 1024 * 1024
 
 class HistoryReader:
     """A small cache of mapped files over one data directory."""
+
+    schema = SCHEMA
+    order = "offset"
 
     def __init__(self, vfs: Vfs, directory: str, open_files: int = OPEN_FILES) -> None:
         self._vfs = vfs
@@ -63,8 +66,12 @@ class HistoryReader:
         """How many messages from `offset` on, and their bytes of keys and values."""
         batch = self.batch(ref)
         start, end = row_at(batch, offset), batch.num_rows
-        keys, values = _integers(batch, "key", "i"), _integers(batch, "value", "i")
+        keys, values = integers(batch, "key", "i"), integers(batch, "value", "i")
         return end - start, keys[end] - keys[start] + values[end] - values[start]
+
+    def offsets(self, ref: BatchRef) -> Sequence[int]:
+        """Those of all the batch's messages, mapped."""
+        return _offsets(self.batch(ref))
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
         """The whole batch, mapped: no row is converted or copied."""
@@ -73,7 +80,7 @@ class HistoryReader:
     def offset_at(self, ref: BatchRef, time_ms: int) -> int:
         """The batch's first offset of that time or later, which it has."""
         batch = self.batch(ref)
-        return _offsets(batch)[bisect_left(_integers(batch, "timestamp", "q"), time_ms * 1000)]
+        return _offsets(batch)[bisect_left(integers(batch, "timestamp", "q"), time_ms * 1000)]
 
     def raw(self, ref: BatchRef) -> bytes:
         """The batch as it is on disk: one message of an Arrow stream."""
@@ -141,13 +148,29 @@ def _open(vfs: Vfs, path: str) -> int:
         raise HistoryGone(path) from None
 
 
-def check_batch(vfs: Vfs, path: str, ref: BatchRef) -> None:
+class StoredBatch(Protocol):
+    """Where the bytes of batch `index` of a file are, and their checksum."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def crc(self) -> int: ...
+
+
+def check_batch(vfs: Vfs, path: str, ref: StoredBatch) -> None:
     """CorruptHistory unless the batch's bytes are those that were written."""
     for _ in checked_batch(vfs, path, ref):
         pass
 
 
-def checked_batch(vfs: Vfs, path: str, ref: BatchRef) -> Iterator[bytes]:
+def checked_batch(vfs: Vfs, path: str, ref: StoredBatch) -> Iterator[bytes]:
     """The batch's bytes; CorruptHistory at their end unless they are those that were written.
 
     They are read, not mapped: a disk that fails then raises an error, where a mapping would end
@@ -166,25 +189,25 @@ def checked_batch(vfs: Vfs, path: str, ref: BatchRef) -> Iterator[bytes]:
         raise CorruptHistory(path, ref.start, f"batch {ref.index} does not match its checksum")
 
 
-def row_at(batch: pa.RecordBatch, offset: int) -> int:
-    """The first row whose offset is `offset` or more."""
-    return bisect_left(_offsets(batch), offset)
+def row_at(batch: pa.RecordBatch, at: int, order: str = "offset") -> int:
+    """The first row whose offset, or whatever rows rise by, is `at` or more."""
+    return bisect_left(integers(batch, order, "q")[: batch.num_rows], at)
 
 
 def _offsets(batch: pa.RecordBatch) -> memoryview[int]:
-    return _integers(batch, "offset", "q")[: batch.num_rows]
+    return integers(batch, "offset", "q")[: batch.num_rows]
 
 
 def _rows_within(batch: pa.RecordBatch, start: int, rows: int, max_bytes: int) -> int:
     """How many rows from `start` on have keys and values of `max_bytes` together."""
-    keys = _integers(batch, "key", "i")
-    values = _integers(batch, "value", "i")
+    keys = integers(batch, "key", "i")
+    values = integers(batch, "value", "i")
     before = keys[start] + values[start]
     ends = range(start + 1, start + rows + 1)
     return bisect_right(ends, before + max_bytes, key=lambda end: keys[end] + values[end])
 
 
-def _integers(batch: pa.RecordBatch, name: str, code: Literal["i", "q"]) -> memoryview[int]:
+def integers(batch: pa.RecordBatch, name: str, code: Literal["i", "q"]) -> memoryview[int]:
     """A number column's values, or where a text column's values begin; nothing is copied."""
     column = batch.column(name)
     buffer: memoryview[int] = memoryview(column.buffers()[1])

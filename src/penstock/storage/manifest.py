@@ -1,4 +1,4 @@
-"""The MANIFEST: which snapshot, which history files and which part of the log are the store.
+"""The MANIFEST: which snapshot, history and journal files and which part of the log are the store.
 
 Invariant: it is replaced whole and last, after every file it names is on disk; so a crash leaves
 the old set of files or the new one. A file that it does not name is a leftover. Must not know
@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.storage.errors import CorruptManifest
 from penstock.storage.history import HistoryFile
+from penstock.storage.journal_files import JournalIndex
 from penstock.storage.vfs import Vfs
 
 MANIFEST_NAME = "MANIFEST"
@@ -31,6 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     first_segment: int = 1
     next_file: int = 1
     history: list[HistoryFile] = []
+    journal: JournalIndex = JournalIndex()
 
 
 _decoder = msgspec.json.Decoder(Manifest)

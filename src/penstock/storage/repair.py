@@ -14,7 +14,9 @@ import msgspec
 
 from penstock.model.limits import MIB
 from penstock.storage.audit import Audit, Damage, SealedFile, alone_in, audit
-from penstock.storage.history import HistoryFile, history_name
+from penstock.storage.frames import POSITION_BITS
+from penstock.storage.history import history_name
+from penstock.storage.journal_files import journal_name
 from penstock.storage.offline import summary
 from penstock.storage.recovery import cut_tail
 from penstock.storage.segments import (
@@ -47,16 +49,18 @@ class Repair(msgspec.Struct, frozen=True):
 
 class _Plan(msgspec.Struct):
     """`lost` is what the log loses; `fresh` is the segment that is made anew, empty, since the
-    log has to begin with it."""
+    log has to begin with it, and `fresh_seq` its first frame. `files` are the size, the path and
+    the new name of files of history and journal."""
 
     segments: dict[str, str] = {}
     fresh: int = 0
-    history: list[tuple[HistoryFile, str, str]] = []
+    fresh_seq: int = 1
+    files: list[tuple[int, str, str]] = []
     lost: list[str] = []
 
     @property
     def set_aside(self) -> dict[str, str]:
-        return self.segments | {path: aside for _, path, aside in self.history if aside}
+        return self.segments | {path: aside for _, path, aside in self.files if aside}
 
 
 def repair(
@@ -92,16 +96,19 @@ def repair(
 
 
 def _is_hopeless(file: SealedFile) -> bool:
-    return file.refuses_start and file.kind != "history"
+    return file.refuses_start and file.kind not in ("history", "journal")
 
 
 def _plan(vfs: Vfs, directory: str, found: Audit) -> _Plan:
     plan = _Plan()
-    by_path = {os.path.join(directory, history_name(file.number)): file for file in found.history}
+    sizes = {history_name(file.number): file.size for file in found.history}
+    sizes |= {journal_name(file.number): file.size for file in found.journal}
+    # The journal's positions must go on rising.
+    plan.fresh_seq = 1 + max((file.last >> POSITION_BITS for file in found.journal), default=0)
     for file in found.files:
         if file.refuses_start:
             aside = _free_name(vfs, file.path) if file.state == "damaged" else ""
-            plan.history.append((by_path[file.path], file.path, aside))
+            plan.files.append((sizes[os.path.basename(file.path)], file.path, aside))
     if found.log_damage is not None:
         _plan_log(vfs, directory, found.first_segment, found.log_damage, plan)
     return plan
@@ -129,7 +136,7 @@ def _plan_log(vfs: Vfs, directory: str, first: int, damage: Damage, plan: _Plan)
 
 
 def _lost_of_history(found: Audit, plan: _Plan) -> list[str]:
-    given_up = {path for _, path, _ in plan.history}
+    given_up = {path for _, path, _ in plan.files}
     return [
         f"{os.path.basename(file.path)}: {each}"
         for file in found.files
@@ -174,8 +181,8 @@ def _cut(vfs: Vfs, torn: list[Tail]) -> None:
 def _carry_out(vfs: Vfs, directory: str, found: Audit, plan: _Plan) -> None:
     """The log from its end, so that an interruption leaves the same damage to be found again."""
     _cut(vfs, found.torn)
-    for file, path, aside in plan.history:
-        _replace_history(vfs, file, path, aside)
+    for size, path, aside in plan.files:
+        _replace_file(vfs, size, path, aside)
     for path, aside in sorted(plan.segments.items(), reverse=True):
         if found.log_damage is not None and _keeps_beginning(path, found.log_damage):
             vfs.write_file_atomically(aside, vfs.read_file(path))
@@ -185,7 +192,7 @@ def _carry_out(vfs: Vfs, directory: str, found: Audit, plan: _Plan) -> None:
     vfs.fsync_dir(directory)
     if plan.fresh:
         salt = int.from_bytes(vfs.random_bytes(4), "little")
-        header = encode_header(SegmentHeader(plan.fresh, 1, salt))
+        header = encode_header(SegmentHeader(plan.fresh, plan.fresh_seq, salt))
         path = os.path.join(directory, segment_name(plan.fresh))
         vfs.write_file_atomically(path, header.ljust(_FRESH_BYTES, b"\0"))
 
@@ -201,7 +208,7 @@ def _zero_from(vfs: Vfs, path: str, position: int) -> None:
         vfs.close(fd)
 
 
-def _replace_history(vfs: Vfs, file: HistoryFile, path: str, aside: str) -> None:
+def _replace_file(vfs: Vfs, size: int, path: str, aside: str) -> None:
     """A file of the length the manifest says, with what there is of the old one's bytes: a batch
     that is not among them fails its checksum when it is read, and only then."""
     temporary = f"{path}.tmp"
@@ -209,8 +216,8 @@ def _replace_history(vfs: Vfs, file: HistoryFile, path: str, aside: str) -> None
     fd = vfs.open(temporary, create=True)
     try:
         if aside:
-            _copy(vfs, path, fd, file.size)
-        vfs.truncate(fd, file.size)
+            _copy(vfs, path, fd, size)
+        vfs.truncate(fd, size)
         vfs.sync(fd)
     finally:
         vfs.close(fd)
@@ -247,8 +254,8 @@ def _explain_torn(found: Audit) -> str:
         said = "A start succeeds." if damaged else "All is sound; there is nothing to repair."
     for file in damaged:
         said += (
-            f" {_said(file.damage)}. No start is refused for it, only the groups that need its "
-            "messages wait: restore the file from a copy that has it. It cannot be repaired."
+            f" {_said(file.damage)}. No start is refused for it; {_price(file)}: restore the file "
+            "from a copy that has it. It cannot be repaired."
         )
     return said
 
@@ -264,7 +271,7 @@ def _explain_hopeless(files: list[SealedFile]) -> str:
 def _explain_damage(found: Audit) -> str:
     said = [
         f"{_said(file.damage)}. Restore the file from a copy that has it. Otherwise an empty one "
-        "can take its place: the broker then starts, and the groups that need its messages wait."
+        f"can take its place: the broker then starts, and {_price(file)}."
         for file in found.files
         if file.refuses_start
     ]
@@ -276,6 +283,12 @@ def _explain_damage(found: Audit) -> str:
             ".damaged, and what it says is lost to the broker."
         )
     return " ".join(said)
+
+
+def _price(file: SealedFile) -> str:
+    if file.kind == "journal":
+        return "the rows in it cannot be read"
+    return "the groups that need its messages wait"
 
 
 def _said(damage: Damage) -> str:

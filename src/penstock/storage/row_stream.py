@@ -1,4 +1,5 @@
-"""Rows of one partition as a stream of bytes, in pieces that are read off the loop.
+"""Rows of a partition, or of the journal, as a stream of bytes, in pieces that are read off the
+loop.
 
 Invariant: `head`, the pieces and `tail` of a form are together one stream, in Arrow's IPC format or
 as lines of JSON. A sealed batch that is wanted whole leaves as it is on disk, after its checksum
@@ -9,18 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.ranges import EVERYTHING, Selection
+from penstock.model.ranges import Selection
 from penstock.model.records import Message
 from penstock.storage.columns import SCHEMA, complete, to_batch
-from penstock.storage.history import BatchRef
-from penstock.storage.history_reader import HistoryReader, row_at
+from penstock.storage.history_reader import row_at
 
 STEP_ROWS = 512
 """Rows converted in one go: a thread that does so holds up the loop meanwhile."""
@@ -28,34 +28,70 @@ STEP_ROWS = 512
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-def may_want(selection: Selection, ref: BatchRef) -> bool:
+class SealedBatch(Protocol):
+    """Of the rows of a batch: the first and the last by what they rise by, and the least and the
+    greatest time in ms."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def first_ts(self) -> int: ...
+
+    @property
+    def last_ts(self) -> int: ...
+
+
+Ref = TypeVar("Ref", bound=SealedBatch, contravariant=True)
+
+
+class SealedRows(Protocol[Ref]):
+    """Reads sealed batches, whose rows have the columns of `schema` and rise by `order`."""
+
+    schema: pa.Schema
+    order: str
+
+    def raw(self, ref: Ref, /) -> bytes:
+        """The batch as it is on disk: one message of an Arrow stream."""
+        ...
+
+    def batch(self, ref: Ref, /) -> pa.RecordBatch: ...
+
+
+def may_want(selection: Selection, ref: SealedBatch) -> bool:
     """Could a row of the batch be wanted, by its times?"""
     is_late = selection.to_ms is not None and ref.first_ts >= selection.to_ms
     return not is_late and (selection.from_ms is None or ref.last_ts >= selection.from_ms)
 
 
-def schema_of(selection: Selection) -> pa.Schema:
-    """The columns in history's order, whatever the order they were asked for in."""
+def schema_of(selection: Selection, schema: pa.Schema = SCHEMA) -> pa.Schema:
+    """The columns in the schema's order, whatever the order they were asked for in."""
     wanted = set(selection.columns)
-    unknown = wanted - set(SCHEMA.names)
+    unknown = wanted - set(schema.names)
     if unknown:
         raise InvalidArgument(
-            f"unknown columns {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
+            f"unknown columns {', '.join(sorted(unknown))}; there are {', '.join(schema.names)}"
         )
-    return pa.schema([field for field in SCHEMA if not wanted or field.name in wanted])
+    return pa.schema([field for field in schema if not wanted or field.name in wanted])
 
 
 def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
-    if selection == EVERYTHING:
+    if _is_everything(selection):
         return batch
-    for name, value in (("tenant_id", selection.tenant_id), ("run_id", selection.run_id)):
-        if value:
-            batch = batch.filter(pc.equal(batch.column(name), value))
+    for name, value in selection.texts().items():
+        batch = batch.filter(pc.equal(batch.column(name), value))
     if selection.from_ms is not None:
         batch = batch.filter(pc.greater_equal(_times(batch), selection.from_ms * 1000))
     if selection.to_ms is not None:
         batch = batch.filter(pc.less(_times(batch), selection.to_ms * 1000))
-    return batch.select(schema_of(selection).names)
+    return batch.select(schema_of(selection, batch.schema).names)
+
+
+def _is_everything(selection: Selection) -> bool:
+    return selection == type(selection)()
 
 
 class Form(Protocol):
@@ -63,7 +99,7 @@ class Form(Protocol):
 
     name: str
 
-    def head(self, selection: Selection) -> bytes: ...
+    def head(self, schema: pa.Schema) -> bytes: ...
 
     def body(self, batch: pa.RecordBatch) -> bytes: ...
 
@@ -73,8 +109,8 @@ class Form(Protocol):
 class ArrowForm:
     name = "arrow"
 
-    def head(self, selection: Selection) -> bytes:
-        return bytes(schema_of(selection).serialize())
+    def head(self, schema: pa.Schema) -> bytes:
+        return bytes(schema.serialize())
 
     def body(self, batch: pa.RecordBatch) -> bytes:
         return bytes(batch.serialize())
@@ -88,8 +124,7 @@ class LineForm:
 
     name = "ndjson"
 
-    def head(self, selection: Selection) -> bytes:
-        schema_of(selection)
+    def head(self, schema: pa.Schema) -> bytes:
         return b""
 
     def body(self, batch: pa.RecordBatch) -> bytes:
@@ -108,15 +143,15 @@ FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
 
 
 def sealed_piece(
-    history: HistoryReader, ref: BatchRef, start: int, end: int, selection: Selection, form: Form
+    source: SealedRows[Ref], ref: Ref, start: int, end: int, selection: Selection, form: Form
 ) -> bytes:
-    """The batch's rows from offset `start` to before `end`."""
+    """The batch's rows from `start` to before `end`."""
     is_whole = start <= ref.first and ref.last < end
-    if is_whole and form.name == "arrow" and selection == EVERYTHING:
-        return history.raw(ref)
-    batch = history.batch(ref)
-    first = row_at(batch, start)
-    return _encoded(batch.slice(first, row_at(batch, end) - first), selection, form)
+    if is_whole and form.name == "arrow" and _is_everything(selection):
+        return source.raw(ref)
+    batch = source.batch(ref)
+    first, last = row_at(batch, start, source.order), row_at(batch, end, source.order)
+    return _encoded(batch.slice(first, last - first), selection, form)
 
 
 def message_piece(read: Callable[[], list[Message]], selection: Selection, form: Form) -> bytes:

@@ -1,10 +1,11 @@
-"""Sealing: closed segments and the last snapshot become the next snapshot and a history file.
+"""Sealing: closed segments and the last snapshot become the next snapshot, a history file and a
+journal file.
 
 Runs as a process of its own (`python -m penstock.storage.seal`, a job as one line of JSON on
-stdin), since a thread would hold up the broker's loop. Invariant: history, snapshot and manifest
-are written in that order, each on disk before the next; ended at any point, it has done all or
-nothing of a step, and the same job may be done again. It removes no log segment and no history
-file: the broker does, once it no longer reads them.
+stdin), since a thread would hold up the broker's loop. Invariant: journal, history, snapshot and
+manifest are written in that order, each on disk before the next; ended at any point, it has done
+all or nothing of a step, and the same job may be done again. It removes no file that a manifest
+named but old snapshots: the broker does, once it no longer reads them.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ from penstock.core.state import BrokerState, apply
 from penstock.model.limits import MIB, Limits
 from penstock.model.records import Message, decode_record
 from penstock.storage.checkpoint import SEAL_LOCK_NAME, is_live, load_state
-from penstock.storage.columns import complete, to_batch
+from penstock.storage.columns import to_batch
 from penstock.storage.errors import CorruptLog, StorageError
 from penstock.storage.history import (
-    MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
     BatchRef,
+    joined,
     write_history,
 )
 from penstock.storage.history_reader import HistoryReader, row_at
+from penstock.storage.journal_files import JournalFile, JournalIndex
+from penstock.storage.journal_rows import Notes
+from penstock.storage.journal_step import JournalStep
+from penstock.storage.lineage import Lineage, Place
 from penstock.storage.manifest import Manifest, load_manifest, write_manifest
 from penstock.storage.segments import read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, write_snapshot
@@ -46,23 +51,28 @@ from penstock.storage.vfs import Vfs, remove_if_there
 STEP_BYTES = 32 * MIB
 """Messages held before they are written, plus those of one segment: a longer job is done in
 several steps."""
+_LOOK_RECORDS = 256
+"""Between two looks at how many rows of the journal are held."""
 _CHUNK_ROWS = MAX_BATCH_ROWS // 2
 _CHUNK_BYTES = 16 * MIB
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`known_files`: the history files the broker knows; the result says how that changed."""
+    """`known_files` and `known_journal`: the history and journal files the broker knows; the result
+    says how that changed."""
 
     directory: str
     up_to_segment: int
     limits: Limits
     known_files: list[int] = []
+    known_journal: list[int] = []
     nice: int = 0
 
 
 class Sealed(msgspec.Struct, kw_only=True):
     """The log is needed from `first_segment` on. `added` are the live batches of files that the
-    broker did not know, `dropped` the files it knew that it may remove."""
+    broker did not know, `dropped` the files it knew that it may remove; the same of the journal,
+    which begins at position `journal_start`."""
 
     first_segment: int
     added: list[BatchRef]
@@ -72,6 +82,9 @@ class Sealed(msgspec.Struct, kw_only=True):
     messages: int
     seconds: float
     damaged: list[str] = []
+    journal_start: int = -1
+    journal_added: list[JournalFile] = []
+    journal_dropped: list[int] = []
 
 
 class Failed(msgspec.Struct):
@@ -82,11 +95,15 @@ def seal(vfs: Vfs, job: Job, step_bytes: int = STEP_BYTES) -> Sealed:
     """Does the job in this process and says what there is now."""
     began = time.monotonic()
     step = _Step(vfs, job)
-    for number in range(step.manifest.first_segment, job.up_to_segment + 1):
-        step.take_segment(number)
-        if step.rows.bytes >= step_bytes:
-            step.publish()
-    step.publish()
+    try:
+        for number in range(step.manifest.first_segment, job.up_to_segment + 1):
+            step.take_segment(number)
+            if step.rows.bytes >= step_bytes:
+                step.publish()
+        step.publish()
+    except BaseException:
+        step.abandon()
+        raise
     return step.result(time.monotonic() - began)
 
 
@@ -102,19 +119,44 @@ class _Step:
         self._next_segment = self.manifest.first_segment
         self._records = 0
         self._messages = 0
-        self._damaged: list[str] = []
+        self._damaged: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What comes in from now on is of the next file."""
+        manifest = self.manifest
         self.rows = Harvest()
+        self._lineage = Lineage(self.rows.packed, manifest.history, self._reader)
+        self._journal: JournalStep | None = None
+        if self._job.limits.journal_retention_ms:
+            self._journal = JournalStep(
+                self._vfs,
+                self._job.directory,
+                manifest.next_file,
+                manifest.journal,
+                self._state,
+                self._lineage,
+            )
 
     def take_segment(self, number: int) -> None:
         path = os.path.join(self._job.directory, segment_name(number))
-        state, rows = self._state, self.rows
+        state, rows, journal = self._state, self.rows, self._journal
+        notes: Notes = {}
         try:
-            for _, data in read_segment(self._vfs, path):
+            if journal is not None:
+                notes = journal.notes
+                journal.begin_segment(path)
+            for position, data in read_segment(self._vfs, path):
                 record = decode_record(data)
+                note = notes.get(type(record))
+                if note is not None:
+                    note(position, record)
                 apply(state, record)
                 self._records += 1
                 if type(record) is Message:
                     rows.add(record, len(data))
+                if journal is not None and not self._records % _LOOK_RECORDS:
+                    journal.pack_if_full()
         except FileNotFoundError:
             raise CorruptLog(path, 0, "it is to be sealed and it is missing") from None
         except (msgspec.MsgspecError, LookupError) as error:
@@ -127,8 +169,10 @@ class _Step:
         vfs, directory, old = self._vfs, self._job.directory, self.manifest
         free_bytes = vfs.free_bytes(directory)
         plan = plan_vacuum(old.history, self._state, self._reader, free_bytes)
-        self._damaged = plan.damaged
-        if self._next_segment == old.first_segment and plan.keep == old.history:
+        journal = JournalIndex() if self._journal is None else self._journal.finish()
+        self._damaged.update(plan.damaged, self._lineage.damaged)
+        is_same = plan.keep == old.history and journal == old.journal
+        if is_same and self._next_segment == old.first_segment:
             return
         number = old.next_file
         old_rows = kept_rows(plan.rewrite, self._state, self._reader)
@@ -140,18 +184,25 @@ class _Step:
             first_segment=self._next_segment,
             next_file=number + 1,
             history=[*plan.keep, file] if file.batches else plan.keep,
+            journal=journal,
         )
         write_manifest(vfs, directory, self.manifest)
         self._messages += self.rows.messages
-        self.rows = Harvest()
+        self._begin()
         # A snapshot that stays is a leftover, which the next start removes.
         with contextlib.suppress(OSError):
             remove_if_there(vfs, os.path.join(directory, snapshot_name(old.snapshot)))
+
+    def abandon(self) -> None:
+        if self._journal is not None:
+            self._journal.abandon()
 
     def result(self, seconds: float) -> Sealed:
         known = set(self._job.known_files)
         files = {file.number for file in self.manifest.history}
         added = [file for file in self.manifest.history if file.number not in known]
+        known_journal = set(self._job.known_journal)
+        journal = self.manifest.journal
         return Sealed(
             first_segment=self.manifest.first_segment,
             added=[ref for file in added for ref in file.batches if is_live(ref, self._state)],
@@ -160,7 +211,10 @@ class _Step:
             records=self._records,
             messages=self._messages,
             seconds=seconds,
-            damaged=self._damaged,
+            damaged=sorted(self._damaged),
+            journal_start=journal.start,
+            journal_added=[file for file in journal.files if file.number not in known_journal],
+            journal_dropped=sorted(known_journal - {file.number for file in journal.files}),
         )
 
 
@@ -168,10 +222,10 @@ class Harvest:
     """Messages by (topic, partition), packed into columns as they come in."""
 
     def __init__(self) -> None:
-        self._pending: dict[tuple[int, int], list[Message]] = {}
+        self._pending: dict[Place, list[Message]] = {}
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._chunks: dict[tuple[int, int], list[pa.RecordBatch]] = {}
+        self._chunks: dict[Place, list[pa.RecordBatch]] = {}
         self.bytes = 0
         self.messages = 0
 
@@ -189,6 +243,11 @@ class Harvest:
         if self._pending_rows >= _CHUNK_ROWS or self._pending_bytes >= _CHUNK_BYTES:
             self._pack()
 
+    def packed(self, place: Place) -> list[pa.RecordBatch]:
+        """All messages of a place, in offset order."""
+        self._pack()
+        return self._chunks.get(place, [])
+
     def batches(self, state: BrokerState) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Batches of the size history wants, without what `state` has trimmed or deleted."""
         self._pack()
@@ -198,7 +257,7 @@ class Harvest:
             if topic is not None:
                 first = topic.partitions[index].first_offset
                 live = (chunk.slice(row_at(chunk, first)) for chunk in chunks)
-                for batch in _joined([chunk for chunk in live if chunk.num_rows]):
+                for batch in joined([chunk for chunk in live if chunk.num_rows]):
                     yield topic_id, index, batch
 
     def _pack(self) -> None:
@@ -206,29 +265,6 @@ class Harvest:
             self._chunks.setdefault(place, []).append(to_batch(messages))
         self._pending.clear()
         self._pending_rows = self._pending_bytes = 0
-
-
-def _joined(chunks: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Neighbours together, as many as fit into a batch."""
-    run: list[pa.RecordBatch] = []
-    rows = size = 0
-    for chunk in chunks:
-        if run and (
-            rows + chunk.num_rows > MAX_BATCH_ROWS or size + chunk.nbytes > MAX_BATCH_BYTES
-        ):
-            yield _concatenated(run)
-            run, rows, size = [], 0, 0
-        run.append(chunk)
-        rows += chunk.num_rows
-        size += chunk.nbytes
-    if run:
-        yield _concatenated(run)
-
-
-def _concatenated(run: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len({chunk.num_columns for chunk in run}) > 1:
-        run = [complete(chunk) for chunk in run]
-    return pa.concat_batches(run)
 
 
 # The process

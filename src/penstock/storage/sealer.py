@@ -48,11 +48,17 @@ class Sealer:
         """True from `start` until the call that reports the job's end."""
         return self._thread is not None
 
-    def start(self, up_to_segment: int, known_files: Iterable[int] = (), nice: int = 0) -> bool:
+    def start(
+        self,
+        up_to_segment: int,
+        known_files: Iterable[int] = (),
+        nice: int = 0,
+        known_journal: Iterable[int] = (),
+    ) -> bool:
         """Seals every segment up to this one; False while another job is running.
 
-        `known_files` are the history files in the broker's index, live or not; `nice` is how far
-        the process stands back for others.
+        `known_files` are the history files in the broker's index, live or not, `known_journal`
+        those of the journal; `nice` is how far the process stands back for others.
         """
         if self._closed or self._thread is not None:
             return False
@@ -61,6 +67,7 @@ class Sealer:
             up_to_segment=up_to_segment,
             limits=self._limits,
             known_files=list(known_files),
+            known_journal=list(known_journal),
             nice=nice,
         )
         self._thread = threading.Thread(

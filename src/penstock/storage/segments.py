@@ -18,7 +18,14 @@ from struct import Struct
 import msgspec
 
 from penstock.storage.errors import CorruptLog
-from penstock.storage.frames import FRAME_MAGIC, Frame, frame_at, frame_records, frames_after
+from penstock.storage.frames import (
+    FRAME_MAGIC,
+    POSITION_BITS,
+    Frame,
+    frame_at,
+    frame_records,
+    frames_after,
+)
 from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
 
 SEGMENT_MAGIC = b"PENSTOCK"
@@ -188,6 +195,18 @@ def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:
         seq += 1
     if first_not_zero(data, end) is not None:
         raise CorruptLog(path, end, f"frame {seq} is invalid")
+
+
+def first_position(vfs: Vfs, path: str) -> int:
+    """Where a segment's first record is, or would be."""
+    fd = vfs.open_read(path)
+    try:
+        header = decode_header(vfs.read_at(fd, SEGMENT_HEADER_BYTES, 0))
+    finally:
+        vfs.close(fd)
+    if header is None:
+        raise CorruptLog(path, 0, "the segment's header is invalid")
+    return header.first_seq << POSITION_BITS
 
 
 def prepare_segment(vfs: Vfs, directory: str, number: int, size: int) -> Iterator[Segment | None]:

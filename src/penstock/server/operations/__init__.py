@@ -11,12 +11,14 @@ from penstock.server.operations import (
     broker,
     caches,
     effects,
+    journal,
     messages,
     ranges,
     registry,
     streams,
     tenants,
     topics,
+    writes,
 )
 from penstock.server.operations.operation import Answer, Operation
 
@@ -26,6 +28,8 @@ TAGS = {
     "Topics": "Topics, their partitions and their groups.",
     "Messages": "Produce, consume and settle.",
     "Ranges": "Read what is stored, as data, without taking it.",
+    "Writes": "Write rows by the batch, each once: stage them, then commit.",
+    "Journal": "What happened to messages, as data.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
     "Streams": "Publish to all who subscribe at that moment, at most once; and the WebSocket.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
@@ -38,6 +42,8 @@ OPERATIONS: tuple[Operation, ...] = (
     *topics.OPERATIONS,
     *messages.OPERATIONS,
     *ranges.OPERATIONS,
+    *writes.OPERATIONS,
+    *journal.OPERATIONS,
     *effects.OPERATIONS,
     *streams.OPERATIONS,
     *caches.OPERATIONS,

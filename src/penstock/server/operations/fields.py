@@ -107,8 +107,37 @@ _RANGES = {
     "to_ms": "Only messages produced before this time.",
     "time_ms": "A time in milliseconds since 1970.",
     "format": "arrow, or ndjson: a row is then an object of its columns that are not null.",
+    "rows": "Rows of a split at most, 1 to 10,000,000; 131,072 when omitted.",
+    "max_rows": "Rows of all splits together at most; omitted, all there are.",
+    "partitions": "How far the group is in each; in those not named it stays where it is.",
+    "next": "Everything below this offset is done.",
+}
+_WRITES = {
+    "producer": "Who writes: 1 to 200 bytes of UTF-8.",
+    "batch": "The batch's number, 0 or more; those of a producer rise.",
+    "part": "A part of the batch, by its number.",
+    "piece": "A piece of the part, from 0 on.",
+    "attempt": "Which try at the part this is, by a name; only one of them is committed.",
+    "topic": "The topic of rows that name none.",
+    "cache": "Puts the rows into a cache instead: <tenant>/<namespace>/<cache>.",
+    "parts": "The parts in their order, at most 10,000, each with the attempt that counts.",
+    "pieces": "How many pieces the attempt has.",
+    "rows": "How many rows the attempt has, in all its pieces.",
+    "once": "The producer will write no other batch, and is forgotten after 7 days.",
+}
+_JOURNAL = _RANGES | {
+    "from": "The first position; omitted, the oldest that is kept.",
+    "to": "The position to end before; omitted, what can be read now.",
+    "kind": "Only events of this kind, such as acked.",
+    "topic": "Only events of this topic.",
+    "group": "Only events of this group.",
+    "from_ms": "Only events of this time or later, in milliseconds since 1970.",
+    "to_ms": "Only events before this time.",
+    "fresh": "true: what is durable now is made readable first, which may take a while.",
 }
 _BY_TAG = {
+    "Journal": _JOURNAL,
+    "Writes": _WRITES,
     "Ranges": _RANGES,
     "Effects": {"key": "The idempotency key of the effect."},
     "Streams": _FELIX,
@@ -118,10 +147,22 @@ _BY_TAG = {
 }
 
 _NUMBERS = frozenset(
-    {"partition", "partitions", "offset", "prefetch", "since", "epoch", "start", "end"}
+    {
+        "partition",
+        "partitions",
+        "offset",
+        "prefetch",
+        "since",
+        "epoch",
+        "start",
+        "end",
+        "rows",
+        "from",
+        "to",
+    }
 )
-_NUMBER_ENDINGS = ("_ms", "_bytes", "_attempts", "_override", "_depth", "_version")
-_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists"})
+_NUMBER_ENDINGS = ("_ms", "_bytes", "_attempts", "_override", "_depth", "_version", "_rows")
+_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists", "fresh"})
 
 
 def texts_of(tag: str) -> dict[str, str]:

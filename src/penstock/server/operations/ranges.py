@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.server.answers import TopicOffsets
+from penstock.model.splits import Splits
+from penstock.server.answers import GroupProgressAnswer, TopicOffsets
 from penstock.server.operations.operation import Answer, Operation
+from penstock.server.wire import ProgressBody
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -22,6 +24,45 @@ OPERATIONS: tuple[Operation, ...] = (
             )
         },
         errors=(400, 404, 410, 416, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/splits",
+        tag="Ranges",
+        summary="Share out the work of reading a range",
+        text="Neighbouring ranges with so many rows at most, which may be read side by side. They "
+        "cover what was asked for, or as much of it as max_rows and 10,000 splits allow.",
+        query=("start", "end", "rows", "max_rows"),
+        example={"rows": 65536},
+        answers={
+            200: Answer(
+                "The ranges, and where the last of them ends.",
+                Splits,
+                {"splits": [{"start": 0, "end": 13, "rows": 7}], "next": 13},
+            )
+        },
+        errors=(400, 404, 410, 416, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/topics/{topic}/groups/{group}/progress",
+        tag="Ranges",
+        summary="Publish a group's progress",
+        text="Everything below these offsets is done for the group, deliveries under way included: "
+        "for those who read ranges and keep count themselves. It only goes forward, and makes "
+        "the group if need be.",
+        body=ProgressBody,
+        required=("partitions",),
+        query=(),
+        example={"partitions": [{"partition": 0, "next": 12}]},
+        answers={
+            200: Answer(
+                "Where the group is now.",
+                GroupProgressAnswer,
+                {"partitions": [{"partition": 0, "next": 12}]},
+            )
+        },
+        errors=(400, 404, 416, 503),
     ),
     Operation(
         method="GET",

@@ -1,0 +1,122 @@
+"""A process with a Spark session of its own: it reads a job a line and says how long each took.
+
+A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`. The session uses
+every core it is let on. Must not know the broker but through the connector.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.spark import session
+
+Job = Callable[..., int]
+
+
+def main() -> None:
+    spark = session("bench")
+    print(flush=True)  # an empty line: the session is there
+    for line in sys.stdin:
+        arguments = msgspec.json.decode(line)
+        job = JOBS[arguments.pop("job")]
+        began = time.perf_counter()
+        rows = job(spark, **arguments)
+        answer = {"seconds": time.perf_counter() - began, "rows": rows}
+        print(msgspec.json.encode(answer).decode(), flush=True)
+
+
+def to_parquet(spark: SparkSession, url: str, topic: str, path: str) -> int:
+    """The same rows for Spark's own reader; nothing that is measured."""
+    _history(spark, url, topic).write.mode("overwrite").parquet(path)
+    return spark.read.parquet(path).count()
+
+
+def parquet_to_noop(spark: SparkSession, path: str) -> int:
+    _to_noop(spark.read.parquet(path))
+    return 0
+
+
+def history_to_noop(spark: SparkSession, url: str, topic: str) -> int:
+    _to_noop(_history(spark, url, topic))
+    return 0
+
+
+def history_again(spark: SparkSession, url: str, topic: str, end: int, seconds: float) -> int:
+    """What is before offset `end`, again and again for as long; how often."""
+    until = time.monotonic() + seconds
+    times = 0
+    while time.monotonic() < until:
+        _to_noop(_history(spark, url, topic, endingOffsets=f'{{"{topic}":{{"0":{end}}}}}'))
+        times += 1
+    return times
+
+
+def stream_to_parquet(
+    spark: SparkSession, url: str, topic: str, path: str, per_batch: int = 0
+) -> int:
+    stream = _stream(spark, url, topic, per_batch)
+    return _finished(
+        stream.writeStream.format("parquet")
+        .option("checkpointLocation", f"{path}-checkpoint")
+        .trigger(availableNow=True)
+        .start(path)
+    )
+
+
+def stream_to_sink(spark: SparkSession, url: str, topic: str, target: str, path: str) -> int:
+    return _finished(
+        _stream(spark, url, topic)
+        .select("key", "value")
+        .writeStream.format("penstock")
+        .option("url", url)
+        .option("topic", target)
+        .option("checkpointLocation", f"{path}-checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+JOBS: dict[str, Job] = {
+    job.__name__: job
+    for job in (
+        to_parquet,
+        parquet_to_noop,
+        history_to_noop,
+        history_again,
+        stream_to_parquet,
+        stream_to_sink,
+    )
+}
+
+
+def _history(spark: SparkSession, url: str, topic: str, **options: str) -> DataFrame:
+    return spark.read.format("penstock").options(url=url, topic=topic, **options).load()
+
+
+def _stream(spark: SparkSession, url: str, topic: str, per_batch: int = 0) -> DataFrame:
+    reader = spark.readStream.format("penstock").option("url", url).option("topic", topic)
+    if per_batch:
+        reader = reader.option("maxRowsPerTrigger", per_batch)
+    return reader.load()
+
+
+def _to_noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _finished(query: StreamingQuery) -> int:
+    """The rows that the query has read."""
+    query.awaitTermination()
+    progress: list[Any] = list(query.recentProgress)
+    return sum(int(batch["numInputRows"]) for batch in progress)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`penstock journal`: what happened to messages, a line an event."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from penstock.cli.connection import json_flag, with_client
+from penstock.cli.terminal import Failure, printable, show, show_json
+from penstock.client.ranges import Row
+from penstock.client.sync import Client
+from penstock.model.journal import KINDS
+
+FOLLOW_S = 1.0
+
+
+@click.command()
+@click.option("--topic", metavar="NAME", help="Only of this topic.")
+@click.option("--group", metavar="NAME", help="Only of this group.")
+@click.option("--run", "run_id", metavar="ID", help="Only messages of this run.")
+@click.option("--tenant", "tenant_id", metavar="ID", help="Only messages of this tenant.")
+@click.option("--kind", type=click.Choice(KINDS), help="Only events of this kind.")
+@click.option(
+    "--since", metavar="TIME", help="Only from then on: RFC 3339, or so long ago: 90s, 15m, 2h."
+)
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens later, until Ctrl-C.")
+@json_flag
+@with_client
+def journal(client: Client, since: str | None, follow: bool, as_json: bool, **only: Any) -> None:
+    """Print what happened to messages: produced, delivered, acked, nacked and so on."""
+    time_ms = None if since is None else _milliseconds(since)
+    found = client.journal_offsets(fresh=True, time_ms=time_ms)
+    start = found.earliest if found.at_time is None else found.at_time
+    try:
+        while True:
+            for row in client.journal(from_=start, to=found.next, **only):
+                show_json(row) if as_json else show(_line(row))
+            if not follow:
+                return
+            time.sleep(FOLLOW_S)
+            start, found = found.next, client.journal_offsets(fresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _line(row: Row) -> str:
+    """Its time, what happened, to what, and by whom."""
+    words = [row["timestamp"], f"{row['kind']:<13}", f"{row['topic']}/{row['partition']}"]
+    words.append(f"@{row['offset']}")
+    names = ("group", "owner", "attempt", "reason", "retry_at", "run_id", "step_id", "tenant_id")
+    words += [f"{name}={row[name]}" for name in names if name in row]
+    return printable(" ".join(words))
+
+
+def _milliseconds(text: str) -> int:
+    """A time, or how long ago it was, as milliseconds since 1970."""
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    if seconds is not None and text[:-1].isdigit():
+        return max(0, int((time.time() - int(text[:-1]) * seconds) * 1000))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        said = f"--since: {text!r} is no time such as 2026-01-31T12:00:00Z or 15m"
+        raise Failure(said) from error
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

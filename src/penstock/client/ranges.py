@@ -1,0 +1,92 @@
+"""Reading what is stored, as data: offsets, splits, rows, and how far one has come. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.client.calls import Call, encode, list_of, query_of, reader, segment
+from penstock.client.lines import LineBuffer
+from penstock.client.requests import topic_path
+from penstock.model.progress import Reached
+from penstock.model.ranges import OffsetReport
+from penstock.model.splits import Splits
+
+Row = dict[str, Any]
+"""A row by its columns; what is null is not in it."""
+
+_decode_lines = msgspec.json.Decoder(Row).decode_lines
+
+
+def offsets(topic: str, time_ms: int | None = None) -> Call[list[OffsetReport]]:
+    """Where each partition begins and ends and, with a time, where its messages begin."""
+    read = reader(_Offsets)
+    path = f"{topic_path(topic)}/offsets{_query(time_ms=time_ms)}"
+    return Call("GET", path, lambda body: read(body).partitions)
+
+
+def splits(
+    topic: str,
+    partition: int,
+    *,
+    start: int | None = None,
+    end: int | None = None,
+    rows: int | None = None,
+    max_rows: int | None = None,
+) -> Call[Splits]:
+    """A range as neighbouring ranges of at most `rows` rows, which others may read side by side.
+    There may be more to split from `next` on."""
+    query = _query(start=start, end=end, rows=rows, max_rows=max_rows)
+    path = f"{_partition_path(topic, partition)}/splits{query}"
+    return Call("GET", path, reader(Splits))
+
+
+def set_progress(topic: str, group: str, nexts: Mapping[int, int]) -> Call[dict[int, int]]:
+    """Everything below these offsets, by partition, is done for the group. It only goes forward;
+    the answer says where the group is."""
+    reached = [Reached(partition, offset) for partition, offset in nexts.items()]
+    read = reader(_Progress)
+    return Call(
+        "POST",
+        f"{topic_path(topic)}/groups/{segment(group)}/progress",
+        lambda body: {each.partition: each.next for each in read(body).partitions},
+        encode({"partitions": reached}),
+    )
+
+
+def range_path(
+    topic: str,
+    partition: int,
+    start: int | None,
+    end: int | None,
+    columns: Iterable[str],
+    **only: str | int | None,
+) -> str:
+    """Where the rows of a range are found, as lines."""
+    names = ",".join(list_of(columns, "columns"))
+    query = _query(start=start, end=end, columns=names or None, format="ndjson", **only)
+    return f"{_partition_path(topic, partition)}/records{query}"
+
+
+class RowBuffer(LineBuffer[Row]):
+    def _read(self, lines: bytes) -> Iterable[Row]:
+        return _decode_lines(lines)
+
+
+class _Offsets(msgspec.Struct):
+    partitions: list[OffsetReport]
+
+
+class _Progress(msgspec.Struct):
+    partitions: list[Reached]
+
+
+def _partition_path(topic: str, partition: int) -> str:
+    return f"{topic_path(topic)}/partitions/{partition}"
+
+
+def _query(**parameters: str | int | None) -> str:
+    query = query_of(**parameters)
+    return f"?{query}" if query else ""

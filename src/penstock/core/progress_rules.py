@@ -1,0 +1,90 @@
+"""Progress that is published rather than acked: all of a partition below an offset is done.
+
+Invariant: what a decision finishes is counted exactly, so that the backlog stays exact. How much
+was ever stored below an offset does not change, whoever consumes, produces or trims meanwhile: it
+is counted elsewhere, in its own time, and is an argument here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.core.groups import Group, Progress, Unfinished
+from penstock.core.state import BrokerState
+from penstock.core.topic_rules import decide_create_group
+from penstock.core.topics import Partition, Topic
+from penstock.model.errors import InvalidArgument, NotYet
+from penstock.model.progress import Reached
+from penstock.model.records import Advanced, GroupCreated
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """All below `next` is done. `stored_msgs` and `stored_bytes` are what was ever stored there."""
+
+    partition: int
+    next: int
+    stored_msgs: int
+    stored_bytes: int
+
+
+def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
+    """Is it within the topic?"""
+    seen: set[int] = set()
+    for each in reached:
+        if not 0 <= each.partition < len(topic.partitions):
+            raise InvalidArgument(
+                f"partition {each.partition} is out of range; "
+                f"topic {topic.name!r} has {len(topic.partitions)}"
+            )
+        if each.partition in seen:
+            raise InvalidArgument(f"partition {each.partition} is named twice")
+        seen.add(each.partition)
+        end = topic.partitions[each.partition].end_offset
+        if each.next > end:
+            raise NotYet(
+                f"partition {each.partition} ends at offset {end}; {each.next} was said to be done"
+            )
+
+
+def decide_progress(
+    state: BrokerState, topic: Topic, name: str, targets: Iterable[Target], now_ms: int
+) -> list[GroupCreated | Advanced]:
+    """The group, if it is not there yet, and how far it comes; nothing where it is further."""
+    created = decide_create_group(state, topic, name, now_ms)
+    group = topic.groups.get(name)
+    records: list[GroupCreated | Advanced] = [] if created is None else [created]
+    group_id = group.id if created is None and group is not None else state.next_id
+    for target in targets:
+        partition = topic.partitions[target.partition]
+        finished = _finished(group, partition, target)
+        if finished is not None:
+            records.append(
+                Advanced(topic.id, group_id, partition.index, now_ms, target.next, *finished)
+            )
+    return records
+
+
+def below(progress: Progress, offset: int) -> list[Unfinished]:
+    """The unfinished entries that progress up to `offset` finishes."""
+    return [entry for entry in progress.unfinished.values() if entry.offset < offset]
+
+
+def _finished(group: Group | None, partition: Partition, target: Target) -> tuple[int, int] | None:
+    """Messages and bytes that are done by this, and were not; None when it changes nothing."""
+    if group is None:
+        if target.next <= partition.first_offset:
+            return None
+        backlog = partition.backlog
+        return (
+            target.stored_msgs - backlog.trimmed_msgs,
+            target.stored_bytes - backlog.trimmed_bytes,
+        )
+    progress = group.progress[partition.index]
+    if target.next > progress.cursor:
+        # All that is unfinished lies below the cursor, and is among what this finishes.
+        msgs = target.stored_msgs - (progress.finished_msgs - progress.free_msgs)
+        return msgs, target.stored_bytes - (progress.finished_bytes - progress.free_bytes)
+    entries = below(progress, target.next)
+    return (len(entries), sum(entry.size for entry in entries)) if entries else None

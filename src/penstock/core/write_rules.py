@@ -1,0 +1,292 @@
+"""What staging, committing and storing a batch come to: records, messages, or a refusal.
+
+A batch is decided once, by its commit. Before it, everything about its rows was checked, and the
+room of the partitions they go to is looked at once more; after it nothing is refused: limits may be
+passed by one batch, and rows whose topic has gone are left out. Must not know files, nor how rows
+are staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, repeat
+
+import msgspec
+
+from penstock.core.cache_rules import find_cache
+from penstock.core.idempotency import produce_identity
+from penstock.core.partitioning import partition_of_key
+from penstock.core.produce import check_keys, check_room, choose_partition, find_topic
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.core.writers import Writer
+from penstock.model.envelope import Envelope, Routing
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    TooLarge,
+)
+from penstock.model.limits import MAX_COMMIT_PIECES, MAX_PRODUCERS, MAX_STORING_BATCHES
+from penstock.model.records import Message, StagedRows, WriteCommitted
+from penstock.model.tenancy import Path
+from penstock.model.writes import CommitBatch, PieceName, WriterReport
+
+Place = tuple[str, int]
+"""A topic's name and a partition of it."""
+
+PieceKey = tuple[int, str, int]
+"""Part, attempt and piece, within a batch."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where some rows go, the first of which is `row`. `key` None: whatever keys they have."""
+
+    topic: str
+    key: str | None
+    partition_override: int | None
+    row: int
+
+
+class StagedPiece(msgspec.Struct, frozen=True):
+    """What is known of a piece on disk. `is_keyed`: some rows have an idempotency key."""
+
+    name: PieceName
+    number: int
+    rows: int
+    bytes: int
+    staged_ms: int
+    places: list[Place]
+    is_keyed: bool
+
+
+class AlreadyCommitted(msgspec.Struct, frozen=True):
+    """`rows` is 0 where the batch is too long ago to know."""
+
+    rows: int
+    is_storing: bool
+
+
+class Rows(msgspec.Struct):
+    """Rows of a piece, column by column. None: every row is as the default is, that is, of
+    `topic`, without an envelope, without a routing."""
+
+    topic: str
+    topics: list[str] | None
+    keys: list[str]
+    values: list[str]
+    sizes: list[int]
+    envelopes: list[Envelope | None] | None
+    routings: list[Routing | None] | None
+
+
+class Decided(msgspec.Struct):
+    """The messages of some rows, with their sizes. `skipped` rows have no place any more;
+    `duplicates` were stored before, by their idempotency keys."""
+
+    messages: list[Message]
+    sizes: list[int]
+    skipped: int = 0
+    duplicates: int = 0
+
+
+# Staging
+
+
+def check_stage(state: BrokerState, name: PieceName, now_ms: int) -> None:
+    """Refuses a piece that could not be committed."""
+    check_uncommitted(state, name, now_ms)
+    if state.writers.get(name.producer, now_ms) is None:
+        _check_producers(state, now_ms)
+
+
+def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
+    """Refuses a piece whose batch, or a later one, is committed."""
+    writer = state.writers.get(name.producer, now_ms)
+    if writer is not None and name.batch <= writer.last_batch:
+        raise FailedPrecondition(
+            f"batch {name.batch} of producer {name.producer!r} is already committed"
+        )
+
+
+def decide_places(state: BrokerState, targets: Iterable[Target]) -> list[Place]:
+    """The partitions that rows for these targets go to; refuses those that cannot be."""
+    places: set[Place] = set()
+    for target in targets:
+        try:
+            topic = find_topic(state, target.topic)
+            indexes = _partitions(topic, target)
+        except (InvalidArgument, NotFound) as error:
+            raise type(error)(f"row {target.row}: {error.message}") from None
+        places.update((topic.name, index) for index in indexes)
+    return sorted(places)
+
+
+def _partitions(topic: Topic, target: Target) -> Iterable[int]:
+    if target.key is None and target.partition_override is None:
+        return range(len(topic.partitions))
+    envelope = Envelope(partition_override=target.partition_override)
+    return [choose_partition(topic, target.key or "", envelope)]
+
+
+def check_cache(state: BrokerState, path: Path) -> None:
+    find_cache(state, path)
+
+
+# Committing
+
+
+def decide_commit(
+    state: BrokerState,
+    command: CommitBatch,
+    staged: Mapping[PieceKey, StagedPiece],
+    now_ms: int,
+) -> WriteCommitted | AlreadyCommitted:
+    """`staged` has the batch's pieces, of every attempt."""
+    writer = state.writers.get(command.producer, now_ms)
+    if writer is not None and command.batch <= writer.last_batch:
+        return _already(writer, command.batch)
+    if writer is None:
+        _check_producers(state, now_ms)
+    elif len(writer.storing) >= MAX_STORING_BATCHES:
+        raise ResourceExhausted(
+            f"{len(writer.storing)} batches of producer {command.producer!r} are being stored",
+            limit="storing_batches",
+        )
+    pieces = _find_pieces(command, staged)
+    _check_room_for(state, pieces, now_ms)
+    return WriteCommitted(
+        now_ms,
+        command.producer,
+        command.batch,
+        sum(piece.rows for piece in pieces),
+        [StagedRows(piece.number, piece.rows) for piece in pieces if piece.rows],
+        command.once,
+    )
+
+
+def describe_writer(state: BrokerState, producer: str, now_ms: int) -> WriterReport:
+    writer = state.writers.get(producer, now_ms)
+    if writer is None:
+        raise NotFound(f"producer {producer!r} has committed nothing that is remembered")
+    return WriterReport(
+        producer, writer.last_batch, writer.rows, writer.committed_ms, bool(writer.storing)
+    )
+
+
+def _already(writer: Writer, batch: int) -> AlreadyCommitted:
+    storing = writer.storing.get(batch)
+    if storing is not None:
+        return AlreadyCommitted(storing.rows, is_storing=True)
+    return AlreadyCommitted(writer.rows if batch == writer.last_batch else 0, is_storing=False)
+
+
+def _check_producers(state: BrokerState, now_ms: int) -> None:
+    if state.writers.count(now_ms) >= MAX_PRODUCERS:
+        raise ResourceExhausted(
+            f"{MAX_PRODUCERS} producers are remembered; none is forgotten before its time",
+            limit="producers",
+        )
+
+
+def _find_pieces(command: CommitBatch, staged: Mapping[PieceKey, StagedPiece]) -> list[StagedPiece]:
+    """In the order of the parts; refuses a commit that is not of what is staged."""
+    if sum(part.pieces for part in command.parts) > MAX_COMMIT_PIECES:
+        raise TooLarge(f"a batch has at most {MAX_COMMIT_PIECES} pieces")
+    if len({part.part for part in command.parts}) < len(command.parts):
+        raise InvalidArgument("a part is named twice")
+    found: list[StagedPiece] = []
+    for part in command.parts:
+        rows = 0
+        for index in range(part.pieces):
+            piece = staged.get((part.part, part.attempt, index))
+            if piece is None:
+                raise FailedPrecondition(
+                    f"piece {index} of part {part.part}, attempt {part.attempt!r}, is not staged"
+                )
+            rows += piece.rows
+            found.append(piece)
+        if rows != part.rows:
+            raise FailedPrecondition(
+                f"part {part.part}, attempt {part.attempt!r}, has {rows} rows staged; "
+                f"the commit says {part.rows}"
+            )
+    return found
+
+
+def _check_room_for(state: BrokerState, pieces: Sequence[StagedPiece], now_ms: int) -> None:
+    """One message must find room wherever rows go; a topic that has gone is no obstacle."""
+    if any(piece.is_keyed for piece in pieces):
+        check_keys(state, now_ms)
+    for name, index in {place for piece in pieces for place in piece.places}:
+        topic = state.topics.get(name)
+        if topic is not None and index < len(topic.partitions):
+            check_room(state, topic.partitions[index], 1)
+
+
+# Storing
+
+
+def decide_rows(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
+    """In order; nothing that was checked when they were staged is checked again."""
+    if rows.topics is None and rows.envelopes is None and rows.routings is None:
+        return _decide_plain(state, rows, now_ms)
+    return _decide_each(state, rows, now_ms)
+
+
+def _decide_plain(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
+    """What `_decide_each` comes to, for rows of one topic with keys and values only: by columns,
+    since there may be millions."""
+    topic = state.topics.get(rows.topic)
+    if topic is None:
+        return Decided([], [], skipped=len(rows.values))
+    partitions = len(topic.partitions)
+    indexes: Iterable[int] = repeat(0)
+    if partitions > 1:
+        indexes = [partition_of_key(key, partitions) for key in rows.keys]
+    offsets = count(topic.next_offset)
+    ids, times = repeat(topic.id), repeat(now_ms)
+    messages = list(map(Message, ids, indexes, offsets, times, rows.keys, rows.values))
+    return Decided(messages, rows.sizes)
+
+
+def _decide_each(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
+    decided = Decided([], [])
+    next_offsets: dict[int, int] = {}
+    seen: set[str] = set()
+    for name, key, value, size, envelope, routing in zip(
+        rows.topics or repeat(rows.topic, len(rows.values)),
+        rows.keys,
+        rows.values,
+        rows.sizes,
+        rows.envelopes or repeat(None),
+        rows.routings or repeat(None),
+        strict=False,
+    ):
+        topic = state.topics.get(name)
+        index = None if topic is None else _partition(topic, key, envelope)
+        if topic is None or index is None:
+            decided.skipped += 1
+            continue
+        if envelope is not None and envelope.idempotency_key:
+            identity = produce_identity(envelope.tenant_id, topic.id, envelope.idempotency_key)
+            if identity in seen or state.produced.is_committed(identity, now_ms):
+                decided.duplicates += 1
+                continue
+            seen.add(identity)
+        offset = next_offsets.get(topic.id, topic.next_offset)
+        next_offsets[topic.id] = offset + 1
+        decided.messages.append(
+            Message(topic.id, index, offset, now_ms, key, value, envelope, routing)
+        )
+        decided.sizes.append(size)
+    return decided
+
+
+def _partition(topic: Topic, key: str, envelope: Envelope | None) -> int | None:
+    """None: the partition that was chosen is not there; the topic was made anew with fewer."""
+    override = None if envelope is None else envelope.partition_override
+    if override is None:
+        return partition_of_key(key, len(topic.partitions))
+    return override if override < len(topic.partitions) else None

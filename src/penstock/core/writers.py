@@ -1,0 +1,109 @@
+"""Producers that write by batch: the last batch of each, and the batches that are being stored.
+
+Invariant: `last_batch` only rises; a batch is in `storing` from its commit until all its rows are
+stored, `done` counts those that are, and batches of one producer are stored in the order of their
+commits. A producer is forgotten some time after its last commit, by the time of a later record,
+so that a replay forgets the same ones; never while a batch of it is being stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.model.records import StagedRows, WriteCommitted, WriteStored
+
+DAY_MS = 24 * 3600 * 1000
+ONCE_MS = 7 * DAY_MS
+"""A producer of one batch is asked for again only by a retry of that batch."""
+LASTING_MS = 90 * DAY_MS
+"""A stream that was stopped may go on after a long while."""
+
+
+class Storing:
+    """A committed batch with rows that are not stored yet."""
+
+    __slots__ = ("batch", "done", "pieces", "rows")
+
+    def __init__(self, batch: int, rows: int, pieces: list[StagedRows], done: int = 0) -> None:
+        self.batch = batch
+        self.rows = rows
+        self.pieces = pieces
+        self.done = done
+
+
+class Writer:
+    """`rows` and `committed_ms` are of the last batch."""
+
+    __slots__ = ("committed_ms", "last_batch", "once", "producer", "rows", "storing")
+
+    def __init__(
+        self, producer: str, last_batch: int, rows: int, committed_ms: int, once: bool
+    ) -> None:
+        self.producer = producer
+        self.last_batch = last_batch
+        self.rows = rows
+        self.committed_ms = committed_ms
+        self.once = once
+        self.storing: dict[int, Storing] = {}
+
+    def is_over(self, now_ms: int) -> bool:
+        kept_ms = ONCE_MS if self.once else LASTING_MS
+        return not self.storing and self.committed_ms + kept_ms <= now_ms
+
+
+class Writers:
+    """Two dicts, each in the order of the last commits: what is to be forgotten comes first."""
+
+    __slots__ = ("_lasting", "_once")
+
+    def __init__(self) -> None:
+        self._lasting: dict[str, Writer] = {}
+        self._once: dict[str, Writer] = {}
+
+    def __iter__(self) -> Iterator[Writer]:
+        yield from self._lasting.values()
+        yield from self._once.values()
+
+    def get(self, producer: str, now_ms: int) -> Writer | None:
+        """None also for one whose time is over."""
+        writer = self._lasting.get(producer) or self._once.get(producer)
+        return None if writer is None or writer.is_over(now_ms) else writer
+
+    def count(self, now_ms: int) -> int:
+        """Those that are remembered at that time."""
+        over = sum(1 for _ in self._over(now_ms))
+        return len(self._lasting) + len(self._once) - over
+
+    def commit(self, record: WriteCommitted) -> None:
+        for writer in list(self._over(record.ts)):
+            self._forget(writer)
+        new = Writer(record.producer, record.batch, record.rows, record.ts, record.once)
+        writer = self._lasting.pop(record.producer, self._once.pop(record.producer, new))
+        writer.last_batch = record.batch
+        writer.rows = record.rows
+        writer.committed_ms = record.ts
+        writer.once = record.once
+        if record.rows:
+            writer.storing[record.batch] = Storing(record.batch, record.rows, record.pieces)
+        self.add(writer)
+
+    def store(self, record: WriteStored) -> None:
+        writer = self._lasting.get(record.producer) or self._once[record.producer]
+        storing = writer.storing[record.batch]
+        storing.done = record.done
+        if storing.done == storing.rows:
+            del writer.storing[record.batch]
+
+    def add(self, writer: Writer) -> None:
+        """The one with the latest commit of all."""
+        (self._once if writer.once else self._lasting)[writer.producer] = writer
+
+    def _over(self, now_ms: int) -> Iterator[Writer]:
+        for writers in (self._lasting, self._once):
+            for writer in writers.values():
+                if not writer.is_over(now_ms):
+                    break
+                yield writer
+
+    def _forget(self, writer: Writer) -> None:
+        del (self._once if writer.once else self._lasting)[writer.producer]

@@ -1,0 +1,351 @@
+"""Committed batches are stored here, some rows at a time, beside all else that the broker does.
+
+Invariant: the rows of a burst and the record of how far the batch is are one frame of the log; so
+after a crash it goes on with the row behind the last that is stored, and no row is stored twice or
+left out. Batches of one producer are stored in order, those of several take turns. While others
+want the loop, storing takes no more than a tenth of it. Slices are read off the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import pyarrow as pa
+
+from penstock.core.state import BrokerState
+from penstock.core.write_rules import decide_rows
+from penstock.core.writers import Storing, Writer
+from penstock.engine.caches import Caches
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.ledger import Ledger
+from penstock.engine.scheduler import Scheduler
+from penstock.model.errors import NotFound, PenstockError, TooLarge
+from penstock.model.limits import MAX_TXN_OPS, MIB
+from penstock.model.records import WriteStored
+from penstock.model.tenancy import Path
+from penstock.storage.errors import StorageError
+from penstock.storage.staged_rows import RowSlice
+from penstock.storage.staging import OpenPiece, Shelf
+
+BURST_ROWS = 1000
+BURST_S = 0.0015
+"""A burst that takes longer, since its rows have much in them, is followed by smaller ones."""
+SHARED_ROWS = 250
+"""A burst while others want the loop: what they may have to wait for."""
+BURST_BYTES = MIB
+SHARED_MS = 20
+"""So long after anybody asked for something others are taken to want the loop."""
+OTHERS_SHARE = 9
+"""How much longer than a burst others have the loop after it, if they want it."""
+MAX_UNSYNCED_BYTES = 2 * MIB
+"""Of bursts that are on their way to disk: a disk that is slow slows storing. While others want to
+be answered there is one burst at a time: what is written with theirs delays them."""
+AHEAD_SLICES = 2
+SIDE_BY_SIDE = 8
+"""Batches that are stored in turns; each holds slices in memory."""
+RIDE_MS = 4
+"""How long a burst waits for somebody's turn to share: a sync more delays them."""
+NO_ROOM_RETRY_MS = 250
+UNREADABLE_RETRY_MS = 5000
+
+Stored = Callable[[str, Storing], None]
+"""Takes a producer and its batch of which the last row was stored; not durable yet."""
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Drain:
+    """`rows` were stored since the start; `skipped` had no place any more."""
+
+    def __init__(
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        shelf: Shelf,
+        caches: Caches,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self.rows = 0
+        self.skipped = 0
+        self.on_stored: Stored = _nobody
+        self._state = state
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._shelf = shelf
+        self._caches = caches
+        self._dispatcher = dispatcher
+        self._sources: deque[Source] = deque()
+        self._waiting: dict[str, Writer] = {}
+        self._is_resting = False
+        self._unsynced_bytes = 0
+        self._answers = 0
+        self._shared_until_ms = 0
+        self._most_rows = BURST_ROWS
+
+    def add(self, writer: Writer) -> None:
+        """A batch of the writer is to be stored."""
+        if not self._sources:
+            self._answers = self._ledger.answers
+        self._waiting[writer.producer] = writer
+        self._begin_some()
+
+    def turn(self) -> None:
+        """A burst, if there is something to store and it is time for it."""
+        if not self._sources or self._is_resting or self._unsynced_bytes > self._most_unsynced():
+            return
+        for _ in range(len(self._sources)):
+            source = self._sources[0]
+            self._sources.rotate(-1)
+            if source.is_ready():
+                self._burst(source)
+                return
+
+    # -- bursts --------------------------------------------------------------------------------
+
+    def _is_shared(self) -> bool:
+        """Did anybody else ask for something just now? Between two of their requests is a sync, or
+        more; they should not meet a large burst each time."""
+        now_ms = self._ledger.now_ms()
+        if self._ledger.answers != self._answers:
+            self._answers = self._ledger.answers
+            self._shared_until_ms = now_ms + SHARED_MS
+        return now_ms < self._shared_until_ms
+
+    def _most_unsynced(self) -> int:
+        return 0 if self._is_shared() else MAX_UNSYNCED_BYTES
+
+    def _burst(self, source: Source) -> None:
+        # Of this thread alone: what others on the machine do says nothing about the rows.
+        began_s = time.thread_time()
+        is_shared = self._is_shared()
+        part, start = source.head()
+        most = min(SHARED_ROWS if is_shared else BURST_ROWS, self._most_rows)
+        rows = part.rows_within(start, most, BURST_BYTES)
+        if part.cache is None:
+            taken = self._store_in_topics(source, part, start, rows)
+        else:
+            taken = self._store_in_cache(source, part, part.cache, start, rows)
+        if not taken:
+            # Fewer may find room.
+            self._most_rows = max(1, rows // 2)
+            self._rest(NO_ROOM_RETRY_MS)
+            return
+        source.advance(taken)
+        if source.is_done():
+            self._finish(source)
+        else:
+            self._read_ahead(source)
+        self._answers = self._ledger.answers
+        spent_s = time.thread_time() - began_s
+        self._most_rows = max(1, rows // 2) if spent_s > BURST_S else min(BURST_ROWS, 2 * most)
+        if is_shared:
+            self._rest(math.ceil(spent_s * OTHERS_SHARE * 1000), then_wait_ms=RIDE_MS)
+        else:
+            self._ledger.wake()
+
+    def _rest(self, ms: int, then_wait_ms: int = 0) -> None:
+        """The next burst is after that time: in a turn that others ask for, whose commit it then
+        shares, or when there is none for some time."""
+        self._is_resting = True
+
+        def again() -> None:
+            self._is_resting = False
+            if then_wait_ms:
+                self._scheduler.later(then_wait_ms, self._ledger.wake)
+            else:
+                self._ledger.wake()
+
+        self._scheduler.later(max(1, ms), again)
+
+    def _store_in_topics(self, source: Source, part: RowSlice, start: int, rows: int) -> int:
+        """How many rows are done; none without room."""
+        now_ms = self._ledger.now_ms()
+        decided = decide_rows(self._state, part.take(start, rows), now_ms)
+        record = source.progress(rows, now_ms)
+        places = self._ledger.store_all(decided.messages, decided.sizes, record)
+        if places is None:
+            return 0
+        for topic_id, partition in places:
+            topic = self._state.topics_by_id[topic_id]
+            if topic.groups:
+                self._dispatcher.mark_topic(topic, partition)
+        self.rows += len(decided.messages)
+        self._count_skipped(source, decided.skipped)
+        self._count_unsynced(sum(decided.sizes) + rows * _ROW_OVERHEAD_BYTES)
+        return rows
+
+    def _store_in_cache(
+        self, source: Source, part: RowSlice, cache: Path, start: int, rows: int
+    ) -> int:
+        """A cache that cannot hold so many at once is given fewer."""
+        rows = min(rows, MAX_TXN_OPS)
+        while True:
+            now_ms = self._ledger.now_ms()
+            record = source.progress(rows, now_ms)
+            try:
+                found = part.take_for_cache(start, rows)
+                if not self._caches.write(cache, found, record):
+                    return 0
+                self.rows += rows
+            except (NotFound, TooLarge) as error:
+                if isinstance(error, TooLarge) and rows > 1:
+                    rows //= 2
+                    continue
+                if not self._ledger.record_together([record], reserve=False):
+                    return 0
+                self._count_skipped(source, rows)
+            self._count_unsynced(rows * _ROW_OVERHEAD_BYTES)
+            return rows
+
+    def _count_skipped(self, source: Source, rows: int) -> None:
+        self.skipped += rows
+        source.skipped += rows
+
+    def _count_unsynced(self, nbytes: int) -> None:
+        self._unsynced_bytes += nbytes
+
+        def synced(_: PenstockError | None) -> None:
+            self._unsynced_bytes -= nbytes
+            if self._sources:
+                self._ledger.wake()
+
+        self._ledger.when_durable(synced)
+
+    def _finish(self, source: Source) -> None:
+        self._sources.remove(source)
+        if source.skipped:
+            _log.warning(
+                "batch %d of producer %r: %d rows were left out, their topic or cache has gone",
+                source.storing.batch,
+                source.producer,
+                source.skipped,
+            )
+        self.on_stored(source.producer, source.storing)
+        self._begin_some()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _begin_some(self) -> None:
+        """Of one producer one batch at a time."""
+        active = {source.producer for source in self._sources}
+        for producer, writer in list(self._waiting.items()):
+            if len(self._sources) >= SIDE_BY_SIDE:
+                return
+            if not writer.storing:
+                del self._waiting[producer]
+            elif producer not in active:
+                source = Source(producer, next(iter(writer.storing.values())))
+                self._sources.append(source)
+                self._read_ahead(source)
+
+    def _read_ahead(self, source: Source) -> None:
+        if source.wants_more():
+            source.is_reading = True
+            self._scheduler.in_background(partial(self._read, source))
+
+    def _read(self, source: Source) -> None:
+        """On a thread."""
+        try:
+            part = source.read(self._shelf)
+        except (OSError, StorageError, ValueError, KeyError, pa.ArrowException) as error:
+            _log.error(
+                "batch %d of producer %r cannot be stored, and is tried again: %s",
+                source.storing.batch,
+                source.producer,
+                error,
+            )
+            self._scheduler.post(partial(self._give_up, source))
+        else:
+            self._scheduler.post(partial(self._got, source, part))
+
+    def _got(self, source: Source, part: RowSlice) -> None:
+        source.add(part)
+        self._read_ahead(source)
+        self._ledger.wake()
+
+    def _give_up(self, source: Source) -> None:
+        """For a while, and leaves its place to others. How far it is, the state knows."""
+        self._sources.remove(source)
+        writer = self._waiting.pop(source.producer)
+        self._scheduler.later(UNREADABLE_RETRY_MS, partial(self.add, writer))
+        self._begin_some()
+
+
+_ROW_OVERHEAD_BYTES = 48
+"""About what a row takes in the log beside its key and value."""
+
+
+class Source:
+    """The rows of one batch that are to be stored, slice by slice."""
+
+    def __init__(self, producer: str, storing: Storing) -> None:
+        self.producer = producer
+        self.storing = storing
+        self.skipped = 0
+        self.is_reading = False
+        self._slices: deque[tuple[RowSlice, int]] = deque()
+        # What is to be read next: a piece, and in it the row to begin with.
+        self._piece = 0
+        self._row = storing.done
+        self._open: OpenPiece | None = None
+        while self._row and self._row >= storing.pieces[self._piece].rows:
+            self._row -= storing.pieces[self._piece].rows
+            self._piece += 1
+
+    def is_ready(self) -> bool:
+        return bool(self._slices)
+
+    def is_done(self) -> bool:
+        return self.storing.done == self.storing.rows
+
+    def head(self) -> tuple[RowSlice, int]:
+        """The slice with the next rows, and the first of them in it."""
+        return self._slices[0]
+
+    def advance(self, rows: int) -> None:
+        part, start = self._slices.popleft()
+        if start + rows < part.rows:
+            self._slices.appendleft((part, start + rows))
+
+    def progress(self, rows: int, now_ms: int) -> WriteStored:
+        """The record that so many more rows are stored."""
+        storing = self.storing
+        return WriteStored(now_ms, self.producer, storing.batch, storing.done + rows)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def wants_more(self) -> bool:
+        is_hungry = len(self._slices) < AHEAD_SLICES and not self.is_reading
+        return is_hungry and self._piece < len(self.storing.pieces)
+
+    def read(self, shelf: Shelf) -> RowSlice:
+        """The slice with the next row to be read. On a thread."""
+        number = self.storing.pieces[self._piece].number
+        if self._open is None:
+            self._open = shelf.open(number)
+        content = self._open.content
+        row = 0
+        for part in content.slices:
+            if row + part.rows > self._row:
+                return RowSlice(self._open.read(part), content, row)
+            row += part.rows
+        raise ValueError(f"staged piece {number} has only {row} rows")
+
+    def add(self, part: RowSlice) -> None:
+        self.is_reading = False
+        self._slices.append((part, self._row - part.first_row))
+        self._row = part.first_row + part.rows
+        if self._row >= self.storing.pieces[self._piece].rows:
+            self._row = 0
+            self._piece += 1
+            self._open = None
+
+
+def _nobody(producer: str, storing: Storing) -> None:
+    """Nobody to tell."""

@@ -1,0 +1,181 @@
+"""The journal, read by whoever asks: what happened to messages, from sealed files.
+
+Invariant: a range is fixed when it is opened and each of its rows is given once and in order,
+whatever is sealed or merged meanwhile; if retention takes something of it first, the read fails.
+Everything that can be read lies below the log's first position, and so is durable. Must not know
+what the rows say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+
+from penstock.engine.ledger import Done, Ledger, Then
+from penstock.engine.lookups import Lookups
+from penstock.engine.reading import Piece, RangeRead, bounds_within
+from penstock.engine.scheduler import Scheduler
+from penstock.model.errors import FailedPrecondition, OutOfRange, PenstockError
+from penstock.model.journal import JournalReport, JournalRequest, JournalSelection
+from penstock.model.splits import MAX_SPLITS, Splits
+from penstock.storage import splitting
+from penstock.storage.journal_files import JournalIndex, JournalReader, JournalRef
+from penstock.storage.log import Log
+from penstock.storage.row_stream import FORMS, Form, may_want, schema_of, sealed_piece
+from penstock.storage.seal import Sealed
+
+NO_DISK = "a broker that keeps nothing on disk has no journal"
+TURNED_OFF = "the journal is turned off: journal_retention_ms is 0"
+
+
+class Journal:
+    """`refusal` says why there is none. `freshen` is told whom to call once all that is durable
+    now can be read."""
+
+    def __init__(
+        self,
+        log: Log,
+        reader: JournalReader | None,
+        index: JournalIndex,
+        retention_ms: int,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        lookups: Lookups,
+    ) -> None:
+        self.refusal = NO_DISK if reader is None else "" if retention_ms else TURNED_OFF
+        self.freshen: Callable[[Then], None] = lambda then: then(None)
+        self.files = {file.number for file in index.files}
+        self._log = log
+        self._reader = reader
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._lookups = lookups
+        self._start = index.start
+        self._refs: list[JournalRef] = [ref for file in index.files for ref in file.batches]
+
+    def sealed(self, result: Sealed) -> None:
+        """A sealing run has added to the journal, dropped what is old, merged what is small. What
+        it added lies behind all that stays."""
+        gone = set(result.journal_dropped)
+        added = [ref for file in result.journal_added for ref in file.batches]
+        self._start = result.journal_start
+        self._refs = [ref for ref in self._refs if ref.file not in gone] + added
+        self.files |= {file.number for file in result.journal_added}
+        self.files -= gone
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def open(self, request: JournalRequest, done: Done) -> None:
+        """Outcome: a RangeRead of what can be read then."""
+        try:
+            reader = self._opened()
+            bounds = self._bounds(request.start, request.end)
+            form = FORMS[request.format]
+            head = form.head(schema_of(request.selection, reader.schema))
+            outcome: RangeRead | PenstockError = RangeRead(
+                partial(self._next_piece, reader, request.selection, form),
+                self._scheduler,
+                "the journal",
+                bounds,
+                head,
+                form.tail(),
+            )
+        except PenstockError as error:
+            outcome = error
+        self._ledger.answer(done, outcome)
+
+    def offsets(self, fresh: bool, time_ms: int | None, done: Done) -> None:
+        """Outcome: a JournalReport. Fresh: of all that was durable when it was asked for."""
+
+        def report(failure: PenstockError | None) -> None:
+            if failure is not None:
+                done(failure)
+            elif time_ms is None:
+                done(JournalReport(self.earliest, self.next))
+            else:
+                self._lookups.run(partial(self._search, time_ms), done)
+
+        if self.refusal:
+            done(FailedPrecondition(self.refusal))
+        elif fresh:
+            self.freshen(report)
+        else:
+            self._ledger.when_durable(report)
+
+    def splits(
+        self, start: int | None, end: int | None, rows: int, max_rows: int, done: Done
+    ) -> None:
+        """Outcome: Splits of the range."""
+
+        def look() -> Callable[[], Splits]:
+            reader = self._opened()
+            first, last = self._bounds(start, end)
+            refs = self._refs[self._index_of(first) :]
+
+            def cut() -> Splits:
+                pieces = (
+                    splitting.Piece(ref.first, ref.last, ref.rows, partial(reader.positions, ref))
+                    for ref in refs
+                )
+                return splitting.split(pieces, first, last, rows, max_rows, MAX_SPLITS)
+
+            return cut
+
+        self._lookups.run(look, done)
+
+    @property
+    def earliest(self) -> int:
+        return self.next if self._start < 0 else self._start
+
+    @property
+    def next(self) -> int:
+        """What is not sealed yet cannot be read."""
+        return self._log.first_position
+
+    # -- finding -------------------------------------------------------------------------------
+
+    def _opened(self) -> JournalReader:
+        if self._reader is None or self.refusal:
+            raise FailedPrecondition(self.refusal)
+        return self._reader
+
+    def _bounds(self, start: int | None, end: int | None) -> tuple[int, int]:
+        return bounds_within(self.earliest, self.next, start, end, "position")
+
+    def _next_piece(
+        self,
+        reader: JournalReader,
+        selection: JournalSelection,
+        form: Form,
+        at: int,
+        end: int,
+    ) -> tuple[Piece, int]:
+        if at < self.earliest:
+            raise OutOfRange(f"retention removed position {at} while the journal was read")
+        for ref in self._refs[self._index_of(at) :]:
+            if ref.first >= end:
+                break
+            if may_want(selection, ref):
+                stop = min(ref.last + 1, end)
+                return partial(sealed_piece, reader, ref, at, stop, selection, form), stop
+        return bytes, end
+
+    def _search(self, time_ms: int) -> Callable[[], JournalReport]:
+        """How to find the first position of that time or later; times never go back."""
+        reader, earliest, next_ = self._opened(), self.earliest, self.next
+        ref = next((ref for ref in self._refs if ref.last_ts >= time_ms), None)
+
+        def search() -> JournalReport:
+            at = next_ if ref is None else max(earliest, reader.position_at(ref, time_ms))
+            return JournalReport(earliest, next_, at)
+
+        return search
+
+    def _index_of(self, position: int) -> int:
+        """The first batch that has rows at `position` or behind it."""
+        return bisect_left(self._refs, position, key=_last)
+
+
+def _last(ref: JournalRef) -> int:
+    return ref.last

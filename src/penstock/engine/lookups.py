@@ -1,0 +1,70 @@
+"""Looking something up that may have to be read from disk: begun on the loop, done on a thread.
+
+Invariant: what is looked at may be sealed or rewritten before it is read; then it is looked at
+again, so that nobody hears of it. Threads are those that consumers' pages do not need.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from penstock.engine.ledger import Ledger
+from penstock.engine.reading import MOVED, UNREADABLE
+from penstock.engine.scheduler import Scheduler
+from penstock.model.errors import Internal, PenstockError
+
+T = TypeVar("T")
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Lookups:
+    def __init__(self, ledger: Ledger, scheduler: Scheduler) -> None:
+        self._ledger = ledger
+        self._scheduler = scheduler
+
+    def run(
+        self, look: Callable[[], Callable[[], T]], found: Callable[[T | PenstockError], None]
+    ) -> None:
+        """`look`, on the loop, says what is to be done on a thread, or refuses. `found` is told on
+        the loop what came of it."""
+        try:
+            work = look()
+        except PenstockError as error:
+            found(error)
+        else:
+            self._scheduler.in_background(partial(self._work, look, work, found))
+
+    def _work(
+        self,
+        look: Callable[[], Callable[[], T]],
+        work: Callable[[], T],
+        found: Callable[[T | PenstockError], None],
+    ) -> None:
+        """On a thread."""
+        outcome: T | PenstockError
+        try:
+            outcome = work()
+        except MOVED:
+            self._scheduler.post(partial(self._again, look, found))
+            return
+        except UNREADABLE as error:
+            _log.error("a partition cannot be looked through: %s", error)
+            outcome = Internal("the partition cannot be read; the broker's log says more")
+        self._scheduler.post(partial(found, outcome))
+
+    def _again(
+        self, look: Callable[[], Callable[[], T]], found: Callable[[T | PenstockError], None]
+    ) -> None:
+        """What was evicted in the very turn that stored it can be read once it is durable."""
+
+        def when_durable(failure: PenstockError | None) -> None:
+            if failure is None:
+                self.run(look, found)
+            else:
+                found(failure)
+
+        self._ledger.when_durable(when_durable)

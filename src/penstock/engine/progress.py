@@ -1,0 +1,111 @@
+"""Progress of a group that others keep count of, such as a query that reads ranges.
+
+Invariant: how much it finishes is known exactly before it is decided, and what the consumers of
+the group have in flight below it is finished like an ack of theirs. One call is one frame of the
+log: a crash keeps all of it or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from penstock.core.produce import find_topic
+from penstock.core.progress_rules import Target, below, check_reach, decide_progress
+from penstock.core.state import BrokerState
+from penstock.core.topics import Topic
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.ledger import Done, Ledger
+from penstock.engine.lookups import Lookups
+from penstock.engine.outline import Outline
+from penstock.engine.window import Window
+from penstock.model.errors import NotFound, PenstockError, Unavailable
+from penstock.model.progress import Reached
+from penstock.model.records import Advanced
+from penstock.storage.history_reader import HistoryReader
+from penstock.storage.log import Log
+
+_Counted = tuple[Topic, list[Target]]
+
+
+class GroupProgress:
+    def __init__(
+        self,
+        state: BrokerState,
+        window: Window,
+        log: Log,
+        history: HistoryReader | None,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        lookups: Lookups,
+    ) -> None:
+        self._state = state
+        self._window = window
+        self._log = log
+        self._history = history
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._lookups = lookups
+
+    def advance(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
+        """Outcome: a Reached for each partition named, where the group is now."""
+
+        def look() -> Callable[[], _Counted]:
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
+            found = find_topic(self._state, topic)
+            check_reach(found, reached)
+            return partial(_count, found, [self._counter(found, each) for each in reached])
+
+        def counted(outcome: _Counted | PenstockError) -> None:
+            try:
+                if isinstance(outcome, PenstockError):
+                    raise outcome
+                answer: list[Reached] | PenstockError = self._decide(*outcome, group)
+            except PenstockError as error:
+                answer = error
+            self._ledger.answer(done, answer)
+
+        self._lookups.run(look, counted)
+
+    def _counter(self, topic: Topic, reached: Reached) -> Callable[[], Target]:
+        """How to count what was ever stored below an offset: all, but for what is behind it."""
+        index, offset = reached.partition, reached.next
+        partition = topic.partitions[index]
+        msgs, nbytes = partition.backlog.stored_msgs, partition.backlog.stored_bytes
+        start = max(offset, partition.first_offset)
+        outline = Outline(self._window.log(topic.id, index), start, self._log, self._history)
+
+        def count() -> Target:
+            behind_msgs, behind_bytes = outline.count()
+            return Target(index, offset, msgs - behind_msgs, nbytes - behind_bytes)
+
+        return count
+
+    def _decide(self, topic: Topic, targets: list[Target], name: str) -> list[Reached]:
+        if self._ledger.failure is not None:
+            raise self._ledger.failure
+        if self._state.topics.get(topic.name) is not topic:
+            raise NotFound(f"topic {topic.name!r} was deleted meanwhile")
+        records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
+        group = topic.groups.get(name)
+        advanced = [record for record in records if isinstance(record, Advanced)]
+        entries = [
+            entry
+            for record in advanced
+            if group is not None
+            for entry in below(group.progress[record.partition], record.next)
+        ]
+        if records and not self._ledger.record_together(records):
+            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        for entry in entries:
+            self._dispatcher.left_flight(entry)
+        progress = topic.groups[name].progress
+        for record in advanced:
+            self._dispatcher.mark(progress[record.partition])
+        self._ledger.wake()
+        return [Reached(target.partition, progress[target.partition].floor()) for target in targets]
+
+
+def _count(topic: Topic, counters: list[Callable[[], Target]]) -> _Counted:
+    return topic, [count() for count in counters]

@@ -1,0 +1,101 @@
+"""One reader's way through a range that was fixed when it was opened: rows of a partition, or of
+the journal.
+
+Invariant: each row of the range is given once and in order, whatever is sealed or rewritten
+meanwhile, or the read fails. Pieces are read off the loop, on threads that consumers' pages do not
+need, one at a time. Must not know where rows are kept: it is told how to read the next of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from penstock.engine.scheduler import Scheduler
+from penstock.model.errors import Internal, InvalidArgument, NotYet, OutOfRange, PenstockError
+from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
+from penstock.storage.history import HistoryGone
+
+_log = logging.getLogger("penstock.engine")
+
+MOVED = (SegmentGone, HistoryGone, NotYetInLog)
+"""Sealed or rewritten between the look-up and the read: look again."""
+UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
+
+Piece = Callable[[], bytes]
+"""Reads rows. Blocking."""
+NextPiece = Callable[[int, int], tuple[Piece, int]]
+"""For a range that goes on from here to there: how to read what comes next, and where that ends.
+Called on the loop; a PenstockError ends the read."""
+GotPiece = Callable[[bytes | PenstockError | None], None]
+"""Takes the next bytes, None after the last, or why there are no more."""
+
+
+class RangeRead:
+    """`next` is asked for one piece at a time. `name` says in the log what is read."""
+
+    def __init__(
+        self,
+        next_piece: NextPiece,
+        scheduler: Scheduler,
+        name: str,
+        bounds: tuple[int, int],
+        head: bytes,
+        tail: bytes,
+    ) -> None:
+        self._next_piece = next_piece
+        self._scheduler = scheduler
+        self._name = name
+        self.start, self.end = bounds
+        self.at = self.start
+        self.head = head
+        self.tail = tail
+
+    def next(self, got: GotPiece) -> None:
+        if self.at >= self.end:
+            got(None)
+            return
+        try:
+            piece, end = self._next_piece(self.at, self.end)
+        except PenstockError as error:
+            got(error)
+            return
+        self._scheduler.in_background(partial(self._read, piece, end, got))
+
+    def _read(self, piece: Piece, end: int, got: GotPiece) -> None:
+        """On a thread."""
+        try:
+            data = piece()
+        except MOVED:
+            self._scheduler.post(partial(self.next, got))
+        except UNREADABLE as error:
+            _log.error("cannot read %s: %s", self._name, error)
+            failure = Internal("a part of the range cannot be read; the broker's log says more")
+            self._scheduler.post(partial(got, failure))
+        else:
+            self._scheduler.post(partial(self._got, data, end, got))
+
+    def _got(self, data: bytes, end: int, got: GotPiece) -> None:
+        self.at = end
+        if data:
+            got(data)
+        else:
+            self.next(got)
+
+
+def bounds_within(
+    oldest: int, newest: int, start: int | None, end: int | None, what: str
+) -> tuple[int, int]:
+    """The range asked for; None is as far as there is."""
+    start = oldest if start is None else start
+    end = newest if end is None else end
+    if start < oldest:
+        raise OutOfRange(f"{what}s below {oldest} are no longer kept; {start} was asked for")
+    if end > newest:
+        raise NotYet(f"what can be read ends at {what} {newest}; {end} was asked for")
+    if start > end:
+        raise InvalidArgument(f"start {start} is behind end {end}")
+    return start, end

@@ -1,0 +1,260 @@
+"""Pieces come in here: checked, written and kept until their batch is committed or dropped.
+
+Invariant: a piece is known once it is on disk, and what is known is what a commit finds; the newest
+of the same name counts. What is staged stays within `max_staged_bytes`, what is being checked
+within MAX_CHECKING_BYTES. Checking and writing are off the loop. Must not know how a batch is
+stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from penstock.core.state import BrokerState
+from penstock.core.write_rules import (
+    PieceKey,
+    Place,
+    StagedPiece,
+    check_cache,
+    check_stage,
+    check_uncommitted,
+    decide_places,
+)
+from penstock.engine.ledger import Done, Ledger
+from penstock.engine.scheduler import Scheduler, Turn
+from penstock.model.errors import Internal, PenstockError, ResourceExhausted, Unavailable
+from penstock.model.limits import MAX_STAGED_PIECES, MIB
+from penstock.model.tenancy import Path
+from penstock.model.writes import PieceName, PieceReport
+from penstock.storage.staged_rows import CheckedRows
+from penstock.storage.staging import Packed, Shelf, pack
+
+MAX_CHECKING_BYTES = 128 * MIB
+"""Bodies that are held until they are checked; a single one may be larger."""
+FORGOTTEN_MS = 24 * 3600 * 1000
+"""Whoever staged a piece so long ago does not commit it any more."""
+
+LOOK_MS = 60_000
+
+Check = Callable[[int], CheckedRows]
+"""Says what a body holds, given the time; on a thread. Raises a PenstockError."""
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Staging:
+    """`bytes` counts what is committed and not yet removed too."""
+
+    def __init__(
+        self, state: BrokerState, ledger: Ledger, scheduler: Scheduler, shelf: Shelf, limit: int
+    ) -> None:
+        self.bytes = 0
+        self.pieces = 0
+        self._state = state
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._shelf = shelf
+        self._limit_bytes = limit
+        self._checking_bytes = 0
+        self._next_number = 1
+        self._next_look_ms = 0
+        self._batches: dict[str, dict[int, dict[PieceKey, StagedPiece]]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def start(self, committed: Iterable[int]) -> None:
+        """Finds what is on disk; pieces of these numbers are committed, and not for us to judge."""
+        kept = set(committed)
+        found = self._shelf.found
+        self._next_number = max([0, *found, *kept]) + 1
+        for number, piece in sorted(found.items()):
+            if isinstance(piece, StagedPiece):
+                self._count(piece)
+                if number not in kept:
+                    self._load(piece)
+            elif number not in kept:
+                _log.warning("a staged piece cannot be read and is dropped: %s", piece)
+                self.remove([number])
+
+    def _load(self, piece: StagedPiece) -> None:
+        try:
+            check_uncommitted(self._state, piece.name, self._ledger.now_ms())
+        except PenstockError:
+            self.remove([piece.number])
+        else:
+            self._know(piece)
+
+    # -- staging -------------------------------------------------------------------------------
+
+    def stage(
+        self,
+        name: PieceName,
+        topic: str,
+        cache: Path | None,
+        nbytes: int,
+        check: Check,
+        done: Done,
+    ) -> None:
+        """Outcome: a PieceReport, once the piece is on disk."""
+        now_ms = self._ledger.now_ms()
+        try:
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
+            check_stage(self._state, name, now_ms)
+            if cache is not None:
+                check_cache(self._state, cache)
+            self._check_room(nbytes)
+        except PenstockError as error:
+            self._ledger.answer(done, error)
+            return
+        self._checking_bytes += nbytes
+
+        def finish(outcome: PieceReport | PenstockError) -> None:
+            self._checking_bytes -= nbytes
+            self._ledger.answer(done, outcome)
+
+        def checked() -> Turn:
+            rows = check(now_ms)
+            packed = pack(rows.table, topic, list(cache or ()))
+            return partial(self._place, name, rows, packed, now_ms, finish)
+
+        self._work(checked, finish)
+
+    def _check_room(self, nbytes: int) -> None:
+        if self.bytes + self._checking_bytes + nbytes > self._limit_bytes:
+            raise ResourceExhausted(
+                f"{self.bytes} bytes are staged; max_staged_bytes is {self._limit_bytes}",
+                limit="staged_bytes",
+            )
+        if self.pieces >= MAX_STAGED_PIECES:
+            raise ResourceExhausted(f"{self.pieces} pieces are staged", limit="staged_pieces")
+        if self._checking_bytes and self._checking_bytes + nbytes > MAX_CHECKING_BYTES:
+            raise ResourceExhausted("too many pieces come at once", limit="checking_bytes")
+        if not self._ledger.can_store(nbytes):
+            raise Unavailable("the disk is nearly full; pieces are staged when there is room")
+
+    def _place(
+        self, name: PieceName, rows: CheckedRows, packed: Packed, now_ms: int, finish: Done
+    ) -> None:
+        try:
+            places = decide_places(self._state, rows.targets)
+        except PenstockError as error:
+            finish(error)
+            return
+        piece = self._piece(name, packed, places, rows.is_keyed, now_ms)
+
+        def written() -> Turn:
+            self._shelf.write(piece, packed)
+            return partial(self._written, piece, finish)
+
+        self._work(written, finish)
+
+    def _piece(
+        self, name: PieceName, packed: Packed, places: list[Place], is_keyed: bool, now_ms: int
+    ) -> StagedPiece:
+        number = self._next_number
+        self._next_number += 1
+        return StagedPiece(name, number, packed.rows, packed.nbytes, now_ms, places, is_keyed)
+
+    def _written(self, piece: StagedPiece, finish: Done) -> None:
+        self._count(piece)
+        try:
+            # Its batch may have been committed without it meanwhile.
+            check_uncommitted(self._state, piece.name, self._ledger.now_ms())
+        except PenstockError as error:
+            self.remove([piece.number])
+            finish(error)
+            return
+        self._know(piece)
+        finish(PieceReport(piece.rows, piece.bytes))
+
+    def _work(self, work: Callable[[], Turn], finish: Done) -> None:
+        """Does it on a thread, and what it returns on the loop."""
+
+        def run() -> None:
+            self._scheduler.post(_outcome_of(work, finish))
+
+        self._scheduler.in_background(run)
+
+    # -- what is staged ------------------------------------------------------------------------
+
+    def of(self, producer: str, batch: int) -> Mapping[PieceKey, StagedPiece]:
+        return self._batches.get(producer, {}).get(batch, {})
+
+    def committed(self, producer: str, batch: int, numbers: Iterable[int]) -> list[int]:
+        """These pieces are the batch, and known here no longer; nor is what else there is of it and
+        of earlier ones: the numbers of those, which can go once the commit is durable."""
+        kept, others = set(numbers), []
+        for earlier in [each for each in self._batches.get(producer, ()) if each <= batch]:
+            others += self._forget(producer, earlier)
+        return [number for number in others if number not in kept]
+
+    def drop(self, producer: str, batch: int) -> None:
+        self.remove(self._forget(producer, batch))
+
+    def housekeep(self, now_ms: int) -> None:
+        """Drops batches of which nothing came for long."""
+        if now_ms < self._next_look_ms:
+            return
+        self._next_look_ms = now_ms + LOOK_MS
+        for producer, batches in list(self._batches.items()):
+            for batch, pieces in list(batches.items()):
+                last_ms = max(piece.staged_ms for piece in pieces.values())
+                if last_ms + FORGOTTEN_MS <= now_ms:
+                    _log.info("batch %d of %r was not committed: its pieces go", batch, producer)
+                    self.drop(producer, batch)
+
+    def _forget(self, producer: str, batch: int) -> list[int]:
+        batches = self._batches.get(producer, {})
+        pieces = batches.pop(batch, {}).values()
+        if not batches:
+            self._batches.pop(producer, None)
+        return [piece.number for piece in pieces]
+
+    def _know(self, piece: StagedPiece) -> None:
+        name = piece.name
+        pieces = self._batches.setdefault(name.producer, {}).setdefault(name.batch, {})
+        key = (name.part, name.attempt, name.piece)
+        old = pieces.get(key)
+        pieces[key] = piece
+        if old is not None:
+            self.remove([old.number])
+
+    def _count(self, piece: StagedPiece) -> None:
+        self._sizes[piece.number] = piece.bytes
+        self.bytes += piece.bytes
+        self.pieces += 1
+
+    def remove(self, numbers: list[int]) -> None:
+        """Nobody needs these pieces any more."""
+        for number in numbers:
+            size = self._sizes.pop(number, None)
+            if size is not None:
+                self.bytes -= size
+                self.pieces -= 1
+        shelf = self._shelf
+
+        def remove() -> None:
+            for number in numbers:
+                try:
+                    shelf.remove(number)
+                except OSError as error:
+                    _log.warning("staged piece %d cannot be removed: %s", number, error)
+
+        if numbers:
+            self._scheduler.in_background(remove)
+
+
+def _outcome_of(work: Callable[[], Turn], finish: Done) -> Turn:
+    """On a thread: what is to be done next, on the loop."""
+    try:
+        return work()
+    except PenstockError as error:
+        return partial(finish, error)
+    except OSError as error:
+        _log.error("a piece cannot be staged: %s", error)
+        return partial(finish, Unavailable(f"the piece cannot be written: {error.strerror}"))
+    except Exception:  # noqa: BLE001 - whoever sent it is answered, whatever it was
+        _log.exception("a piece cannot be staged")
+        return partial(finish, Internal("the piece cannot be staged; the broker's log says more"))

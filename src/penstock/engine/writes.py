@@ -1,0 +1,180 @@
+"""Writes by batch: what staging, committing, dropping and looking come to.
+
+Invariant: a commit is decided once, in the log; whoever asks for the same batch again shares its
+outcome. It is answered when every row is stored and durable or, after PATIENCE_MS, with how far it
+is: from then on nothing but time is missing. Files go when the record that makes them needless is
+durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from penstock.core.state import BrokerState
+from penstock.core.write_rules import AlreadyCommitted, decide_commit, describe_writer
+from penstock.core.writers import Storing
+from penstock.engine.drain import Drain
+from penstock.engine.ledger import Done, Ledger
+from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.staging import Staging
+from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.records import WriteCommitted
+from penstock.model.writes import CommitBatch, CommitReport
+
+PATIENCE_MS = 20_000
+"""How long a commit is waited for; less than clients and what is between them usually wait."""
+
+
+class _Waiting:
+    """Somebody who waits for a batch."""
+
+    __slots__ = ("done", "rows", "timer")
+
+    def __init__(self, done: Done, rows: int) -> None:
+        self.done = done
+        self.rows = rows
+        self.timer: Cancellable | None = None
+
+
+class Writes:
+    def __init__(
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        staging: Staging,
+        drain: Drain,
+    ) -> None:
+        self.drain = drain
+        self.staging = staging
+        self.stage = staging.stage
+        self.check_memory: Callable[[], None] = _no_limit
+        self._state = state
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._waiting: dict[tuple[str, int], list[_Waiting]] = {}
+        drain.on_stored = self._stored
+
+    def start(self) -> None:
+        """Goes on with what a stop or a crash interrupted."""
+        storing = [each for writer in self._state.writers for each in writer.storing.values()]
+        self.staging.start(piece.number for each in storing for piece in each.pieces)
+        for writer in self._state.writers:
+            if writer.storing:
+                self.drain.add(writer)
+
+    @property
+    def storing(self) -> int:
+        """Batches that are committed and not stored to the end."""
+        return sum(len(writer.storing) for writer in self._state.writers)
+
+    def commit(self, command: CommitBatch, done: Done) -> None:
+        """Outcome: a CommitReport."""
+        try:
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
+            decision = self._decide(command)
+        except PenstockError as error:
+            self._ledger.answer(done, error)
+            return
+        report = CommitReport("committed", decision.rows)
+        if isinstance(decision, WriteCommitted):
+            self._begin(decision)
+            is_storing = bool(decision.rows)
+        else:
+            is_storing = decision.is_storing
+            report = CommitReport("already_committed", decision.rows)
+        if is_storing:
+            self._wait(command, decision.rows, done)
+        else:
+            self._ledger.answer(done, report)
+
+    def abort(self, producer: str, batch: int, done: Done) -> None:
+        """Outcome: None. What is committed stays."""
+        self.staging.drop(producer, batch)
+        self._ledger.answer(done, None)
+
+    def describe(self, producer: str, done: Done) -> None:
+        """Outcome: a WriterReport."""
+        try:
+            outcome = describe_writer(self._state, producer, self._ledger.now_ms())
+        except PenstockError as error:
+            self._ledger.answer(done, error)
+        else:
+            self._ledger.answer(done, outcome)
+
+    def end_waits(self) -> None:
+        """The broker is about to stop: what is committed is stored after the next start."""
+        for key in list(self._waiting):
+            for waiting in list(self._waiting.get(key, ())):
+                self._give_up(key, waiting)
+
+    def log_failed(self, failure: Unavailable) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for each in (each for several in waiting.values() for each in several):
+            self._answer(each, failure)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _decide(self, command: CommitBatch) -> WriteCommitted | AlreadyCommitted:
+        """Recorded, if it is a decision."""
+        staged = self.staging.of(command.producer, command.batch)
+        decision = decide_commit(self._state, command, staged, self._ledger.now_ms())
+        if isinstance(decision, WriteCommitted):
+            if decision.rows:
+                self.check_memory()
+            if not self._ledger.record_together([decision], reserve=False):
+                raise Unavailable("the disk is nearly full; batches are taken when there is room")
+        return decision
+
+    def _begin(self, record: WriteCommitted) -> None:
+        numbers = [piece.number for piece in record.pieces]
+        # Until the commit is durable a crash may still undo it, and all that is staged counts.
+        self._remove_when_durable(self.staging.committed(record.producer, record.batch, numbers))
+        self._ledger.wake()
+        writer = self._state.writers.get(record.producer, record.ts)
+        if writer is not None and writer.storing:
+            self.drain.add(writer)
+
+    def _remove_when_durable(self, numbers: list[int]) -> None:
+        def durable(failure: PenstockError | None) -> None:
+            if failure is None:
+                self.staging.remove(numbers)
+
+        if numbers:
+            self._ledger.when_durable(durable)
+
+    def _stored(self, producer: str, storing: Storing) -> None:
+        self._remove_when_durable([piece.number for piece in storing.pieces])
+        report = CommitReport("committed", storing.rows)
+        for waiting in self._waiting.pop((producer, storing.batch), ()):
+            self._answer(waiting, report)
+
+    def _wait(self, command: CommitBatch, rows: int, done: Done) -> None:
+        key = (command.producer, command.batch)
+        waiting = _Waiting(done, rows)
+        waiting.timer = self._scheduler.later(PATIENCE_MS, partial(self._give_up, key, waiting))
+        self._waiting.setdefault(key, []).append(waiting)
+
+    def _give_up(self, key: tuple[str, int], waiting: _Waiting) -> None:
+        """Says how far it is; it goes on all the same."""
+        several = self._waiting.get(key, [])
+        if waiting not in several:
+            return
+        several.remove(waiting)
+        if not several:
+            del self._waiting[key]
+        writer = self._state.writers.get(key[0], self._ledger.now_ms())
+        storing = None if writer is None else writer.storing.get(key[1])
+        stored = waiting.rows if storing is None else storing.done
+        self._answer(waiting, CommitReport("storing", waiting.rows, stored))
+
+    def _answer(self, waiting: _Waiting, outcome: CommitReport | PenstockError) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        self._ledger.answer(waiting.done, outcome)
+
+
+def _no_limit() -> None:
+    """Room in memory is not what is short."""

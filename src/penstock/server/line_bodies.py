@@ -1,0 +1,110 @@
+"""Bodies of staged pieces that are lines of JSON, as columns.
+
+Decoded some lines at a time, with a rest in between: this runs on a thread, and a thread that
+decodes holds up the loop meanwhile. Must not know what is allowed in a column.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from penstock.model.errors import InvalidArgument
+from penstock.server.wire import CacheRowBody, EnvelopeBody, ProduceBody, RetryPolicyBody
+
+STEP_LINES = 256
+
+Body = TypeVar("Body")
+
+_TEXT, _INT = pa.string(), pa.int64()
+_ENVELOPE_TEXTS = (
+    "run_id",
+    "step_id",
+    "parent_step_id",
+    "tenant_id",
+    "idempotency_key",
+    "target_topic",
+    "deadline",
+)
+_RETRY_NUMBERS = ("max_attempts", "backoff_ms", "max_backoff_ms")
+
+_produces = msgspec.json.Decoder(ProduceBody)
+_cache_rows = msgspec.json.Decoder(CacheRowBody)
+_NO_ENVELOPE = EnvelopeBody()
+_NO_POLICY = RetryPolicyBody()
+
+
+def produce_table(body: bytes) -> pa.Table:
+    """A line is the body of a produce."""
+    return _table(body, _produces, _produce_columns)
+
+
+def cache_table(body: bytes) -> pa.Table:
+    """A line is a key, its value in base64 (null deletes it) and its `ttl_ms`."""
+    return _table(body, _cache_rows, _cache_columns)
+
+
+def _table(body: bytes, decoder: msgspec.json.Decoder[Any], columns_of: Any) -> pa.Table:
+    tables = []
+    for first, lines in _steps(body):
+        rows = [_decoded(decoder, first + n, line) for n, line in enumerate(lines)]
+        try:
+            tables.append(pa.table(columns_of(rows)))
+        except (pa.ArrowException, OverflowError) as error:
+            raise InvalidArgument(f"rows {first} to {first + len(rows) - 1}: {error}") from error
+        time.sleep(0)
+    return pa.concat_tables(tables) if tables else pa.table(columns_of([]))
+
+
+def _steps(body: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines that are not blank, some at a time, and the number of the first."""
+    count, start, lines = 0, 0, []
+    while start < len(body):
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        line = body[start:end]
+        start = end + 1
+        if line.strip():
+            lines.append(line)
+        if len(lines) == STEP_LINES:
+            yield count, lines
+            count, lines = count + STEP_LINES, []
+    if lines:
+        yield count, lines
+
+
+def _decoded(decoder: msgspec.json.Decoder[Body], row: int, line: bytes) -> Body:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"row {row}: invalid JSON: {error}") from error
+
+
+def _produce_columns(rows: list[ProduceBody]) -> dict[str, pa.Array]:
+    envelopes = [row.envelope or _NO_ENVELOPE for row in rows]
+    policies = [envelope.retry_policy or _NO_POLICY for envelope in envelopes]
+    columns = {name: _texts(rows, name) for name in ("topic", "key", "value")}
+    columns |= {name: _texts(envelopes, name) for name in _ENVELOPE_TEXTS}
+    columns["partition_override"] = _numbers(envelopes, "partition_override")
+    columns |= {f"retry_{name}": _numbers(policies, name) for name in _RETRY_NUMBERS}
+    return columns
+
+
+def _cache_columns(rows: list[CacheRowBody]) -> dict[str, pa.Array]:
+    return {
+        "key": _texts(rows, "key"),
+        "value": pa.array([row.value for row in rows], pa.binary()),
+        "ttl_ms": _numbers(rows, "ttl_ms"),
+    }
+
+
+def _texts(rows: list[Any], name: str) -> pa.Array:
+    return pa.array([getattr(row, name) for row in rows], _TEXT)
+
+
+def _numbers(rows: list[Any], name: str) -> pa.Array:
+    return pa.array([getattr(row, name) for row in rows], _INT)

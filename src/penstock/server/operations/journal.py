@@ -1,0 +1,71 @@
+"""The journal, described."""
+
+from __future__ import annotations
+
+from penstock.model.journal import JournalReport
+from penstock.model.splits import Splits
+from penstock.server.operations.operation import Answer, Operation
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET",
+        path="/v1/journal",
+        tag="Journal",
+        summary="Read what happened to messages",
+        text="A row an event, in the order in which they were recorded, as often as one likes. The "
+        "range is fixed when it begins. One that breaks off does not look complete.",
+        query=(
+            "from",
+            "to",
+            "columns",
+            "kind",
+            "topic",
+            "group",
+            "run_id",
+            "tenant_id",
+            "from_ms",
+            "to_ms",
+            "format",
+        ),
+        example={"kind": "dead_lettered", "format": "ndjson"},
+        answers={
+            200: Answer(
+                "The rows, as an Arrow IPC stream or as lines of JSON.",
+                media_type="application/vnd.apache.arrow.stream",
+            )
+        },
+        errors=(400, 409, 410, 416, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/journal/offsets",
+        tag="Journal",
+        summary="Where the journal begins and ends",
+        text="The journal is written when the log is sealed. With fresh, what was durable when it "
+        "was asked for can be read when it is answered. With time_ms, where that time begins.",
+        query=("fresh", "time_ms"),
+        answers={
+            200: Answer("Positions.", JournalReport, {"earliest": 268435456, "next": 1342177280})
+        },
+        errors=(400, 409, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/journal/splits",
+        tag="Journal",
+        summary="Share out the work of reading the journal",
+        text="Neighbouring ranges, each with so many rows at most.",
+        query=("from", "to", "rows", "max_rows"),
+        answers={
+            200: Answer(
+                "The ranges, and where the last of them ends.",
+                Splits,
+                {
+                    "splits": [{"start": 268435456, "end": 1342177280, "rows": 4711}],
+                    "next": 1342177280,
+                },
+            )
+        },
+        errors=(400, 409, 410, 416, 503),
+    ),
+)

@@ -1,0 +1,358 @@
+"""Rows to be written, checked and put into normal form, column by column.
+
+The rules are those of a produce (forms.py, core) and of a cache. Where a rule is about one value,
+it is asked once for each distinct value; where it is about a size, for all rows at once. A refusal
+names the column and the row. Runs on a thread. Must not know what the broker holds: whether a topic
+or a cache is there is asked on the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.cache_rules import check_key
+from penstock.core.produce import check_deadline
+from penstock.core.write_rules import Target
+from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
+from penstock.model.limits import (
+    MAX_CACHE_KEY_BYTES,
+    MAX_ENVELOPE_FIELD_BYTES,
+    MAX_OFFSET,
+    MAX_TARGETS,
+)
+from penstock.model.names import clean_name
+from penstock.server.arrow_bodies import is_text
+from penstock.server.forms import deadline_of, policy_of, target_of
+from penstock.server.wire import RetryPolicyBody
+from penstock.storage.staged_rows import CACHE_COLUMNS, TOPIC_COLUMNS, CheckedRows
+
+T = TypeVar("T")
+
+_IDS = ("run_id", "step_id", "parent_step_id", "tenant_id", "idempotency_key", "routing_label")
+_RETRY = ("retry_max_attempts", "retry_backoff_ms", "retry_max_backoff_ms")
+_TEXT, _INT = pa.string(), pa.int64()
+_MAX_TEXT_BYTES = 2**31 - 1
+
+
+def check_topic_rows(
+    table: pa.Table, topic: str, max_message_bytes: int, now_ms: int
+) -> CheckedRows:
+    """`topic` is that of rows which name none; empty: each must name one."""
+    rows = _Columns(table, TOPIC_COLUMNS)
+    value = rows.text("value")
+    if value is None:
+        raise InvalidArgument("the column 'value' is missing")
+    rows.refuse_where(pc.is_null(value), "value", "is null")
+    lengths = pc.binary_length(value)
+    rows.refuse_where(pc.equal(lengths, 0), "value", "is empty")
+    columns: dict[str, pa.Array] = {}
+    key = rows.text("key")
+    if key is not None:
+        # Where a text is null there may be bytes all the same; those of an empty one are gone.
+        key = pc.fill_null(key, "")
+        lengths = pc.add(lengths, pc.binary_length(key))
+    _check_sizes(lengths, max_message_bytes)
+    final = _topics(rows, columns, topic)
+    for name in _IDS:
+        rows.keep_text(columns, name, MAX_ENVELOPE_FIELD_BYTES)
+    _deadline(rows, columns, now_ms)
+    _override(rows, columns)
+    _retry(rows, columns)
+    _routing(rows, columns)
+    if key is not None and pc.any(pc.greater(pc.binary_length(key), 0)).as_py():
+        columns["key"] = key
+    columns["value"] = value
+    targets = _targets(final, topic, columns, table.num_rows)
+    return CheckedRows(_in_order(columns, TOPIC_COLUMNS), targets, "idempotency_key" in columns)
+
+
+def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
+    rows = _Columns(table, CACHE_COLUMNS)
+    key, value = rows.text("key"), rows.bytes("value")
+    if key is None or value is None:
+        raise InvalidArgument("a row for a cache has the columns 'key' and 'value'")
+    rows.refuse_where(pc.is_null(key), "key", "is null")
+    _check_cache_keys(key)
+    _check_sizes(pc.fill_null(pc.binary_length(value), 0), max_message_bytes)
+    columns = {"key": key, "value": value}
+    ttl_ms = rows.numbers("ttl_ms")
+    if ttl_ms is not None:
+        is_wrong = pc.or_(pc.less(ttl_ms, 0), pc.greater(ttl_ms, MAX_OFFSET))
+        rows.refuse_where(is_wrong, "ttl_ms", "must be 0 or more")
+        columns["ttl_ms"] = ttl_ms
+    return CheckedRows(_in_order(columns, CACHE_COLUMNS), [])
+
+
+class _Columns:
+    """The columns as they came, each of the type that is kept; None where there is no value."""
+
+    def __init__(self, table: pa.Table, known: dict[str, Any]) -> None:
+        unknown = [name for name in table.column_names if name not in known]
+        if unknown:
+            raise InvalidArgument(f"unknown columns {unknown}; there are {', '.join(known)}")
+        self._table = table
+        self.count: int = table.num_rows
+
+    def text(self, name: str) -> pa.Array | None:
+        return self._get(name, is_text, _TEXT, "text")
+
+    def bytes(self, name: str) -> pa.Array | None:
+        """There is no value in a column of nulls, but it is a column."""
+        if name in self._table.column_names and pa.types.is_null(self._table.column(name).type):
+            return pa.nulls(self._table.num_rows, pa.binary())
+        return self._get(name, is_text, pa.binary(), "text or bytes")
+
+    def numbers(self, name: str) -> pa.Array | None:
+        return self._get(name, pa.types.is_integer, _INT, "a whole number")
+
+    def any(self, name: str) -> pa.Array | None:
+        return self._get(name, lambda kind: True, None, "")
+
+    def keep_text(self, columns: dict[str, pa.Array], name: str, max_bytes: int) -> None:
+        """Into `columns`, if there is any; empty is none."""
+        column = self.text(name)
+        if column is None:
+            return
+        lengths = pc.binary_length(column)
+        self.refuse_where(pc.greater(lengths, max_bytes), name, f"is longer than {max_bytes} bytes")
+        column = pc.if_else(pc.equal(lengths, 0), pa.scalar(None, _TEXT), column)
+        if column.null_count < len(column):
+            columns[name] = column
+
+    def refuse_where(self, mask: pa.Array, name: str, why: str) -> None:
+        row = pc.index(mask, True).as_py()
+        if row >= 0:
+            raise InvalidArgument(f"row {row}: {name} {why}")
+
+    def _get(
+        self, name: str, is_right: Callable[[Any], bool], kind: Any, what: str
+    ) -> pa.Array | None:
+        if name not in self._table.column_names:
+            return None
+        column = self._table.column(name)
+        if pa.types.is_null(column.type) and name != "value":
+            return None
+        if not is_right(column.type):
+            raise InvalidArgument(f"column {name!r} is {column.type}, not {what}")
+        return _one_array(column if kind is None else _cast(column, kind, name), name)
+
+
+def _one_array(column: pa.ChunkedArray, name: str) -> pa.Array:
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        if combined.num_chunks > 1:
+            raise TooLarge(f"column {name!r} is longer than {_MAX_TEXT_BYTES} bytes")
+        combined = combined.chunk(0) if combined.num_chunks else pa.array([], column.type)
+    return combined
+
+
+def _cast(column: pa.ChunkedArray, kind: Any, name: str) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:
+        row = _first_bad_row(column, kind)
+        raise InvalidArgument(f"row {row}: {name} is no {kind}: {error}") from error
+
+
+def _first_bad_row(column: pa.ChunkedArray, kind: Any) -> int:
+    """The first row that cannot be cast, found by halving."""
+    start, end = 0, len(column)
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            column.slice(start, middle - start).cast(kind)
+            start = middle
+        except pa.ArrowInvalid:
+            end = middle
+    return start
+
+
+def _in_order(columns: dict[str, pa.Array], known: dict[str, Any]) -> pa.Table:
+    return pa.table({name: columns[name] for name in known if name in columns})
+
+
+def _check_sizes(lengths: pa.Array, max_message_bytes: int) -> None:
+    row = pc.index(pc.greater(lengths, max_message_bytes), True).as_py()
+    if row >= 0:
+        raise TooLarge(
+            f"row {row}: key and value are {lengths[row].as_py()} bytes; "
+            f"max_message_bytes is {max_message_bytes}"
+        )
+
+
+def _check_cache_keys(key: pa.Array) -> None:
+    """Which might be none is found for all at once; whether it is, the rule says."""
+    lengths = pc.binary_length(key)
+    suspects = pc.or_(
+        pc.or_(pc.equal(lengths, 0), pc.greater(lengths, MAX_CACHE_KEY_BYTES)),
+        pc.match_substring_regex(key, r"[\x00-\x1f\x7f-\x{9f}]"),
+    )
+    row = pc.index(suspects, True).as_py()
+    if row >= 0:
+        _asked_of(check_key, key[row].as_py(), row, "key")
+
+
+def _asked_of(rule: Callable[[Any], T], value: Any, row: int, name: str) -> T:
+    try:
+        return rule(value)
+    except PenstockError as error:
+        raise type(error)(f"row {row}: {name}: {error.message}") from None
+
+
+def _distinct(column: pa.Array, name: str, rule: Callable[[Any], T]) -> tuple[pa.Array, list[T]]:
+    """What the rule makes of each distinct value, and which of them each row has."""
+    encoded = column.dictionary_encode()
+    indices, results = encoded.indices, []
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        try:
+            results.append(rule(value))
+        except PenstockError as error:
+            row = pc.index(indices, pa.scalar(code, indices.type)).as_py()
+            raise type(error)(f"row {row}: {name}: {error.message}") from None
+    return indices, results
+
+
+def _texts(indices: pa.Array, results: list[str]) -> pa.Array:
+    """A text for each row, null where it is empty."""
+    texts = pa.array([text or None for text in results], _TEXT)
+    return pc.take(texts, indices)
+
+
+def _topics(rows: _Columns, columns: dict[str, pa.Array], default: str) -> pa.Array | None:
+    """The topic in which each row ends; None: all in `default`. What differs from it is kept."""
+    final = None
+    named = rows.text("topic")
+    if named is not None:
+        final = _texts(*_distinct(named, "topic", _topic))
+    if not default:
+        if final is None:
+            raise InvalidArgument("no topic: name one in the query, or have a column 'topic'")
+        rows.refuse_where(pc.is_null(final), "topic", "is required")
+    targets = rows.text("target_topic")
+    if targets is not None:
+        target = _texts(*_distinct(targets, "target_topic", target_of))
+        if target.null_count < len(target):
+            columns["target_topic"] = target
+            final = target if final is None else pc.coalesce(target, final)
+    if final is not None and final.null_count < len(final):
+        columns["topic"] = final
+        return final
+    return None
+
+
+def _topic(raw: str) -> str:
+    return clean_name(raw, "topic") if raw.strip() else ""
+
+
+def _deadline(rows: _Columns, columns: dict[str, pa.Array], now_ms: int) -> None:
+    raw = rows.any("deadline")
+    if raw is None:
+        return
+    if pa.types.is_timestamp(raw.type):
+        if raw.type.tz is None:
+            raise InvalidArgument("column 'deadline' is a time without a zone")
+        raw = raw.cast(pa.timestamp("us", "UTC"), safe=False)
+    elif not is_text(raw.type):
+        raise InvalidArgument(f"column 'deadline' is {raw.type}, not text or a time")
+    else:
+        raw = rows.text("deadline")
+
+    def rule(value: str | datetime) -> str:
+        text = value.isoformat() if isinstance(value, datetime) else value
+        deadline, deadline_ms = deadline_of(text)
+        check_deadline(deadline_ms, now_ms)
+        return deadline
+
+    texts = _texts(*_distinct(raw, "deadline", rule))
+    if texts.null_count < len(texts):
+        columns["deadline"] = texts
+
+
+def _override(rows: _Columns, columns: dict[str, pa.Array]) -> None:
+    override = rows.numbers("partition_override")
+    if override is not None and override.null_count < len(override):
+        rows.refuse_where(pc.less(override, 0), "partition_override", "is below 0")
+        columns["partition_override"] = override
+
+
+def _retry(rows: _Columns, columns: dict[str, pa.Array]) -> None:
+    """One policy a row: null where it has none, and no nulls where it has one."""
+    given = {name: column for name in _RETRY if (column := rows.numbers(name)) is not None}
+    if not given:
+        return
+    zeros = pa.repeat(pa.scalar(0, _INT), rows.count)
+    numbers = {name: pc.fill_null(given[name], 0) if name in given else zeros for name in _RETRY}
+    for way in _ways(numbers, rows.count):
+        policy = [way[name] for name in _RETRY]
+        _asked_of(lambda each: policy_of(RetryPolicyBody(*each)), policy, way["row"], "retry")
+    has_policy = pc.greater(numbers["retry_max_attempts"], 0)
+    if pc.any(has_policy).as_py():
+        none = pa.scalar(None, _INT)
+        columns |= {name: pc.if_else(has_policy, numbers[name], none) for name in _RETRY}
+
+
+def _routing(rows: _Columns, columns: dict[str, pa.Array]) -> None:
+    """A label has a meta beside it, if an empty one. Few rows have any: it is done one by one."""
+    meta = rows.any("routing_meta")
+    kind = TOPIC_COLUMNS["routing_meta"]
+    labels = columns.get("routing_label")
+    if meta is not None and meta.type != kind:
+        raise InvalidArgument(f"column 'routing_meta' is {meta.type}, not {kind}")
+    if meta is None and labels is None:
+        return
+    count = rows.count
+    given = [None] * count if meta is None else meta.to_pylist()
+    has_label = [False] * count if labels is None else pc.is_valid(labels).to_pylist()
+    kept: list[list[tuple[str, str]] | None] = []
+    for row, (pairs, is_labelled) in enumerate(zip(given, has_label, strict=True)):
+        if pairs and any(value is None for _, value in pairs):
+            raise InvalidArgument(f"row {row}: routing_meta has a null in it")
+        kept.append((pairs or []) if pairs or is_labelled else None)
+    if any(pairs is not None for pairs in kept):
+        columns["routing_meta"] = pa.array(kept, kind)
+
+
+def _targets(
+    final: pa.Array | None, default: str, columns: dict[str, pa.Array], rows: int
+) -> list[Target]:
+    """Where the rows go, each way once. Of very many keys, any may go anywhere in its topic."""
+    if not rows:
+        return []
+    by = {"topic": final, "partition_override": columns.get("partition_override")}
+    by = {name: column for name, column in by.items() if column is not None}
+    key = columns.get("key")
+    no_key: str | None = ""
+    ways: list[dict[str, Any]] | None = None
+    if key is None:
+        ways = _ways(by, rows)
+    elif pc.count_distinct(key).as_py() <= MAX_TARGETS:
+        ways = _ways({**by, "key": key}, rows)
+    if ways is None or len(ways) > MAX_TARGETS:
+        ways, no_key = _ways(by, rows), None
+    if len(ways) > MAX_TARGETS:
+        raise InvalidArgument(f"the rows go to more than {MAX_TARGETS} partitions")
+    return [
+        Target(
+            way.get("topic") or default,
+            way.get("key", no_key),
+            way.get("partition_override"),
+            way["row"],
+        )
+        for way in ways
+    ]
+
+
+def _ways(by: dict[str, pa.Array], rows: int) -> list[dict[str, Any]]:
+    """What these columns have together, each once, with the first `row` that has it."""
+    if not by or not rows:
+        return [{"row": 0}] if rows else []
+    table = pa.table({**by, "row": pa.arange(0, rows)})
+    grouped = table.group_by(list(by)).aggregate([("row", "min")])
+    return [{**way, "row": way["row_min"]} for way in grouped.to_pylist()]

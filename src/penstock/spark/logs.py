@@ -1,0 +1,254 @@
+"""What can be read at a broker: the records of topics and the journal, as sequences with positions.
+
+A place is one sequence: a partition of a topic, or the journal. Its positions rise and have gaps.
+Invariant: positions are encoded in one way only, for Spark compares them as text. Must not know
+Spark, nor what is planned with the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from penstock.client.calls import encode, segment
+from penstock.model.errors import Internal, InvalidArgument, NotFound
+from penstock.model.ranges import OffsetReport
+from penstock.model.splits import Split, Splits
+from penstock.spark.broker import Broker, Patience
+from penstock.spark.options import PATTERN_SIGNS, SourceSettings
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        if self == JOURNAL:
+            return "the journal"
+        return f"topic {self.topic!r} partition {self.partition}"
+
+    @property
+    def rows_path(self) -> str:
+        return "/v1/journal" if self == JOURNAL else f"{self._path}/records"
+
+    @property
+    def splits_path(self) -> str:
+        return "/v1/journal/splits" if self == JOURNAL else f"{self._path}/splits"
+
+    def between(self, start: int, end: int) -> dict[str, str | int]:
+        """The parameters that name a range."""
+        if self == JOURNAL:
+            return {"from": start, "to": end}
+        return {"start": start, "end": end}
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/topics/{segment(self.topic)}/partitions/{self.partition}"
+
+
+JOURNAL = Place("", 0)
+
+
+class Span(NamedTuple):
+    """`earliest` is the oldest position that is kept, `next` the end of what is there."""
+
+    earliest: int
+    next: int
+
+
+Positions = dict[Place, int]
+Spans = dict[Place, Span]
+
+
+class Log(Protocol):
+    def find(self) -> list[str]:
+        """The topics there are now, and those that must be there; of the journal one that stands
+        for it."""
+        ...
+
+    def is_named(self, topic: str) -> bool:
+        """Must the topic be there?"""
+        ...
+
+    def is_wanted(self, topic: str) -> bool:
+        """Would it be read, if it were there?"""
+        ...
+
+    def spans(self, topic: str) -> Spans: ...
+
+    def at_time(self, topic: str, time_ms: int) -> Positions:
+        """Where rows of that time or later begin."""
+        ...
+
+    def encode(self, positions: Positions) -> dict[str, Any]: ...
+
+    def decode(self, offset: Mapping[str, Any]) -> Positions: ...
+
+
+def log_of(broker: Broker, settings: SourceSettings) -> Log:
+    return Journal(broker) if settings.log == "journal" else Records(broker, settings.topics)
+
+
+def splits(
+    broker: Broker, place: Place, start: int, end: int, rows: int, max_rows: int | None = None
+) -> tuple[list[Split], int]:
+    """The range in parts of at most `rows` rows, together at most `max_rows`; and their end."""
+    found: list[Split] = []
+    left, at = max_rows, start
+    while at < end and left != 0:
+        query = place.between(at, end) | {"rows": rows}
+        if left is not None:
+            query["max_rows"] = left
+        answer = _decoded(Splits, broker.call("GET", place.splits_path, query=query))
+        found += [split for split in answer.splits if split.rows]
+        if left is not None:
+            left -= sum(split.rows for split in answer.splits)
+        if answer.next <= at:
+            break
+        at = answer.next
+    return found, at
+
+
+def publish(broker: Broker, group: str, positions: Positions) -> None:
+    """Says that everything below the positions is done for the group. One try for each topic."""
+    for topic in sorted({place.topic for place in positions}):
+        done = [
+            {"partition": place.partition, "next": position}
+            for place, position in positions.items()
+            if place.topic == topic
+        ]
+        path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
+        broker.call("POST", path, body=encode({"partitions": done}), patience=Patience(0))
+
+
+class Records:
+    """`topics` are names, which must exist, and patterns, which may match none."""
+
+    def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
+        self._broker = broker
+        self._names = [topic for topic in topics if not is_pattern(topic)]
+        self._patterns = [topic for topic in topics if is_pattern(topic)]
+
+    def find(self) -> list[str]:
+        if not self._patterns:
+            return self._names
+        there = _decoded(TopicNames, self._broker.call("GET", "/v1/topics")).topics
+        return sorted({*self._names, *filter(self.is_wanted, there)})
+
+    def is_named(self, topic: str) -> bool:
+        return topic in self._names
+
+    def is_wanted(self, topic: str) -> bool:
+        return self.is_named(topic) or any(fnmatchcase(topic, p) for p in self._patterns)
+
+    def spans(self, topic: str) -> Spans:
+        return {
+            Place(topic, report.partition): Span(report.earliest, report.next)
+            for report in self._offsets(topic, {})
+        }
+
+    def at_time(self, topic: str, time_ms: int) -> Positions:
+        return {
+            Place(topic, report.partition): report.next
+            if report.at_time is None
+            else report.at_time
+            for report in self._offsets(topic, {"time_ms": time_ms})
+        }
+
+    def encode(self, positions: Positions) -> dict[str, Any]:
+        records: dict[str, dict[str, int]] = {}
+        for place in sorted(positions):
+            records.setdefault(place.topic, {})[str(place.partition)] = positions[place]
+        return {"records": records}
+
+    def decode(self, offset: Mapping[str, Any]) -> Positions:
+        records = offset.get("records")
+        if not isinstance(records, dict):
+            raise InvalidArgument(
+                "the checkpoint is of a query that read another log; log=records needs its own"
+            )
+        return {
+            Place(topic, int(partition)): position
+            for topic, partitions in records.items()
+            for partition, position in partitions.items()
+        }
+
+    def _offsets(self, topic: str, query: dict[str, str | int]) -> list[OffsetReport]:
+        path = f"/v1/topics/{segment(topic)}/offsets"
+        try:
+            content = self._broker.call("GET", path, query=query)
+        except NotFound:
+            raise NotFound(f"topic {topic!r} does not exist at {self._broker.url}") from None
+        return _decoded(TopicOffsets, content).partitions
+
+
+class Journal:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def find(self) -> list[str]:
+        return [JOURNAL.topic]
+
+    def is_named(self, topic: str) -> bool:
+        return True
+
+    def is_wanted(self, topic: str) -> bool:
+        return True
+
+    def spans(self, topic: str) -> Spans:
+        """Fresh: with everything that had happened when it was asked for."""
+        report = self._offsets({"fresh": "true"})
+        return {JOURNAL: Span(report.earliest, report.next)}
+
+    def at_time(self, topic: str, time_ms: int) -> Positions:
+        report = self._offsets({"time_ms": time_ms})
+        return {JOURNAL: report.next if report.at_time is None else report.at_time}
+
+    def encode(self, positions: Positions) -> dict[str, Any]:
+        return {"journal": positions[JOURNAL]}
+
+    def decode(self, offset: Mapping[str, Any]) -> Positions:
+        if "journal" not in offset:
+            raise InvalidArgument(
+                "the checkpoint is of a query that read another log; log=journal needs its own"
+            )
+        return {JOURNAL: int(offset["journal"])}
+
+    def _offsets(self, query: dict[str, str | int]) -> JournalOffsets:
+        content = self._broker.call("GET", "/v1/journal/offsets", query=query)
+        return _decoded(JournalOffsets, content)
+
+
+def is_pattern(topic: str) -> bool:
+    return any(sign in topic for sign in PATTERN_SIGNS)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+class TopicOffsets(msgspec.Struct):
+    partitions: list[OffsetReport]
+
+
+class JournalOffsets(msgspec.Struct):
+    earliest: int
+    next: int
+    at_time: int | None = None
+
+
+class TopicNames(msgspec.Struct):
+    topics: list[str]
+
+
+def _decoded(kind: type[T], content: bytes) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise Internal(
+            f"the answer was something unexpected ({error}); is this a Penstock broker?"
+        ) from error

@@ -1,0 +1,60 @@
+"""What a query has not read and never will: retention, or a deletion, came first.
+
+Invariant: a loss is never silent. It fails the query and names the place and the offsets; or, with
+failOnDataLoss=false, it is a warning that says how much was skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.model.errors import NotFound, OutOfRange
+from penstock.spark.logs import Place, Span
+
+_log = logging.getLogger("penstock.spark")
+_ADVICE = "failOnDataLoss=false goes on without them"
+
+
+class Losses:
+    def __init__(self, *, fail: bool) -> None:
+        self._fail = fail
+
+    def between(
+        self, place: Place, start: int, end: int, span: Span, *, is_looking: bool = False
+    ) -> tuple[int, int]:
+        """What is left of a range that is wanted whole. Who is only looking is not told what is
+        skipped: it is said once, when the range is planned."""
+        if start > span.next or end > span.next:
+            return self._rewound(place, max(start, end), span)
+        behind = min(span.earliest, end)
+        if start < behind and not (is_looking and not self._fail):
+            self._trimmed(place, start, behind, span)
+        return max(start, behind), end
+
+    def _trimmed(self, place: Place, start: int, behind: int, span: Span) -> None:
+        """Retention has removed the beginning."""
+        what = f"{place}: offsets {start} to {behind - 1} are no longer kept"
+        if self._fail:
+            raise OutOfRange(
+                f"{what}, the oldest is {span.earliest}. They were removed before this query read "
+                f"them; {_ADVICE}"
+            )
+        _log.warning("%s: %d offsets are skipped", what, behind - start)
+
+    def _rewound(self, place: Place, wanted: int, span: Span) -> tuple[int, int]:
+        """Offsets never go back, so what is there now is not what was read before."""
+        what = f"{place} ends at offset {span.next}, and this query is at {wanted}"
+        if self._fail:
+            raise OutOfRange(
+                f"{what}: it was deleted and made again, or the broker's data was replaced; "
+                "failOnDataLoss=false begins anew with what is there"
+            )
+        _log.warning("%s: it is read from its beginning, offset %d", what, span.earliest)
+        return span.earliest, span.next
+
+    def deleted(self, what: str) -> None:
+        if self._fail:
+            raise NotFound(
+                f"{what} does not exist any more; failOnDataLoss=false goes on without it"
+            )
+        _log.warning("%s does not exist any more: the query goes on without it", what)

@@ -1,0 +1,153 @@
+"""What is read next, and by how many tasks. Runs on the driver.
+
+Invariant: the slices of a plan cover what is asked for, without overlap. A limit of rows is exact,
+and shared by the places in proportion to what each has, so that none waits for another. Must not
+know Spark's offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.model.errors import InvalidArgument, NotYet
+from penstock.model.splits import MAX_SPLIT_ROWS
+from penstock.spark.broker import Broker
+from penstock.spark.logs import JOURNAL, Log, Place, Positions, Spans, splits
+from penstock.spark.losses import Losses
+from penstock.spark.options import Bound, SourceSettings
+
+SMALL_ROWS = 8192
+"""A task costs as much as reading so many rows; smaller slices share one."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a place that a task reads: from `start` to before `end`."""
+
+    place: Place
+    start: int
+    end: int
+    rows: int
+
+
+Ranges = dict[Place, tuple[int, int]]
+
+
+def find_spans(log: Log) -> Spans:
+    """Of all that is to be read; a topic that was named and does not exist is an error."""
+    return {place: span for topic in log.find() for place, span in log.spans(topic).items()}
+
+
+def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
+    """Where a read that has read nothing yet begins."""
+    found = _positions(log, settings.start, "startingOffsets", spans)
+    losses = Losses(fail=settings.fail_on_data_loss)
+    return {
+        place: losses.between(place, position, spans[place].next, spans[place])[0]
+        for place, position in found.items()
+    }
+
+
+def ending(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
+    """Where a batch read ends."""
+    return _positions(log, settings.end, "endingOffsets", spans)
+
+
+def _positions(log: Log, bound: Bound, option: str, spans: Spans) -> Positions:
+    _check_names(bound, option, spans)
+    if bound.time_ms is not None:
+        found = at_time(log, spans, bound.time_ms)
+        return {place: min(found[place], span.next) for place, span in spans.items()}
+    found = {}
+    for place, span in spans.items():
+        usual = span.earliest if bound.default == "earliest" else span.next
+        if place == JOURNAL and bound.position is not None:
+            found[place] = bound.position
+        else:
+            found[place] = bound.offsets.get(place.topic, {}).get(place.partition, usual)
+        if found[place] > span.next:
+            raise NotYet(f"{place} ends at {span.next}; {option} says {found[place]}")
+    return found
+
+
+def at_time(log: Log, places: Iterable[Place], time_ms: int) -> Positions:
+    """Where rows of that time or later begin."""
+    wanted = set(places)
+    topics = sorted({place.topic for place in wanted})
+    found = {place: at for topic in topics for place, at in log.at_time(topic, time_ms).items()}
+    return {place: found[place] for place in wanted}
+
+
+def _check_names(bound: Bound, option: str, spans: Spans) -> None:
+    topics = {place.topic for place in spans}
+    for topic, partitions in bound.offsets.items():
+        if topic not in topics:
+            raise InvalidArgument(f"{option} names topic {topic!r}, which is not among those read")
+        for partition in partitions:
+            if Place(topic, partition) not in spans:
+                raise InvalidArgument(f"{option}: topic {topic!r} has no partition {partition}")
+
+
+# -- a limit of rows -------------------------------------------------------------------------------
+
+
+def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
+    """Where each range ends, so that they have at most `max_rows` rows together."""
+    has = {
+        place: sum(split.rows for split in splits(broker, place, *ends, MAX_SPLIT_ROWS)[0])
+        for place, ends in ranges.items()
+    }
+    if sum(has.values()) <= max_rows:
+        return {place: end for place, (_, end) in ranges.items()}
+    return {
+        place: splits(broker, place, *ranges[place], MAX_SPLIT_ROWS, rows)[1]
+        for place, rows in shares(max_rows, has).items()
+    }
+
+
+def shares(limit: int, has: dict[Place, int]) -> dict[Place, int]:
+    """`limit` in proportion to what each has, which is more than it together; what rounding leaves
+    goes where it leaves most."""
+    total = sum(has.values())
+    given = {place: limit * rows // total for place, rows in has.items()}
+    by_rest = sorted(has, key=lambda place: (-(limit * has[place] % total), place))
+    for place in by_rest[: limit - sum(given.values())]:
+        given[place] += 1
+    return given
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Slice]:
+    """The ranges in slices of at most `rows_per_partition` rows, and at least `min_partitions` of
+    them if there are that many rows."""
+    found = _slices(broker, ranges, settings.rows_per_partition)
+    rows = sum(one.rows for one in found)
+    if len(found) < settings.min_partitions and rows > len(found):
+        return _slices(broker, ranges, max(1, rows // settings.min_partitions))
+    return found
+
+
+def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[Slice]:
+    return [
+        Slice(place, split.start, split.end, split.rows)
+        for place, (start, end) in sorted(ranges.items())
+        for split in splits(broker, place, start, end, rows)[0]
+    ]
+
+
+def tasks(found: Iterable[Slice], at_least: int) -> list[tuple[Slice, ...]]:
+    """One slice a task, but for small ones, as long as there are `at_least` tasks."""
+    todo = list(found)
+    room = min(SMALL_ROWS, sum(one.rows for one in todo) // at_least)
+    packed: list[list[Slice]] = []
+    left = 0
+    for one in todo:
+        if one.rows > left:
+            packed.append([])
+            left = room
+        packed[-1].append(one)
+        left -= one.rows
+    return [tuple(each) for each in packed]

@@ -1,0 +1,138 @@
+"""A streaming query's progress as a group's at the broker, where lag and retention see it.
+
+A source with the option `group` writes its group and its broker into its offsets. This listener is
+told of every batch after Spark has committed it, the last one too (a source's own `commit` comes a
+batch late, and never for the last), and says so to the broker. Invariant: only what is committed is
+said, and no failure here reaches a query. What could not be said is said with the next event.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from penstock.model.errors import PenstockError, Unauthenticated
+from penstock.spark.broker import Broker
+from penstock.spark.logs import Place, Positions, publish
+from penstock.spark.options import BrokerSettings
+
+LAST_WORDS_MS = 5000
+
+log = logging.getLogger(__name__)
+
+
+class Member(NamedTuple):
+    """A group at a broker, in a topic."""
+
+    url: str
+    group: str
+    topic: str
+
+
+class Reached(msgspec.Struct):
+    """The part of a source's offsets that names a group's progress; others have no group."""
+
+    group: str = ""
+    url: str = ""
+    records: dict[str, dict[int, int]] = {}
+
+
+_read = msgspec.json.Decoder(Reached, strict=False).decode
+
+
+class GroupProgress(StreamingQueryListener):
+    """Events come one after the other, and those of all queries wait for each other: a broker is
+    told in one try."""
+
+    def __init__(self) -> None:
+        self._brokers: dict[str, BrokerSettings] = {}
+        self._owed: dict[Member, Positions] = {}
+        self._failing: set[Member] = set()
+
+    def know(self, settings: BrokerSettings) -> None:
+        """The token for a broker; others are told with that of the environment, if any."""
+        self._brokers[settings.url] = settings
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        for source in event.progress.sources:
+            self._take(source.endOffset)
+        self._pay()
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        self._pay()
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        self._pay()
+
+    def _take(self, end_offset: str | None) -> None:
+        try:
+            reached = _read(end_offset or "{}")
+        except msgspec.DecodeError:
+            return  # a source of another kind
+        if reached.group and reached.url:
+            for topic, partitions in reached.records.items():
+                owed = self._owed.setdefault(Member(reached.url, reached.group, topic), {})
+                owed.update({Place(topic, number): at for number, at in partitions.items()})
+
+    def _pay(self) -> None:
+        for member in list(self._owed):
+            try:
+                self._pay_one(member)
+            except PenstockError as error:
+                self._warn(member, error)
+                if error.retryable:
+                    continue
+            else:
+                self._failing.discard(member)
+            del self._owed[member]
+
+    def _pay_one(self, member: Member) -> None:
+        settings = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
+        with Broker(settings) as broker:
+            publish(broker, member.group, self._owed[member])
+
+    def _warn(self, member: Member, error: PenstockError) -> None:
+        """Once, until it is mended."""
+        if member in self._failing:
+            return
+        self._failing.add(member)
+        cure = "; follow(spark, url, token) has it" if isinstance(error, Unauthenticated) else ""
+        log.warning(
+            "progress of group %s in %s was not told: %s%s", member.group, member.topic, error, cure
+        )
+
+
+_listeners: WeakKeyDictionary[SparkSession, GroupProgress] = WeakKeyDictionary()
+
+
+@atexit.register
+def _leave() -> None:
+    """A program that ends without stopping Spark leaves events behind: the last batch is told, and
+    then nobody is called who is gone."""
+    for spark, listener in list(_listeners.items()):
+        # Spark, or its Java, may have ended before.
+        with suppress(Py4JError, OSError, AttributeError):
+            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(LAST_WORDS_MS)
+            spark.streams.removeListener(listener)
+
+
+def follow(spark: SparkSession, url: str | None = None, token: str | None = None) -> None:
+    """Publishes the progress of the session's queries whose source has a `group`, each to the
+    broker it reads from. Needed again only for the token of another broker."""
+    settings = BrokerSettings.of(url=url, token=token)
+    listener = _listeners.get(spark)
+    if listener is None:
+        listener = _listeners[spark] = GroupProgress()
+        spark.streams.addListener(listener)
+    listener.know(settings)

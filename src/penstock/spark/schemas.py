@@ -1,0 +1,162 @@
+"""The schemas of the two logs, in Spark's types, and batches of the broker made to fit them.
+
+Invariant: a batch that leaves `Shape.fit` has exactly the columns, order, types and nullability of
+the Spark schema: Spark looks at the first one only. Nothing is copied but topic and partition,
+which the broker does not send. Must not know how rows are fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.model.errors import Internal, InvalidArgument
+from penstock.spark.options import LogName
+
+_TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
+
+PLACE_COLUMNS: dict[str, DataType] = {"topic": _TEXT, "partition": _INT}
+"""Known from where a row was read; of the journal they are columns like others."""
+
+RECORD_COLUMNS: dict[str, DataType] = {
+    "offset": _LONG,
+    "timestamp": _TIME,
+    "key": _TEXT,
+    "value": _TEXT,
+    "run_id": _TEXT,
+    "step_id": _TEXT,
+    "parent_step_id": _TEXT,
+    "tenant_id": _TEXT,
+    "idempotency_key": _TEXT,
+    "target_topic": _TEXT,
+    "partition_override": _INT,
+    "deadline": _TEXT,
+    "retry_max_attempts": _LONG,
+    "retry_backoff_ms": _LONG,
+    "retry_max_backoff_ms": _LONG,
+    "routing_label": _TEXT,
+    "routing_meta": MapType(_TEXT, _TEXT),
+    "dlq_original_topic": _TEXT,
+    "dlq_original_partition": _INT,
+    "dlq_original_offset": _LONG,
+    "dlq_group": _TEXT,
+    "dlq_attempts": _LONG,
+    "dlq_last_error": _TEXT,
+    "dlq_routed_at_ms": _LONG,
+}
+JOURNAL_COLUMNS: dict[str, DataType] = {
+    "position": _LONG,
+    "timestamp": _TIME,
+    "kind": _TEXT,
+    "topic": _TEXT,
+    "partition": _INT,
+    "offset": _LONG,
+    "group": _TEXT,
+    "owner": _TEXT,
+    "attempt": _INT,
+    "reason": _TEXT,
+    "run_id": _TEXT,
+    "step_id": _TEXT,
+    "parent_step_id": _TEXT,
+    "tenant_id": _TEXT,
+    "routing_label": _TEXT,
+    "retry_at": _TIME,
+}
+
+
+def columns_of(log: LogName) -> dict[str, DataType]:
+    return JOURNAL_COLUMNS if log == "journal" else PLACE_COLUMNS | RECORD_COLUMNS
+
+
+def position_column(log: LogName) -> str:
+    """What a row's place in its log is called."""
+    return "position" if log == "journal" else "offset"
+
+
+def schema_of(log: LogName, columns: Iterable[str] = ()) -> StructType:
+    """The columns in the order they were asked for; none: all of them."""
+    known = columns_of(log)
+    wanted = tuple(columns) or tuple(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InvalidArgument(
+            f"option columns: log={log} has no {', '.join(unknown)}; it has {', '.join(known)}"
+        )
+    return StructType([StructField(name, known[name]) for name in wanted])
+
+
+def check(log: LogName, schema: StructType) -> None:
+    """A schema of the user's own may leave columns out, and cannot change their types."""
+    known = columns_of(log)
+    for field in schema.fields:
+        if field.name not in known:
+            raise InvalidArgument(
+                f"the schema has a column {field.name}, and log={log} has none of that name; it "
+                f"has {', '.join(known)}"
+            )
+        if field.dataType != known[field.name]:
+            raise InvalidArgument(
+                f"the schema says that {field.name} is {field.dataType.simpleString()}; it is "
+                f"{known[field.name].simpleString()}: cast it after reading"
+            )
+
+
+def asked_of_broker(log: LogName, schema: StructType) -> tuple[str, ...]:
+    """The columns to ask for; none for all of them, which the broker need not pick out. The
+    position is always among them: a read that breaks off goes on behind it."""
+    position = position_column(log)
+    own = JOURNAL_COLUMNS if log == "journal" else RECORD_COLUMNS
+    wanted = {position, *(name for name in schema.names if name in own)}
+    return () if wanted == set(own) else tuple(name for name in own if name in wanted)
+
+
+class Shape:
+    """Makes batches of one topic and partition fit a schema."""
+
+    def __init__(self, log: LogName, schema: StructType, topic: str, partition: int) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._position = position_column(log)
+        self._constants: dict[str, pa.Array] = {}
+        self._scalars = {}
+        if log == "records":
+            self._scalars = {
+                "topic": pa.scalar(topic, pa.string()),
+                "partition": pa.scalar(partition, pa.int32()),
+            }
+
+    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = batch.num_rows
+        columns = [
+            self._constant(name, rows) if name in self._scalars else _column(batch, name)
+            for name in self._schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def last_position(self, batch: pa.RecordBatch) -> int:
+        return int(_column(batch, self._position)[-1].as_py())
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        """Made once for the largest batch; the others share it."""
+        made = self._constants.get(name)
+        if made is None or len(made) < rows:
+            made = self._constants[name] = pa.repeat(self._scalars[name], rows)
+        return made if len(made) == rows else made.slice(0, rows)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        raise Internal(f"the broker sends no column {name}; is it older than this connector?")
+    return batch.column(index)

@@ -1,0 +1,246 @@
+"""Journal files: what happened to messages as Arrow batches, and the references that find them.
+
+Invariant: rows rise by position, within a batch and from batch to batch; a file is on disk before
+a manifest names it, and is never changed. Batches are written as they come, so that a long job
+holds one of them in memory. Unlike history they are compressed, since a row repeats its neighbour:
+a batch leaves as it is on disk, or is read whole. Must not know what the rows say, nor the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.storage.errors import CorruptLog
+from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS, ArrowSink, head_bytes
+from penstock.storage.history_reader import check_batch, checked_batch, integers
+from penstock.storage.journal_rows import JOURNAL_SCHEMA
+from penstock.storage.vfs import Vfs, remove_if_there
+
+MERGED_FILES = 16
+"""So many files in a row of less than a batch become one: a fresh look at the journal makes a
+file, however little is in it."""
+
+_NAME = re.compile(r"journal-(\d{20})\.arrow")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+class JournalRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Batch `index` of file number `file`: rows at positions `first` to `last`. `first_ts` and
+    `last_ts` are the least and the greatest time in ms; its Arrow message is `length` bytes from
+    `start`."""
+
+    file: int
+    index: int
+    first: int
+    last: int
+    rows: int
+    first_ts: int
+    last_ts: int
+    start: int
+    length: int
+    crc: int
+
+
+class JournalFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file with all its batches, of which there is at least one."""
+
+    number: int
+    size: int
+    batches: list[JournalRef]
+
+    @property
+    def rows(self) -> int:
+        return sum(ref.rows for ref in self.batches)
+
+    @property
+    def last(self) -> int:
+        return self.batches[-1].last
+
+    @property
+    def last_ts(self) -> int:
+        return max(ref.last_ts for ref in self.batches)
+
+
+def journal_name(number: int) -> str:
+    return f"journal-{number:020d}.arrow"
+
+
+def journal_number(name: str) -> int | None:
+    """The number of the journal file of this name; None if it is no such name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def remove_journal(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
+    """Deletes files that no manifest names any more."""
+    for number in numbers:
+        remove_if_there(vfs, os.path.join(directory, journal_name(number)))
+
+
+class JournalIndex(msgspec.Struct, frozen=True):
+    """The files in order. Every row from position `start` on is in them or still in the log; -1:
+    no journal is kept, or nothing was sealed yet."""
+
+    start: int = -1
+    files: list[JournalFile] = []
+
+
+class JournalReader:
+    """Reads batches, from any thread. Blocking."""
+
+    schema = JOURNAL_SCHEMA
+    order = "position"
+
+    def __init__(self, vfs: Vfs, directory: str) -> None:
+        self._vfs = vfs
+        self._directory = directory
+
+    def raw(self, ref: JournalRef) -> bytes:
+        """The batch as it is on disk: one message of an Arrow stream."""
+        return b"".join(checked_batch(self._vfs, self.path(ref.file), ref))
+
+    def batch(self, ref: JournalRef) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self.raw(ref)), JOURNAL_SCHEMA)
+
+    def positions(self, ref: JournalRef) -> Sequence[int]:
+        return integers(self.batch(ref), "position", "q")
+
+    def position_at(self, ref: JournalRef, time_ms: int) -> int:
+        """The batch's first position of that time or later, which it has."""
+        batch = self.batch(ref)
+        row = bisect_left(integers(batch, "timestamp", "q"), time_ms * 1000)
+        return integers(batch, "position", "q")[row]
+
+    def check(self, ref: JournalRef) -> None:
+        """CorruptHistory unless the batch's bytes are those that were written."""
+        check_batch(self._vfs, self.path(ref.file), ref)
+
+    def path(self, number: int) -> str:
+        return os.path.join(self._directory, journal_name(number))
+
+
+class JournalWriter:
+    """Writes one file. There is none before the first batch; `finish` or `abandon` ends it."""
+
+    def __init__(self, vfs: Vfs, directory: str, number: int) -> None:
+        self._vfs = vfs
+        self._directory = directory
+        self._number = number
+        self._path = os.path.join(directory, journal_name(number))
+        self._fd = -1
+        self._sink: ArrowSink | None = None
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+        self._start = head_bytes(JOURNAL_SCHEMA)
+        self._refs: list[JournalRef] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Behind all rows so far. They are kept until they make a batch."""
+        while rows.num_rows:
+            part = rows.slice(0, MAX_BATCH_ROWS - self._pending_rows)
+            rows = rows.slice(part.num_rows)
+            self._pending.append(part)
+            self._pending_rows += part.num_rows
+            if self._pending_rows == MAX_BATCH_ROWS:
+                self._flush()
+
+    def finish(self) -> JournalFile | None:
+        """The file, once it is on disk; None if there was nothing to write."""
+        self._flush()
+        if self._writer is None or self._sink is None:
+            return None
+        self._writer.close()
+        self._sink.flush()
+        self._vfs.sync(self._fd)
+        fd, self._fd = self._fd, -1
+        self._vfs.close(fd)
+        self._vfs.fsync_dir(self._directory)
+        return JournalFile(self._number, self._sink.tell(), self._refs)
+
+    def abandon(self) -> None:
+        """The job failed: what was written is nobody's."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._vfs.close(fd)
+            remove_if_there(self._vfs, self._path)
+
+    def _flush(self) -> None:
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        if pending:
+            for batch in _parts(pa.concat_batches(pending)):
+                self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        sink, writer = self._opened()
+        sink.begin_batch(self._start)
+        writer.write_batch(batch)
+        length = sink.tell() - self._start
+        self._refs.append(_ref(self._number, len(self._refs), batch, self._start, length, sink.crc))
+        self._start = sink.tell()
+
+    def _opened(self) -> tuple[ArrowSink, pa.ipc.RecordBatchFileWriter]:
+        if self._sink is None or self._writer is None:
+            remove_if_there(self._vfs, self._path)
+            self._fd = self._vfs.open(self._path, create=True)
+            self._sink = ArrowSink(self._vfs, self._fd)
+            file = pa.PythonFile(self._sink, "w")
+            self._writer = pa.ipc.new_file(file, JOURNAL_SCHEMA, options=_OPTIONS)
+        return self._sink, self._writer
+
+
+def small_tail(files: list[JournalFile]) -> list[JournalFile]:
+    """The last files, if they are many and small: they are better off as one."""
+    tail: list[JournalFile] = []
+    for file in reversed(files):
+        if file.rows >= MAX_BATCH_ROWS:
+            break
+        tail.append(file)
+    return tail[::-1] if len(tail) >= MERGED_FILES else []
+
+
+def are_sound(files: list[JournalFile], reader: JournalReader) -> bool:
+    """Damage must not be copied under a new checksum."""
+    try:
+        for file in files:
+            for ref in file.batches:
+                reader.check(ref)
+    except CorruptLog:
+        return False
+    return True
+
+
+def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in batches that are not too large."""
+    if rows.nbytes > MAX_BATCH_BYTES and rows.num_rows > 1:
+        half = rows.num_rows // 2
+        yield from _parts(rows.slice(0, half))
+        yield from _parts(rows.slice(half))
+    else:
+        yield rows
+
+
+def _ref(
+    number: int, index: int, batch: pa.RecordBatch, start: int, length: int, crc: int
+) -> JournalRef:
+    positions = batch.column("position")
+    times = pc.min_max(batch.column("timestamp").view(pa.int64()))
+    return JournalRef(
+        number,
+        index,
+        positions[0].as_py(),
+        positions[-1].as_py(),
+        batch.num_rows,
+        times["min"].as_py() // 1000,
+        times["max"].as_py() // 1000,
+        start,
+        length,
+        crc,
+    )

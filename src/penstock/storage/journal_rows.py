@@ -1,0 +1,261 @@
+"""Records of the log as rows of the journal: the schema, and what each record says happened.
+
+Invariant: rows come in the order of the log, and a row's position is its record's, plus its place
+among the record's rows: unique and rising. A record is noted before it is applied, so that attempt
+and owner are those it ends. The ids of an envelope are joined in later (lineage.py): most records
+do not have them. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.groups import IN_FLIGHT, Group, Unfinished
+from penstock.core.settle import LAPSED
+from penstock.core.state import BrokerState
+from penstock.model import journal
+from penstock.model.envelope import DeadLetter
+from penstock.model.records import (
+    ACKED,
+    DEAD,
+    DEAD_LETTERED,
+    Delivered,
+    Finished,
+    Message,
+    Released,
+    Returned,
+    Skipped,
+)
+from penstock.storage.lineage import ID_COLUMNS, Lineage, Place
+
+_TEXT = pa.string()
+_INT = pa.int64()
+_TIME = pa.timestamp("us", "UTC")
+
+JOURNAL_SCHEMA = pa.schema(
+    [
+        ("position", _INT),
+        ("timestamp", _TIME),
+        ("kind", _TEXT),
+        ("topic", _TEXT),
+        ("partition", pa.int32()),
+        ("offset", _INT),
+        ("group", _TEXT),
+        ("owner", _TEXT),
+        ("attempt", pa.int32()),
+        ("reason", _TEXT),
+        *((name, _TEXT) for name in ID_COLUMNS),
+        ("retry_at", _TIME),
+    ]
+)
+"""Columns only ever grow at the end."""
+
+_PRODUCED, _DELIVERED, _ACKED = journal.PRODUCED, journal.DELIVERED, journal.ACKED
+_WITH_REASON = frozenset({journal.NACKED, journal.TIMED_OUT, journal.DEAD_LETTERED})
+
+
+Notes = dict[type[Any], Callable[[int, Any], None]]
+"""Who takes in a record, with its position."""
+
+
+class _Context(NamedTuple):
+    """What many rows have in common, so that they need not say it one by one."""
+
+    kind: str
+    topic: str
+    place: Place
+    group: str | None
+
+
+class JournalRows:
+    """Gathers rows until somebody takes them as a batch.
+
+    Every row has a position, a time, a context and an offset; those of a group have an owner and
+    an attempt too; those of a failure, a reason and the time of the retry. `notes` takes in records
+    by their type, before they are applied; most types are no event of a message.
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self.notes: Notes = {
+            Message: self._produced,
+            Delivered: self._delivered,
+            Returned: self._returned,
+            Finished: self._finished,
+            Skipped: self._skipped,
+            Released: self._released,
+        }
+        # A burial is a copy and the end of the original, in this order: only the copy says why.
+        self._letter: DeadLetter | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        # One after the other, since one call to add several values costs less than several calls.
+        self._events: list[int] = []
+        self._holders: list[Any] = []
+        self._failures: list[Any] = []
+        self._add = self._events.extend
+        self._add_holder = self._holders.extend
+        self._contexts: list[_Context] = []
+        self._known: dict[tuple[int, int, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._events) // 4
+
+    def take(self, lineage: Lineage) -> pa.RecordBatch:
+        """All rows since the last time."""
+        positions, times, context_of, offsets = (
+            pa.array(self._events[n::4], _INT) for n in range(4)
+        )
+        of_group = _per_row(context_of, [c.group is not None for c in self._contexts], pa.bool_())
+        of_failure = _per_row(
+            context_of, [c.kind in _WITH_REASON for c in self._contexts], pa.bool_()
+        )
+        places = [context.place for context in self._contexts]
+        columns = {
+            "position": positions,
+            "timestamp": _as_time(times),
+            "kind": _per_row(context_of, [c.kind for c in self._contexts], _TEXT),
+            "topic": _per_row(context_of, [c.topic for c in self._contexts], _TEXT),
+            "partition": _per_row(context_of, [place[1] for place in places], pa.int32()),
+            "offset": offsets,
+            "group": _per_row(context_of, [c.group for c in self._contexts], _TEXT),
+            "owner": _spread(pa.array(self._holders[0::2], _TEXT), of_group),
+            "attempt": _spread(pa.array(self._holders[1::2], pa.int32()), of_group),
+            "reason": _spread(pa.array(self._failures[0::2], _TEXT), of_failure),
+            "retry_at": _spread(_as_time(pa.array(self._failures[1::2], _INT)), of_failure),
+            **lineage.ids(places, context_of, offsets),
+        }
+        self._begin()
+        return pa.record_batch(
+            [columns[name] for name in JOURNAL_SCHEMA.names], schema=JOURNAL_SCHEMA
+        )
+
+    # What each record says
+
+    def _produced(self, position: int, record: Message) -> None:
+        context = self._known.get((record.topic_id, record.partition, _PRODUCED))
+        if context is None:
+            topic = self._state.topics_by_id[record.topic_id]
+            place = (record.topic_id, record.partition)
+            context = self._new_context(topic.id, _PRODUCED, topic.name, place, None)
+        self._add((position, record.ts, context, record.offset))
+        envelope = record.envelope
+        if envelope is not None and envelope.dlq is not None:
+            self._letter = envelope.dlq
+
+    def _delivered(self, position: int, record: Delivered) -> None:
+        group = self._state.groups[record.group_id]
+        unfinished = group.progress[record.partition].unfinished
+        context = self._context(group, record.partition, _DELIVERED)
+        for place, item in enumerate(record.items):
+            entry = unfinished.get(item.offset)
+            attempt = 1 if entry is None else entry.attempts + 1
+            self._add((position + place, record.ts, context, item.offset))
+            self._add_holder((record.owner, attempt))
+
+    def _returned(self, position: int, record: Returned) -> None:
+        group = self._state.groups[record.group_id]
+        unfinished = group.progress[record.partition].unfinished
+        context = self._context(group, record.partition, journal.RETURNED)
+        for place, offset in enumerate(record.offsets):
+            self._settled(position + place, record.ts, context, unfinished[offset])
+
+    def _finished(self, position: int, record: Finished) -> None:
+        group = self._state.groups[record.group_id]
+        entry = group.progress[record.partition].unfinished[record.offset]
+        if record.how == DEAD_LETTERED:
+            self._buried(position, record.ts, group, entry)
+            return
+        kind = _ACKED if record.how == ACKED else journal.SKIPPED
+        context = self._context(group, record.partition, kind)
+        self._settled(position, record.ts, context, entry)
+
+    def _buried(self, position: int, ts: int, group: Group, entry: Unfinished) -> None:
+        """The end of a last lease has no record of its own: the entry is still in flight then."""
+        letter = self._letter
+        reason = entry.last_error
+        if letter is not None and _is_copy_of(letter, group, entry):
+            reason = letter.last_error
+        if entry.state == IN_FLIGHT:
+            self._failed(position, ts, group, journal.TIMED_OUT, entry, reason, None)
+            position += 1
+        self._failed(position, ts, group, journal.DEAD_LETTERED, entry, reason, None)
+
+    def _skipped(self, position: int, record: Skipped) -> None:
+        group = self._state.groups[record.group_id]
+        context = self._context(group, record.partition, journal.SKIPPED)
+        self._add((position, record.ts, context, record.offset))
+        self._add_holder((None, None))
+
+    def _released(self, position: int, record: Released) -> None:
+        group = self._state.groups[record.group_id]
+        entry = group.progress[record.partition].unfinished[record.offset]
+        is_lapse = record.reason == LAPSED and entry.state == IN_FLIGHT
+        kind = journal.TIMED_OUT if is_lapse else journal.NACKED
+        retry_at = None if record.retry_at == DEAD else record.retry_at
+        self._failed(position, record.ts, group, kind, entry, record.reason, retry_at)
+
+    # Into columns
+
+    def _failed(
+        self,
+        position: int,
+        ts: int,
+        group: Group,
+        kind: str,
+        entry: Unfinished,
+        reason: str,
+        retry_at: int | None,
+    ) -> None:
+        context = self._context(group, entry.progress.partition, kind)
+        self._settled(position, ts, context, entry)
+        self._failures.extend((reason or None, retry_at))
+
+    def _settled(self, position: int, ts: int, context: int, entry: Unfinished) -> None:
+        self._add((position, ts, context, entry.offset))
+        self._add_holder((entry.owner or None, entry.attempts))
+
+    def _context(self, group: Group, partition: int, kind: str) -> int:
+        context = self._known.get((group.id, partition, kind))
+        if context is None:
+            topic, place = group.topic, (group.topic.id, partition)
+            context = self._new_context(group.id, kind, topic.name, place, group.name)
+        return context
+
+    def _new_context(
+        self, number: int, kind: str, topic: str, place: Place, group: str | None
+    ) -> int:
+        """`number` is the topic's or group's: both are counted together and never used again."""
+        index = len(self._contexts)
+        self._contexts.append(_Context(kind, topic, place, group))
+        self._known[number, place[1], kind] = index
+        return index
+
+
+def _is_copy_of(letter: DeadLetter, group: Group, entry: Unfinished) -> bool:
+    return (
+        letter.original_offset == entry.offset
+        and letter.original_topic == group.topic.name
+        and letter.group == group.name
+    )
+
+
+def _as_time(milliseconds: pa.Array) -> pa.Array:
+    return pc.multiply(milliseconds, 1000).view(_TIME)
+
+
+def _per_row(context_of: pa.Array, values: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind).take(context_of)
+
+
+def _spread(values: pa.Array, mask: pa.Array) -> pa.Array:
+    """The values, in order, where the mask is true; null elsewhere."""
+    if len(values) == len(mask):
+        return values
+    places = pc.subtract(pc.cumulative_sum(mask.cast(pa.int32())), 1)
+    return values.take(pc.if_else(mask, places, pa.scalar(None, pa.int32())))

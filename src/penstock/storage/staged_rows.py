@@ -1,0 +1,131 @@
+"""The rows of staged pieces: their columns, and what is made of them when they are stored.
+
+Invariant: what is read is what was normalised: text that is empty is null, and columns without a
+value are left out. Rows are converted some at a time, by whoever stores them. Must not know
+files, nor whether what is in a row is allowed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from operator import add, sub
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from penstock.core.write_rules import Rows, Target
+from penstock.model.tenancy import Path
+from penstock.storage.columns import ENVELOPE_COLUMNS, RETRY_COLUMNS, ROUTING_COLUMNS, extras_of
+from penstock.storage.staging import Content
+
+_INT = pa.int64()
+
+TOPIC_COLUMNS: dict[str, Any] = {
+    "topic": pa.string(),
+    "key": pa.string(),
+    "value": pa.string(),
+    **ENVELOPE_COLUMNS,
+    "partition_override": _INT,
+    **RETRY_COLUMNS,
+    **ROUTING_COLUMNS,
+}
+"""Of rows for topics: those of history, but for what the broker adds."""
+
+CACHE_COLUMNS: dict[str, Any] = {"key": pa.string(), "value": pa.binary(), "ttl_ms": _INT}
+"""Of rows for a cache; one without a value deletes its key."""
+
+
+class CheckedRows(msgspec.Struct):
+    """A piece in normal form, and where its rows go; `targets` are none for a cache."""
+
+    table: pa.Table
+    targets: list[Target]
+    is_keyed: bool = False
+
+
+class CacheRow(msgspec.Struct, frozen=True, gc=False):
+    """`value` None: the key is deleted."""
+
+    key: str
+    value: bytes | None
+    ttl_ms: int | None
+
+
+class RowSlice:
+    """A slice of a piece, of which some rows at a time are taken. `first_row` is its place in the
+    piece."""
+
+    def __init__(self, data: pa.Buffer, content: Content, first_row: int) -> None:
+        self.first_row = first_row
+        kinds = CACHE_COLUMNS if content.cache else TOPIC_COLUMNS
+        schema = pa.schema([(name, kinds[name]) for name in content.columns])
+        self.batch = pa.ipc.read_record_batch(data, schema)
+        self.rows: int = self.batch.num_rows
+        self.cache: Path | None = _path(content.cache)
+        self._topic = content.topic
+        self._has_extras = any(name not in _PLAIN for name in content.columns)
+        self._columns = dict(zip(content.columns, self.batch.columns, strict=True))
+
+    def rows_within(self, start: int, max_rows: int, max_bytes: int) -> int:
+        """How many rows from `start` on have values of `max_bytes` together; one at least."""
+        ends = _offsets(self._columns["value"])
+        most = min(max_rows, self.rows - start)
+        within = bisect_right(ends, ends[start] + max_bytes, start + 1, start + most + 1)
+        return max(1, within - start - 1)
+
+    def take(self, start: int, rows: int) -> Rows:
+        """Rows for topics."""
+        values, value_sizes = _texts(self._columns["value"].slice(start, rows))
+        keys, sizes = [""] * rows, value_sizes
+        if "key" in self._columns:
+            keys, key_sizes = _texts(self._columns["key"].slice(start, rows))
+            sizes = list(map(add, key_sizes, value_sizes))
+        topics = None
+        if "topic" in self._columns:
+            topics = [
+                topic or self._topic
+                for topic in self._columns["topic"].slice(start, rows).to_pylist()
+            ]
+        envelopes, routings = None, None
+        if self._has_extras:
+            envelopes, routings = extras_of(self.batch.slice(start, rows))
+        return Rows(self._topic, topics, keys, values, sizes, envelopes, routings)
+
+    def take_for_cache(self, start: int, rows: int) -> list[CacheRow]:
+        keys = self._columns["key"].slice(start, rows).to_pylist()
+        values = self._columns["value"].slice(start, rows).to_pylist()
+        ttls = [None] * rows
+        if "ttl_ms" in self._columns:
+            ttls = self._columns["ttl_ms"].slice(start, rows).to_pylist()
+        return list(map(CacheRow, keys, values, ttls))
+
+
+def _path(parts: list[str]) -> Path | None:
+    return (parts[0], parts[1], parts[2]) if parts else None
+
+
+_PLAIN = frozenset({"topic", "key", "value"})
+
+
+def _texts(column: pa.Array) -> tuple[list[str], list[int]]:
+    """The texts of a column, empty for null, and their lengths in UTF-8. ASCII, of which byte and
+    character are one, is decoded all at once: that is some times as fast as one by one."""
+    offsets = _offsets(column).tolist()
+    first, last = offsets[0], offsets[-1]
+    sizes = list(map(sub, offsets[1:], offsets))
+    data = column.buffers()[2]
+    if data is None or first == last:
+        return [""] * len(column), sizes
+    raw = bytes(memoryview(data)[first:last])
+    if raw.isascii():
+        text = raw.decode("ascii")
+        return [text[start - first : end - first] for start, end in pairwise(offsets)], sizes
+    return [raw[start - first : end - first].decode() for start, end in pairwise(offsets)], sizes
+
+
+def _offsets(column: pa.Array) -> memoryview[int]:
+    """Where each value begins and, last, where the last one ends."""
+    buffer: memoryview[int] = memoryview(column.buffers()[1])
+    return buffer.cast("B").cast("i")[column.offset : column.offset + len(column) + 1]

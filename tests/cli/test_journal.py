@@ -1,0 +1,56 @@
+"""`penstock journal`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.cli.conftest import Ran, run_penstock
+
+
+@pytest.fixture(scope="module")
+def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    small = {"PENSTOCK_SEGMENT_BYTES": "1MiB"}
+    broker = BrokerProcess(tmp_path_factory.mktemp("journal"), env=small)
+    try:
+        broker.start().create_topic("jobs")
+        broker.put("jobs", "one", envelope={"run_id": "run-1"})
+        with broker.consume("jobs", "g", "ada") as stream:
+            broker.nack("jobs", stream.next(), owner="ada", reason="no\x1b[2Jmemory")
+            stream.next()
+        yield broker
+    finally:
+        broker.close()
+
+
+def journal(broker: BrokerProcess, *words: str) -> Ran:
+    return run_penstock("journal", *words, env={"PENSTOCK_URL": broker.url})
+
+
+def test_every_event_is_a_line_and_nothing_in_it_moves_the_cursor(lively: BrokerProcess) -> None:
+    lines = journal(lively).out.splitlines()
+    assert [re.sub(r"^\S+ ", "", line) for line in lines[:2]] == [
+        "produced      jobs/0 @0 run_id=run-1",
+        "delivered     jobs/0 @0 group=g owner=ada attempt=1 run_id=run-1",
+    ]
+    assert r"reason=no\x1b[2Jmemory" in lines[2]
+    assert len(lines) == 4
+
+
+def test_events_are_chosen_and_printed_as_json(lively: BrokerProcess) -> None:
+    (line,) = journal(lively, "--kind", "nacked", "--run", "run-1", "--json").out.splitlines()
+    assert json.loads(line)["reason"] == "no\x1b[2Jmemory"
+    assert journal(lively, "--run", "nobody").out == ""
+    assert journal(lively, "--since", "1h", "--topic", "jobs").out.count("\n") == 4
+    assert journal(lively, "--since", "2999-01-01T00:00:00Z").out == ""
+
+
+def test_what_cannot_be_is_said_in_a_line(lively: BrokerProcess) -> None:
+    ran = journal(lively, "--since", "yesterday")
+    assert ran.code == 1
+    assert "--since" in ran.err
+    assert journal(lively, "--kind", "exploded").code == 2

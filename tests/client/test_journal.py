@@ -1,0 +1,62 @@
+"""The journal through the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.client import AsyncClient, Client, Envelope
+from penstock.model.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from tests.broker_process import BrokerProcess
+
+
+@pytest.fixture(scope="module")
+def lively(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker on a disk, where three messages were produced and one was acked."""
+    small = {"PENSTOCK_SEGMENT_BYTES": "1MiB"}
+    broker = BrokerProcess(tmp_path_factory.mktemp("journal"), env=small)
+    try:
+        with Client(broker.start().url) as client:
+            client.create_topic("t")
+            for n in range(3):
+                client.produce("t", f"{n}", envelope=Envelope(run_id=f"r{n}"))
+            with client.consume("t", "g", owner="ada", prefetch=1) as deliveries:
+                client.ack(next(deliveries))
+        yield broker
+    finally:
+        broker.close()
+
+
+def test_rows_are_read_to_the_end_and_again(lively: BrokerProcess) -> None:
+    with Client(lively.url) as client:
+        end = client.journal_offsets(fresh=True)
+        rows = list(client.journal(to=end.next, topic="t"))
+        kinds = [row["kind"] for row in rows]
+        assert kinds[:5] == ["produced", "produced", "produced", "delivered", "acked"]
+        assert list(client.journal(to=end.next, topic="t")) == rows
+        (acked,) = client.journal(from_=rows[0]["position"], kind="acked", columns=["run_id"])
+        assert acked == {"run_id": "r0"}
+        found = client.journal_offsets(time_ms=0)
+        assert found.earliest <= rows[0]["position"] == found.at_time
+
+
+def test_the_async_client_reads_the_same(lively: BrokerProcess) -> None:
+    async def read() -> list[object]:
+        async with AsyncClient(lively.url) as client:
+            end = await client.journal_offsets(fresh=True)
+            async with client.journal(to=end.next, kind="produced") as rows:
+                return [row["offset"] async for row in rows]
+
+    assert asyncio.run(read()) == [0, 1, 2]
+
+
+def test_refusals_are_raised(lively: BrokerProcess, client: Client) -> None:
+    with Client(lively.url) as durable:
+        with pytest.raises(OutOfRange):
+            durable.journal(from_=0).open()
+        with pytest.raises(InvalidArgument, match="exploded"):
+            durable.journal(kind="exploded").open()
+    with pytest.raises(FailedPrecondition, match="no journal"):
+        client.journal_offsets()

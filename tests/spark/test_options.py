@@ -1,0 +1,217 @@
+"""Options are read once, whatever their case, and refused by name with what they take."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from penstock.model.errors import InvalidArgument
+from penstock.spark.options import (
+    EARLIEST,
+    LATEST,
+    Bound,
+    BrokerSettings,
+    SinkSettings,
+    SourceSettings,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+
+
+def source(use: Any = None, /, **options: str) -> SourceSettings:
+    return SourceSettings.from_options({"topic": "orders"} | options, use)
+
+
+def test_the_defaults_are_the_whole_topic_at_the_local_broker():
+    settings = source("read")
+    assert settings.url == "http://127.0.0.1:8080"
+    assert settings.retry_s == 60
+    assert (settings.start, settings.end) == (EARLIEST, LATEST)
+    assert settings.rows_per_partition == 524_288
+    assert settings.fail_on_data_loss
+
+
+def test_options_are_found_whatever_their_case():
+    given = {"TOPIC": "orders", "STARTINGOFFSETS": "Latest", "failondataloss": "FALSE"}
+    settings = SourceSettings.from_options(given, "readStream")
+    assert settings.start == LATEST
+    assert not settings.fail_on_data_loss
+
+
+def test_topics_are_names_and_patterns_with_commas_between():
+    assert source(topic=" orders, jobs-*,orders ").topics == ("orders", "jobs-*")
+
+
+@pytest.mark.parametrize(
+    ("said", "bound"),
+    [
+        ({"startingOffsets": "earliest"}, EARLIEST),
+        ({"startingOffsets": "latest"}, LATEST),
+        (
+            {"startingOffsets": '{"orders": {"0": 12, "3": 0}}'},
+            Bound(default="earliest", offsets={"orders": {0: 12, 3: 0}}),
+        ),
+        ({"startingTimestamp": "1700000000000"}, Bound(default="earliest", time_ms=1700000000000)),
+        (
+            {"startingTimestamp": "2023-11-14T22:13:20Z"},
+            Bound(default="earliest", time_ms=1700000000000),
+        ),
+        (
+            {"startingTimestamp": "2023-11-15T00:13:20.5+02:00"},
+            Bound(default="earliest", time_ms=1700000000500),
+        ),
+    ],
+)
+def test_where_a_read_begins_is_said_in_several_ways(said: dict[str, str], bound: Bound):
+    assert source("readStream", **said).start == bound
+
+
+def test_the_journal_has_one_position():
+    options = {"log": "journal", "startingOffsets": "17", "endingOffsets": '{"journal": 20}'}
+    settings = SourceSettings.from_options(options, "read")
+    assert settings.start == Bound(default="earliest", position=17)
+    assert settings.end == Bound(default="latest", position=20)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("url", "ftp://broker", "an address like"),
+        ("url", "http://", "an address like"),
+        ("url", "http://broker:99999", "an address like"),
+        ("url", "http://me:secret@broker", "option token"),
+        ("token", "line\nbreak", "a header cannot carry"),
+        ("topic", "", "a topic"),
+        ("topic", "orders,,jobs", "a topic"),
+        ("topic", "a" * 201, "longer than"),
+        ("log", "events", "records or journal"),
+        ("startingOffsets", "first", "earliest, latest or offsets"),
+        ("startingOffsets", "[1]", "earliest, latest or offsets"),
+        ("startingOffsets", '{"orders": 12}', "needs its partitions"),
+        ("startingOffsets", '{"orders": {"x": 12}}', "earliest, latest or offsets"),
+        ("startingOffsets", '{"orders": {"0": -1}}', "earliest, latest or offsets"),
+        ("startingOffsets", '{"orders": {"0": true}}', "earliest, latest or offsets"),
+        ("startingOffsets", "12", "a position of log=journal"),
+        ("startingTimestamp", "yesterday", "RFC 3339"),
+        ("startingTimestamp", "2025-01-31T12:00:00", "without a zone"),
+        ("startingTimestamp", "1969-01-01T00:00:00Z", "before 1970"),
+        ("endingOffsets", "last", "earliest, latest or offsets"),
+        ("endingTimestamp", "noon", "RFC 3339"),
+        ("columns", "value,,key", "names of columns"),
+        ("minPartitions", "0", "1 to 100000"),
+        ("minPartitions", "two", "1 to 100000"),
+        ("rowsPerPartition", "0", "1 to 10000000"),
+        ("rowsPerPartition", "10000001", "1 to 10000000"),
+        ("failOnDataLoss", "no", "true or false"),
+        ("retrySeconds", "-1", "seconds, 0 to"),
+        ("retrySeconds", "soon", "seconds, 0 to"),
+        ("retrySeconds", "nan", "seconds, 0 to"),
+        ("pushdown", "yes", "true or false"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_it_takes(option: str, value: str, said: str):
+    with pytest.raises(InvalidArgument) as refusal:
+        source("read", **{option: value})
+    assert option in refusal.value.message
+    assert said in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("maxRowsPerTrigger", "0"), ("maxRowsPerTrigger", "x"), ("group", " ")]
+)
+def test_a_bad_option_of_a_stream_is_named(option: str, value: str):
+    with pytest.raises(InvalidArgument, match=option):
+        source("readStream", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("use", "option", "value", "home"),
+    [
+        ("readStream", "endingOffsets", "latest", "read"),
+        ("readStream", "endingTimestamp", "0", "read"),
+        ("readStream", "pushdown", "true", "read"),
+        ("read", "maxRowsPerTrigger", "10", "readStream"),
+        ("read", "group", "g", "readStream"),
+    ],
+)
+def test_an_option_without_a_meaning_is_refused(use: Any, option: str, value: str, home: str):
+    with pytest.raises(InvalidArgument, match=f"option {option} is for {home}, not for {use}"):
+        source(use, **{option: value})
+
+
+def test_an_unknown_option_is_refused_with_its_near_match():
+    with pytest.raises(InvalidArgument, match="unknown option startOffsets; did you mean starting"):
+        source(startOffsets="earliest")
+    with pytest.raises(InvalidArgument, match="unknown option path; there are url, token"):
+        source(path="orders")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "option topic is required"),
+        ({"log": "journal", "topic": "orders"}, "option topic has no meaning here"),
+        ({"log": "journal", "group": "g"}, "option group has no meaning here"),
+        ({"log": "journal", "startingOffsets": '{"orders": {"0": 1}}'}, "one position"),
+        (
+            {"topic": "orders", "startingOffsets": "earliest", "startingTimestamp": "0"},
+            "exclude each other",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, str], said: str):
+    with pytest.raises(InvalidArgument, match=said):
+        SourceSettings.from_options(options)
+
+
+def test_a_batch_does_not_begin_where_it_ends():
+    with pytest.raises(InvalidArgument, match="startingOffsets"):
+        source("read", startingOffsets="latest")
+
+
+def test_the_environment_names_the_broker_and_options_come_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_URL", "https://broker:1/")
+    monkeypatch.setenv("PENSTOCK_TOKEN", "from the environment")
+    assert source().url == "https://broker:1"
+    assert source(token="own").token == "own"
+    settings = BrokerSettings.of(url="http://other", retry_s=2)
+    assert settings.url == "http://other"
+    assert settings.token == "from the environment"
+    monkeypatch.setenv("PENSTOCK_URL", "nonsense")
+    with pytest.raises(InvalidArgument, match="PENSTOCK_URL"):
+        source()
+
+
+def test_a_token_travels_and_is_never_shown():
+    settings = pickle.loads(pickle.dumps(source(token="s3cret")))
+    assert settings.token == "s3cret"
+    assert "s3cret" not in f"{settings!r} {settings}"
+    with pytest.raises(InvalidArgument) as refusal:
+        source(token="s3cret\n")
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
+    options = {"checkpointLocation": "/there", "queryName": "copy", "topic": "orders"}
+    assert SinkSettings.from_options(options, "writeStream").topic == "orders"
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "said"),
+    [
+        ("write", {"topic": "a", "cache": "t/n/c"}, "exclude each other"),
+        ("write", {"cache": "c"}, "tenant/namespace/cache"),
+        ("write", {"producerId": "p"}, "option producerId is for writeStream"),
+        ("writeStream", {"txn": "t"}, "option txn is for write, not for writeStream"),
+        ("write", {"topics": "a"}, "did you mean topic"),
+    ],
+)
+def test_a_bad_option_of_a_sink_is_named(use: Any, options: dict[str, str], said: str):
+    with pytest.raises(InvalidArgument, match=said):
+        SinkSettings.from_options(options, use)

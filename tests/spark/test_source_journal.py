@@ -1,0 +1,112 @@
+"""log=journal: what happened, as a table and as a stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.broker_process import BrokerProcess
+from tests.spark.conftest import StartBroker
+from tests.spark.sources import Copy, frame, produce
+
+Event = tuple[str, int | None]
+
+
+@pytest.fixture
+def own(start_broker: StartBroker) -> BrokerProcess:
+    """A broker whose journal holds the test's events only."""
+    broker = start_broker()
+    broker.create_topic("orders")
+    return broker
+
+
+def work(broker: BrokerProcess, count: int) -> None:
+    """Takes so many messages and acks them."""
+    with broker.consume("orders") as stream:
+        for item in stream.take(count):
+            assert broker.ack("orders", item).status_code == 204
+
+
+def journal(broker: BrokerProcess) -> list[dict[str, Any]]:
+    """As the broker tells it as lines of JSON."""
+    reply = broker.client.get("/v1/journal", params={"format": "ndjson"})
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_every_event_is_read_as_it_is_told(spark: SparkSession, own: BrokerProcess):
+    produce(own, "orders", range(5), run_id="run 1", tenant_id="tenant 1")
+    work(own, 3)
+    rows = frame(spark, own, log="journal").orderBy("position").collect()
+    told = journal(own)
+    assert [(row.kind, row.offset) for row in rows].count(("acked", 2)) == 1
+    assert [row.kind for row in rows].count("produced") == 5
+    assert len(rows) == len(told)
+    for row, event in zip(rows, told, strict=True):
+        known = {k: v for k, v in row.asDict().items() if v is not None and k != "timestamp"}
+        assert known == {k: v for k, v in event.items() if k not in ("timestamp", "retry_at")}
+
+
+def test_columns_and_positions_bound_the_read(spark: SparkSession, own: BrokerProcess):
+    produce(own, "orders", range(10))
+    frame(spark, own, log="journal").count()
+    positions = [event["position"] for event in journal(own)]
+    read = frame(
+        spark,
+        own,
+        log="journal",
+        columns="kind,position",
+        startingOffsets=positions[2],
+        endingOffsets=json.dumps({"journal": positions[5]}),
+    )
+    assert read.columns == ["kind", "position"]
+    assert sorted(row.position for row in read.collect()) == positions[2:5]
+
+
+def test_a_stream_reads_every_event_once(spark: SparkSession, own: BrokerProcess, tmp_path: Path):
+    copy = Copy(spark, tmp_path)
+    produce(own, "orders", range(20))
+    copy.run(own, log="journal", maxRowsPerTrigger=15)
+    work(own, 5)
+    copy.run(own, log="journal")
+    copied = sorted(row.position for row in copy.rows().collect())
+    assert copied == [event["position"] for event in journal(own)]
+    kinds = [row.kind for row in copy.rows().collect()]
+    assert (kinds.count("produced"), kinds.count("acked")) == (20, 5)
+
+
+CONDITIONS = [
+    "kind = 'acked'",
+    "kind = 'delivered' and topic = 'orders' and `group` = 'g'",
+    "tenant_id = 't1'",
+    "offset = 3",
+    "position > 0",
+    "timestamp < timestamp '2500-01-01' and timestamp > timestamp '2000-01-01'",
+    "timestamp < timestamp '2000-01-01'",
+]
+
+
+def test_pushdown_gives_the_same_events(spark: SparkSession, own: BrokerProcess):
+    produce(own, "orders", range(5), tenant_id="t1")
+    produce(own, "orders", range(5))
+    work(own, 4)
+    plain = frame(spark, own, log="journal")
+    pushed = frame(spark, own, log="journal", pushdown=True)
+    for condition in CONDITIONS:
+        wanted = sorted(map(str, plain.where(condition).collect()))
+        assert sorted(map(str, pushed.where(condition).collect())) == wanted, condition
+
+
+def test_a_broker_without_a_journal_says_so(spark: SparkSession, tmp_path: Path):
+    broker = BrokerProcess(None)
+    try:
+        broker.start()
+        with pytest.raises(PySparkException, match="journal"):
+            frame(spark, broker, log="journal").collect()
+    finally:
+        broker.close()
