@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -63,6 +64,23 @@ def test_a_process_seals_and_the_report_comes_on_the_loop(directory: Path):
     found = load_checkpoint(Vfs(), str(directory), LIMITS)
     assert (found.refs, found.first_segment) == ([ref], 3)
     assert (directory / segment_name(1)).exists()
+    broker.sealer.close()
+
+
+def test_the_process_stands_back_as_far_as_it_is_told(directory: Path):
+    broker = Broker(directory)
+    broker.sealer.start(2, nice=7)
+    thread = broker.sealer._thread
+    assert thread is not None
+    seen = set()
+    while thread.is_alive():
+        process = broker.sealer._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                seen.add(os.getpriority(os.PRIO_PROCESS, process.pid))
+        thread.join(0.001)
+    assert os.getpriority(os.PRIO_PROCESS, 0) + 7 in seen
+    broker.await_report()
     broker.sealer.close()
 
 

@@ -66,7 +66,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     known_files: list[int] = []
     known_journal: list[int] = []
-    nice: int = 0
 
 
 class Sealed(msgspec.Struct, kw_only=True):
@@ -275,7 +274,6 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the broker's
-    os.nice(job.nice)
     gc.disable()  # short-lived, and almost nothing here is in a cycle
     vfs = Vfs()
     try:

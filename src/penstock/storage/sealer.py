@@ -7,6 +7,7 @@ Nothing here blocks the loop. Must not know what sealing does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -68,10 +69,9 @@ class Sealer:
             limits=self._limits,
             known_files=list(known_files),
             known_journal=list(known_journal),
-            nice=nice,
         )
         self._thread = threading.Thread(
-            target=self._run, args=(job,), name="penstock-sealer", daemon=True
+            target=self._run, args=(job, nice), name="penstock-sealer", daemon=True
         )
         self._thread.start()
         return True
@@ -86,9 +86,9 @@ class Sealer:
         if thread is not None:
             thread.join()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, nice: int) -> None:
         try:
-            result = self._result(job)
+            result = self._result(job, nice)
         except Exception as error:  # noqa: BLE001 - every job that was started ends in a report
             result = Failed(f"the sealing process could not be run: {error!r}")
         if not self._closed:
@@ -103,7 +103,7 @@ class Sealer:
         else:
             self._on_sealed(result)
 
-    def _result(self, job: Job) -> Sealed | Failed:
+    def _result(self, job: Job, nice: int) -> Sealed | Failed:
         with self._lock:
             if self._closed:
                 return Failed("closed")
@@ -114,6 +114,10 @@ class Sealer:
                 stderr=subprocess.STDOUT,
                 env=_environment(),
             )
+        # From its first moment: loading the interpreter is a good part of a short job.
+        with contextlib.suppress(OSError):
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, process.pid, own + nice)
         with process:
             said = _converse(process, msgspec.json.encode(job) + b"\n")
         with self._lock:
