@@ -7,6 +7,7 @@ connection, and nobody else is held up.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 import time
@@ -234,6 +235,7 @@ def test_thousands_of_idle_connections_cost_little(start_broker: StartBroker) ->
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(10_000, hard - 500)
     if count < 2_000:
+        assert "CI" not in os.environ, f"only {hard} file descriptors"
         pytest.skip(f"only {hard} file descriptors")
     broker = start_broker(memory=True)
     topic = broker.create_topic("t")

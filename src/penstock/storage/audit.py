@@ -8,9 +8,9 @@ caller is alone in the directory (`alone_in`). Must not know what is done about 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ from penstock.storage.recovery import walk_log
 from penstock.storage.segments import Tail, list_segments
 from penstock.storage.snapshot import snapshot_name
 from penstock.storage.vfs import Vfs
+
+Ref = TypeVar("Ref", BatchRef, JournalRef)
 
 SealedKind = Literal["manifest", "snapshot", "history", "journal"]
 
@@ -144,14 +146,7 @@ def _history_file(
         lost = messages_of(file.batches, state)
         return _bad(vfs, error, "history", refuses_start=True, lost=lost)
     reader = HistoryReader(vfs, directory)
-    first: CorruptLog | None = None
-    damaged: list[BatchRef] = []
-    for ref in file.batches:
-        try:
-            reader.batch(ref)
-        except CorruptLog as error:
-            first = first or error
-            damaged.append(ref)
+    first, damaged = _damage(file.batches, reader.batch)
     if first is None:
         path = os.path.join(directory, history_name(file.number))
         return SealedFile(path, "history", "sound")
@@ -165,17 +160,23 @@ def _journal_file(vfs: Vfs, directory: str, file: JournalFile) -> SealedFile:
         check_whole(vfs, path, file.size)
     except CorruptLog as error:
         return _bad(vfs, error, "journal", refuses_start=True, lost=rows_of(file.batches))
-    first: CorruptLog | None = None
-    damaged: list[JournalRef] = []
-    for ref in file.batches:
-        try:
-            reader.check(ref)
-        except CorruptLog as error:
-            first = first or error
-            damaged.append(ref)
+    first, damaged = _damage(file.batches, reader.check)
     if first is None:
         return SealedFile(path, "journal", "sound")
     return _bad(vfs, first, "journal", lost=rows_of(damaged))
+
+
+def _damage(refs: list[Ref], check: Callable[[Ref], object]) -> tuple[CorruptLog | None, list[Ref]]:
+    """The first damage that `check` finds, and all batches that have some."""
+    first: CorruptLog | None = None
+    damaged: list[Ref] = []
+    for ref in refs:
+        try:
+            check(ref)
+        except CorruptLog as error:
+            first = first or error
+            damaged.append(ref)
+    return first, damaged
 
 
 def rows_of(refs: list[JournalRef]) -> list[str]:
