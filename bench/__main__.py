@@ -21,6 +21,7 @@ from bench.loads import (
     isolation,
     latency,
     memory,
+    pipelines,
     produce,
     restart,
     scale,
@@ -46,6 +47,7 @@ LOADS: dict[str, Callable[[Setting], list[Row]]] = {
     "cache_http": cache_http.measure,
     "cache_socket": cache_socket.measure,
     "spark": spark.measure,
+    "pipelines": pipelines.measure,
 }
 OUT = Path(__file__).with_name("out")
 MIN_RUNS = 3

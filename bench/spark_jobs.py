@@ -15,7 +15,14 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bench.synthetic_journal import journal_of
 from penstock.spark import session
+from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines.archive import dated, journal_table
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.lineage import PIPELINE as LINEAGE
+from penstock.spark.pipelines.lineage import make_tables
+from penstock.spark.pipelines.run import Run
 
 Job = Callable[..., int]
 
@@ -83,6 +90,17 @@ def stream_to_sink(spark: SparkSession, url: str, topic: str, target: str, path:
     )
 
 
+def journal_to_lake(spark: SparkSession, path: str, count: int) -> int:
+    """A journal as the archive has it; nothing that is measured."""
+    return journal_table(Lake(spark, path)).replace(dated(journal_of(spark, count)))
+
+
+def lineage(spark: SparkSession, path: str) -> int:
+    settings = LINEAGE.settings({"from": "lake"})
+    run = Run("lineage", spark, BrokerSettings(), Lake(spark, path), settings, say=lambda _: None)
+    return make_tables(run)
+
+
 JOBS: dict[str, Job] = {
     job.__name__: job
     for job in (
@@ -92,6 +110,8 @@ JOBS: dict[str, Job] = {
         history_again,
         stream_to_parquet,
         stream_to_sink,
+        journal_to_lake,
+        lineage,
     )
 }
 

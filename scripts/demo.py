@@ -1,7 +1,7 @@
-"""Shows a broker at work, in half a minute, on a free port and a directory that is removed after.
+"""Shows a broker at work, in a minute, on a free port and a directory that is removed after.
 
 scripts/demo              the whole tour
-scripts/demo --no-spark   without its last part, in a few seconds
+scripts/demo --no-spark   without its last two parts, in a few seconds
 scripts/demo --keep       leaves the broker running, with what the tour has put in it
 """
 
@@ -32,6 +32,9 @@ PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 QUIET = ["--log-level", "warning"]
 START_TIMEOUT_S = 20
 WORK_TIMEOUT_S = 10
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TIMELINE = "penstock-demo-timeline.png"
+"""Stays, to be looked at."""
 BATCH = 1000
 BATCHES = 20
 EVENTS = 20_000
@@ -425,6 +428,28 @@ def show_spark(broker: Broker) -> None:
         spark.stop()
 
 
+def show_pipelines(broker: Broker) -> None:
+    title(
+        12,
+        "Where did the time go, and what went wrong?",
+        "Agents work at runs of several steps, some fail; pipelines read it from the journal.",
+    )
+    played = subprocess.run(
+        [sys.executable, str(EXAMPLES / "agent_runs.py")],
+        env=environment() | {"PENSTOCK_URL": broker.url},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for line in played.stdout.splitlines():
+        say(line)
+    lake = ["--once", "--lake", str(broker.data_dir.parent / "lake")]
+    command(broker, "pipeline", "run", "archive", "lineage", "deadletters", *lake)
+    plot = ["--set", "run=run-2", "--set", f"plot={Path(tempfile.gettempdir(), TIMELINE)}"]
+    command(broker, "pipeline", "run", "lineage", *lake, *plot)
+    good("every message and every event is in the lake, each once; run it again for what is new")
+
+
 def show_the_way_on(broker: Broker, keep: bool) -> None:
     where = Path(sys.executable).with_name("penstock")
     penstock = os.path.relpath(where) if where.exists() else "penstock"
@@ -462,18 +487,19 @@ def tour(broker: Broker, *, spark: bool, keep: bool) -> None:
         show_cache(broker, client)
     if spark:
         show_spark(broker)
+        show_pipelines(broker)
     show_the_way_on(broker, keep)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show a broker at work.")
     parser.add_argument("--keep", action="store_true", help="leave the broker running")
-    parser.add_argument("--no-spark", action="store_true", help="leave out the part with Spark")
+    parser.add_argument("--no-spark", action="store_true", help="leave out the parts with Spark")
     arguments = parser.parse_args()
     # Failures are part of the tour, and told there.
     logging.getLogger("penstock.worker").setLevel(logging.CRITICAL)
-    data_dir = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    broker = Broker(data_dir)
+    directory = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    broker = Broker(directory / "data")
     kept = False
     try:
         tour(broker, spark=not arguments.no_spark, keep=arguments.keep)
@@ -487,7 +513,7 @@ def main() -> None:
             broker.let_go()
         else:
             broker.stop()
-            shutil.rmtree(data_dir, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

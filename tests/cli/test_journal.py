@@ -38,12 +38,15 @@ def test_every_event_is_a_line_and_nothing_in_it_moves_the_cursor(lively: Broker
         "delivered     jobs/0 @0 group=g owner=ada attempt=1 run_id=run-1",
     ]
     assert r"reason=no\x1b[2Jmemory" in lines[2]
+    assert not any("produced_at" in line or "delivered_at" in line for line in lines)
     assert len(lines) == 4
 
 
 def test_events_are_chosen_and_printed_as_json(lively: BrokerProcess) -> None:
     (line,) = journal(lively, "--kind", "nacked", "--run", "run-1", "--json").out.splitlines()
-    assert json.loads(line)["reason"] == "no\x1b[2Jmemory"
+    row = json.loads(line)
+    assert row["reason"] == "no\x1b[2Jmemory"
+    assert row["produced_at"] <= row["delivered_at"] <= row["timestamp"]
     assert journal(lively, "--run", "nobody").out == ""
     assert journal(lively, "--since", "1h", "--topic", "jobs").out.count("\n") == 4
     assert journal(lively, "--since", "2999-01-01T00:00:00Z").out == ""

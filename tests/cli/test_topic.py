@@ -50,6 +50,21 @@ def test_configure_sets_the_retention_and_shows_it(penstock: Run, broker: Broker
     assert penstock("topic", "configure", "kept").code == 2
 
 
+def test_a_topic_is_told_to_wait_for_its_archive_and_no_longer_to(
+    penstock: Run, broker: BrokerProcess
+) -> None:
+    assert penstock("topic", "create", "archived", "--after-archive").code == 0
+    text = penstock("topic", "describe", "archived").out
+    assert "keeps messages for ever; nothing goes before it is archived" in text
+    assert json.loads(penstock("topic", "describe", "archived", "--json").out)["after_archive"]
+    refused = penstock("topic", "create", "archived", "--no-after-archive")
+    assert (refused.code, "after_archive" in refused.err) == (1, True)
+    done = penstock("topic", "configure", "archived", "--no-after-archive")
+    assert (done.code, done.out) == (0, "topic archived, keeps messages for ever\n")
+    done = penstock("topic", "configure", "archived", "--after-archive", "--retention-ms", "9")
+    assert done.out.endswith("for 9 ms; nothing goes before it is archived\n")
+
+
 def test_offsets_are_shown(penstock: Run, broker: BrokerProcess) -> None:
     broker.create_topic("placed")
     broker.put("placed", "v")

@@ -73,9 +73,13 @@ def test_topics_are_described_configured_and_deleted(client: Client) -> None:
     assert client.create_topic("life", 2).status == "created"
     assert client.create_topic("life", 2).status == "exists"
     client.configure_topic("life", retention_ms=60_000)
+    client.configure_topic("life", after_archive=True)
     with client.consume("life", "g"):
         described = client.describe_topic("life")
     assert (described.retention_ms, len(described.partitions)) == (60_000, 2)
+    assert described.after_archive
+    with pytest.raises(FailedPrecondition, match="after_archive"):
+        client.create_topic("life", 2, after_archive=False)
     assert described.groups[0].name == "g"
     client.delete_group("life", "g")
     assert client.describe_topic("life").groups == []

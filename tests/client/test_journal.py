@@ -38,6 +38,8 @@ def test_rows_are_read_to_the_end_and_again(lively: BrokerProcess) -> None:
         assert list(client.journal(to=end.next, topic="t")) == rows
         (acked,) = client.journal(from_=rows[0]["position"], kind="acked", columns=["run_id"])
         assert acked == {"run_id": "r0"}
+        assert rows[4]["produced_at"] == rows[0]["timestamp"] == rows[0]["produced_at"]
+        assert rows[4]["delivered_at"] == rows[3]["timestamp"] == rows[3]["delivered_at"]
         found = client.journal_offsets(time_ms=0)
         assert found.earliest <= rows[0]["position"] == found.at_time
 

@@ -91,11 +91,39 @@ def test_the_life_of_messages_is_told_exactly(start_broker: StartBroker):
     times = [msgspec.convert(row["timestamp"], type=datetime) for row in life]
     assert times == sorted(times)
     assert began - 1 <= times[0].timestamp() <= time.time()
+    stored = {row["offset"]: row["timestamp"] for row in life if row["kind"] == "produced"}
+    assert [row["produced_at"] for row in life] == [stored[row["offset"]] for row in life]
+    given = {
+        (row["offset"], row.get("attempt")): row["timestamp"]
+        for row in life
+        if row["kind"] == "delivered"
+    }
+    assert [row.get("delivered_at") for row in life] == [
+        given.get((row["offset"], row.get("attempt"))) for row in life
+    ]
     [copy] = rows(broker, "topic=dlq.jobs")
     assert told(copy) == ("produced", "dlq.jobs", 0, None, None, None, None, "r1", "acme")
+    assert (copy["produced_at"], "delivered_at" in copy) == (copy["timestamp"], False)
 
     broker.restart(kill=True)
     assert rows(broker, "topic=jobs") == life
+
+
+def test_an_ack_after_a_kill_tells_when_the_delivery_was_made(start_broker: StartBroker):
+    broker = start_broker()
+    broker.create_topic("jobs")
+    broker.put("jobs", "one")
+    with broker.consume("jobs", "g", "ada", lease_ms=60_000) as stream:
+        item = stream.next()
+        offsets(broker)
+        broker.restart(kill=True)
+    assert broker.ack("jobs", item, owner="ada").status_code == 204
+    offsets(broker)
+    produced, delivered, *_, acked = rows(broker)
+    assert acked["kind"] == "acked"
+    assert acked["delivered_at"] == delivered["timestamp"] == delivered["delivered_at"]
+    assert acked["produced_at"] == produced["timestamp"]
+    assert acked["timestamp"] > acked["delivered_at"]
 
 
 @pytest.fixture(scope="module")

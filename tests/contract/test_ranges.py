@@ -60,6 +60,41 @@ def test_a_range_columns_and_rows_are_chosen_in_the_query(filled: BrokerProcess)
     assert table.column("offset").to_pylist() == [n for n in range(100, 200, 2) if n % 3 == 1]
 
 
+def test_columns_without_a_value_are_left_out_on_request(filled: BrokerProcess):
+    """Of what is sealed; rows that are not may yet have any."""
+    whole = rows(filled, "?start=0&end=100")
+    filled_columns = ["offset", "timestamp", "value", "run_id", "partition_override"]
+    some = eventually(
+        lambda: rows(filled, "?start=0&end=100&nulls=omit"),
+        lambda table: table.column_names == filled_columns,
+        timeout_s=60,
+    )
+    assert some.equals(whole.select(filled_columns))
+    assert all(
+        whole.column(name).null_count == 50
+        for name in set(whole.column_names) - set(some.column_names)
+    )
+    one = rows(filled, "?start=0&end=100&nulls=omit&columns=offset,key,value")
+    assert one.column_names == ["offset", "value"]
+    assert rows(filled, "?start=0&nulls=omit").equals(rows(filled))
+
+
+def test_a_column_stays_if_one_sealed_batch_has_a_value(tmp_path: Path):
+    with_key = {"topic": "t", "key": "k", "value": "v"}
+    plain = {"topic": "t", "value": "v"}
+    broker = BrokerProcess(tmp_path).start()
+    try:
+        broker.create_topic("t")
+        for item in (plain, with_key, plain):
+            assert broker.client.post("/v1/produce", json=item).status_code == 200
+            broker.client.get("/v1/journal/offsets?fresh=true", timeout=90).raise_for_status()
+        names = [rows(broker, f"?start={n}&end={n + 1}&nulls=omit").column_names for n in range(3)]
+        assert ["key" in found for found in names] == [False, True, False]
+        assert rows(broker, "?end=3&nulls=omit").column("key").to_pylist() == [None, "k", None]
+    finally:
+        broker.close()
+
+
 def test_lines_of_json_are_the_same_rows(filled: BrokerProcess):
     reply = filled.client.get("/v1/topics/t/partitions/1/records?format=ndjson&start=0&end=20")
     assert reply.headers["content-type"].startswith("application/x-ndjson")
@@ -146,6 +181,7 @@ def test_no_more_than_so_many_splits_come_at_once(tmp_path: Path):
         ("/v1/topics/t/partitions/0/records?start=9&end=8", 400, "INVALID_ARGUMENT"),
         ("/v1/topics/t/partitions/0/records?columns=colour", 400, "INVALID_ARGUMENT"),
         ("/v1/topics/t/partitions/0/records?format=xml", 400, "INVALID_ARGUMENT"),
+        ("/v1/topics/t/partitions/0/records?nulls=none", 400, "INVALID_ARGUMENT"),
         ("/v1/topics/t/partitions/0/records?end=99999", 416, "OUT_OF_RANGE"),
         ("/v1/topics/t/offsets?time_ms=soon", 400, "INVALID_ARGUMENT"),
     ],

@@ -245,8 +245,68 @@ def test_retention_by_age_removes_what_is_old_and_only_that(start_broker: StartB
     assert {offset for offset, _ in seen} & set(range(1, 101)), "old and young went together"
 
 
+def test_with_after_archive_nothing_goes_before_the_group_archive_has_finished_it(
+    start_broker: StartBroker,
+) -> None:
+    """driftq-70: another topic, finished by all, shows that retention has been at work."""
+    broker = start_broker("--max-in-flight", "1000", env=TINY_SEGMENTS)
+    reply = broker.client.post("/v1/topics", json={"name": "t", "after_archive": True})
+    assert reply.status_code == 201
+    other = broker.create_topic("other")
+    for name in ("t", other):
+        acked_backlog(broker, name, 300, 1000)
+        retain(broker, name, retention_ms=1)
+    assert broker.client.get("/v1/topics/t").json()["after_archive"] is True
+    eventually(lambda: first_offset(broker, other), lambda offset: offset > 200)
+    assert first_offset(broker, "t") == 0
+    broker.restart(kill=True)
+    assert first_offset(broker, "t") == 0
+    reached = {"partitions": [{"partition": 0, "next": 300}]}
+    reply = broker.client.post("/v1/topics/t/groups/archive/progress", json=reached)
+    assert reply.status_code == 200, reply.text
+    eventually(lambda: first_offset(broker, "t"), lambda offset: offset == 300)
+
+
+def test_after_archive_is_set_in_body_or_query_and_an_absent_one_stays(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-70"""
+    path = f"/v1/topics/{topic}"
+
+    def shown() -> tuple[int, bool]:
+        described = broker.client.get(path).json()
+        return described["retention_ms"], described["after_archive"]
+
+    assert shown() == (0, False)
+    assert_done(broker.client.patch(path, json={"after_archive": True}))
+    assert_done(broker.client.patch(f"{path}?retention_ms=5"))
+    assert shown() == (5, True)
+    assert_done(broker.client.patch(f"{path}?after_archive=false"))
+    assert shown() == (5, False)
+    assert_done(broker.client.patch(f"{path}?after_archive=true"))
+    assert shown() == (5, True)
+    assert_done(broker.client.patch(f"{path}?after_archive="))
+    assert shown() == (5, True)
+    assert_invalid(broker.client.patch(f"{path}?after_archive=perhaps"))
+    assert_error(
+        broker.client.post("/v1/topics", json={"name": topic, "after_archive": False}),
+        409,
+        "FAILED_PRECONDITION",
+    )
+    created = broker.client.post(f"/v1/topics?name={topic}-kept&after_archive=true")
+    assert created.status_code == 201
+    assert broker.client.get(f"{path}-kept").json()["after_archive"] is True
+
+
 @pytest.mark.parametrize(
-    "body", [{"retention_ms": -1}, {"retention_bytes": 1.5}, {"retention_ms": "1d"}, {"extra": 1}]
+    "body",
+    [
+        {"retention_ms": -1},
+        {"retention_bytes": 1.5},
+        {"retention_ms": "1d"},
+        {"extra": 1},
+        {"after_archive": 1},
+    ],
 )
 def test_a_wrong_retention_is_400(broker: BrokerProcess, topic: str, body: dict[str, Any]) -> None:
     """driftq-70"""

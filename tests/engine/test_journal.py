@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -21,11 +22,13 @@ from penstock.model.errors import (
 )
 from penstock.model.journal import JournalReport, JournalRequest, JournalSelection
 from penstock.model.limits import KIB, Limits
+from penstock.model.ranges import RangeFormat
 from penstock.model.splits import Split, Splits
 from penstock.storage import journal_files
 from penstock.storage.log import WalOptions
 from penstock.storage.seal import Job
 from tests.engine.harness import LEASE_MS, LONG_MS, Broker, on_disk, policy
+from tests.storage.old_journal import make_old
 
 SEGMENTS = WalOptions(segment_bytes=32 * KIB, reserve_bytes=0, frame_bytes=16 * KIB)
 
@@ -105,6 +108,111 @@ def test_a_message_s_life_is_told():
     assert events(read(broker, selection=JournalSelection(topic="dlq.t"))) == [
         ("produced", 0, None, None, None, None, "r")
     ]
+    broker.close()
+
+
+def times(broker: Broker, **wanted: Any) -> list[tuple[Any, ...]]:
+    """Of each row what it is, and when it, the storing and the delivery were."""
+    names = ("timestamp", "produced_at", "delivered_at")
+    rows = read(broker, selection=JournalSelection(**wanted)).to_pylist()
+    return [(row["kind"], *(_milliseconds(row[name]) for name in names)) for row in rows]
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)
+
+
+def test_every_row_tells_when_its_message_was_stored_and_its_delivery_made():
+    broker = on_disk()
+    broker.topic()
+    stored = broker.clock.now_ms()
+    broker.produce("t", "a", envelope=policy(3))
+    broker.pass_ms(70)
+    reader = broker.consume(owner="ada")
+    item, given = reader.one(), broker.clock.now_ms()
+    broker.pass_ms(30)
+    broker.nack(reader, item)
+    broker.settle()
+    again = broker.clock.now_ms()
+    broker.pass_ms(LEASE_MS + 5)
+    lapsed = broker.clock.now_ms()
+    fresh(broker)
+    told = times(broker, topic="t")
+    assert told[:4] == [
+        ("produced", stored, stored, None),
+        ("delivered", given, stored, given),
+        ("nacked", given + 30, stored, given),
+        ("delivered", again, stored, again),
+    ]
+    kind, ended, produced_at, delivered_at = told[4]
+    assert (kind, produced_at, delivered_at) == ("timed_out", stored, again)
+    assert again + LEASE_MS <= ended <= lapsed
+    third = told[5][1]
+    broker.pass_ms(LEASE_MS + 5)
+    fresh(broker)
+    *_, timed_out, dead = times(broker, topic="t")
+    assert (timed_out[0], *timed_out[2:]) == ("timed_out", stored, third)
+    assert (dead[0], *dead[2:]) == ("dead_lettered", stored, third)
+    [(_, at, copied, none)] = times(broker, topic="dlq.t")
+    assert (copied, none) == (at, None)
+    broker.close()
+
+
+def test_a_delivery_that_was_sealed_before_a_restart_ends_with_its_time():
+    broker = on_disk()
+    broker.topic()
+    stored = broker.clock.now_ms()
+    broker.put("t", "a", "b")
+    broker.pass_ms(50)
+    reader = broker.consume(owner="ada", lease_ms=LONG_MS)
+    given = broker.clock.now_ms()
+    first, second = reader.take()
+    broker.seal()
+    broker.pass_ms(20)
+    broker.restart()
+    assert broker.ack(reader, first) is None
+    broker.seal_and_crash()
+    broker.pass_ms(10)
+    assert broker.nack(reader, second) is None
+    fresh(broker)
+    for kind, count in (("acked", 1), ("nacked", 1)):
+        ended = times(broker, kind=kind)
+        assert [(row[2], row[3]) for row in ended] == [(stored, given)] * count
+    broker.close()
+
+
+@pytest.mark.parametrize("form", ["arrow", "ndjson"])
+def test_a_journal_of_before_there_were_these_times_is_read_in_every_form(form: RangeFormat):
+    broker = lively()
+    report = fresh(broker)
+    before = read(broker).to_pylist()
+    broker.close()
+    assert make_old(broker.disk, broker.directory) > 1
+    broker.open()
+    last = broker.produce("t", "later").ts
+    fresh(broker)
+
+    def told(**wanted: Any) -> list[tuple[int, bool]]:
+        """Position of each row, and whether it says when its message was stored."""
+        if form == "arrow":
+            rows = read(broker, **wanted).to_pylist()
+        else:
+            lines = bytes_of(broker, JournalRequest(format=form, **wanted)).splitlines()
+            rows = [msgspec.json.decode(line) for line in lines]
+        return [(row["position"], row.get("produced_at") is not None) for row in rows]
+
+    old = [(row["position"], False) for row in before]
+    assert told(end=report.next) == old
+    *rest, newest = told()
+    assert (rest, newest[1]) == (old, True)
+    assert times(broker)[-1] == ("produced", last, last, None)
+    assert told(start=old[40][0], end=old[111][0]) == old[40:111]
+    assert told(end=report.next, selection=JournalSelection(run_id="run 1")) == old[1::3]
+    assert read(broker, end=report.next).to_pylist() == [
+        row | {"produced_at": None} for row in before
+    ]
+    splits: Splits = broker.must(broker.engine.journal.splits, None, None, 40, 10**6)
+    assert sum(split.rows for split in splits.splits) == 151
     broker.close()
 
 
@@ -342,7 +450,7 @@ def test_lines_say_the_same_as_columns():
     rows = [msgspec.json.decode(line) for line in lines]
     assert [row["position"] for row in rows] == positions(read(broker))
     assert rows[0].keys() == {
-        "position", "timestamp", "kind", "topic", "partition", "offset", "run_id"
+        "position", "timestamp", "kind", "topic", "partition", "offset", "run_id", "produced_at"
     }  # fmt: skip
     broker.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -24,6 +25,18 @@ CLASS = "org.apache.spark.deploy"
 MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 REGISTERED = "Registering worker"
 
+PIPELINES = """
+from penstock.spark import pipeline
+from pyspark.sql import functions as F
+
+@F.udf("string")
+def loud(value):
+    return value.upper()
+
+@pipeline(source="{topic}", sink="table:loud")
+def louder(rows):
+    return rows.select(loud("value").alias("value"))
+"""
 JOB = """
 import sys
 from penstock.spark import session
@@ -74,9 +87,10 @@ def daemon(log: Path, *arguments: str, work_dir: Path) -> Iterator[Path]:
             process.wait()
 
 
-@pytest.fixture
-def master(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def master(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a cluster whose two workers have come. The shared session has found Java."""
+    tmp_path = tmp_path_factory.mktemp("cluster")
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as stack:
         log = stack.enter_context(
@@ -115,3 +129,37 @@ def test_a_batch_and_a_stream_are_read_on_a_cluster(
     assert f"stream {wanted}" in done.stdout, said
     assert "batches [30, 30, 30, 10]" in done.stdout, said
     assert "executors 2" in done.stdout, said
+
+
+def test_a_pipeline_runs_on_a_cluster_through_spark_submit(
+    broker: BrokerProcess, topic: str, master: str, tmp_path: Path
+):
+    wanted = sorted(value.upper() for value in produce(broker, topic, range(50)))
+    (tmp_path / "mine.py").write_text(PIPELINES.format(topic=topic))
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    changed = {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url, "PENSTOCK_TOKEN": "s3cret"}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "mine.py", "--once"),
+            *("--master", master, "--lake", f"file://{tmp_path}/lake"),
+            *(word for each in settings.items() for word in ("--conf", "=".join(each))),
+        ],
+        env=os.environ | changed | {"XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=tmp_path,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert f"on {master}" in said
+    assert done.stdout.split()[-1] == "finished", said
+    found = pq.read_table(tmp_path / "lake" / "loud").column("value").to_pylist()
+    assert sorted(found) == wanted
+    (kept,) = (tmp_path / "state" / "penstock" / "pipelines").iterdir()
+    assert "s3cret" not in kept.read_text()

@@ -209,6 +209,8 @@ def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
         ("write", {"cache": "c"}, "tenant/namespace/cache"),
         ("write", {"producerId": "p"}, "option producerId is for writeStream"),
         ("writeStream", {"txn": "t"}, "option txn is for write, not for writeStream"),
+        ("write", {"txnBatch": "1"}, "option txnBatch counts the batches of a txn: name it too"),
+        ("write", {"txn": "t", "txnBatch": "-1"}, "option txnBatch '-1' does not fit"),
         ("write", {"topics": "a"}, "did you mean topic"),
     ],
 )

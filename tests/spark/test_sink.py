@@ -97,6 +97,17 @@ def test_a_write_with_the_same_txn_is_done_once(spark: SparkSession, broker: Bro
     assert values(broker, topic) == ["a", "b", "c", "c"]
 
 
+def test_a_batch_of_a_txn_is_written_once_and_those_below_it_not_at_all(
+    spark: SparkSession, broker: BrokerProcess
+):
+    topic, txn = broker.create_topic(new_name()), new_name("txn")
+    for batch, value in ((0, "a"), (0, "b"), (3, "c"), (3, "d"), (2, "e"), (4, "f")):
+        frame = spark.createDataFrame([(value,)], "value string")
+        writer(frame, broker, topic=topic, txn=txn, txnBatch=batch).save()
+    assert values(broker, topic) == ["a", "c", "f"]
+    assert broker.client.get(f"/v1/writes/{txn}").json()["last_batch"] == 4
+
+
 def test_a_cache_is_written_by_key(spark: SparkSession, broker: BrokerProcess):
     cache = "default/default/default"
     rows = [

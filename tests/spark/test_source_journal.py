@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock.storage.vfs import Vfs
 from tests.broker_process import BrokerProcess
 from tests.spark.conftest import StartBroker
 from tests.spark.sources import Copy, frame, produce
+from tests.storage.old_journal import make_old
 
 Event = tuple[str, int | None]
 
@@ -48,8 +51,31 @@ def test_every_event_is_read_as_it_is_told(spark: SparkSession, own: BrokerProce
     assert [row.kind for row in rows].count("produced") == 5
     assert len(rows) == len(told)
     for row, event in zip(rows, told, strict=True):
-        known = {k: v for k, v in row.asDict().items() if v is not None and k != "timestamp"}
-        assert known == {k: v for k, v in event.items() if k not in ("timestamp", "retry_at")}
+        known = {k: as_text(v) for k, v in row.asDict().items() if v is not None}
+        assert known == event
+    acked = [row for row in rows if row.kind == "acked"]
+    assert all(row.produced_at <= row.delivered_at <= row.timestamp for row in acked)
+
+
+def as_text(value: Any) -> Any:
+    """A time as the broker spells it."""
+    return f"{value:%Y-%m-%dT%H:%M:%S.%f}Z" if isinstance(value, datetime) else value
+
+
+def test_events_of_before_there_were_times_of_storing_and_delivery_are_read(
+    spark: SparkSession, own: BrokerProcess
+):
+    produce(own, "orders", range(3))
+    work(own, 1)
+    frame(spark, own, log="journal").count()
+    assert own.terminate() == 0
+    assert make_old(Vfs(), str(own.data_dir))
+    own.start()
+    produce(own, "orders", [3])
+    rows = frame(spark, own, log="journal").orderBy("position").collect()
+    stored = [row.produced_at is not None for row in rows if row.kind == "produced"]
+    assert stored == [False] * 3 + [True]
+    assert [row.delivered_at for row in rows if row.kind == "acked"] == [None]
 
 
 def test_columns_and_positions_bound_the_read(spark: SparkSession, own: BrokerProcess):

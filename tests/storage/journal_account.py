@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.model.records import (
     Delivered,
@@ -25,11 +25,19 @@ Row = dict[str, Any]
 COLUMNS = (
     "position", "timestamp", "kind", "topic", "partition", "offset", "group", "owner", "attempt",
     "reason", "run_id", "step_id", "parent_step_id", "tenant_id", "routing_label", "retry_at",
+    "produced_at", "delivered_at",
 )  # fmt: skip
 
 
 def instant(ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+
+
+class Hold(NamedTuple):
+    """An attempt that was not returned: whose, and since when."""
+
+    owner: str
+    ts: int
 
 
 class Account:
@@ -40,7 +48,7 @@ class Account:
         self._topics: dict[int, str] = {}
         self._groups: dict[int, str] = {}
         self._ids: dict[tuple[int, int], Row] = {}
-        self._held: dict[tuple[int, int, int], list[Any]] = {}
+        self._held: dict[tuple[int, int, int], list[Hold]] = {}
         self._why: dict[tuple[str, int, int], str] = {}
 
     def take(self, position: int, data: bytes) -> None:
@@ -54,15 +62,15 @@ class Account:
         elif isinstance(record, Delivered):
             for n, item in enumerate(record.items):
                 held = self._held.setdefault((record.group_id, record.partition, item.offset), [])
-                held.append(record.owner)
-                self._tell(position + n, record, item.offset, "delivered", record.owner, len(held))
+                held.append(Hold(record.owner, record.ts))
+                self._tell(position + n, record, item.offset, "delivered", held)
         elif isinstance(record, Returned):
             for n, offset in enumerate(record.offsets):
                 held = self._held[record.group_id, record.partition, offset]
-                self._tell(position + n, record, offset, "returned", held[-1], len(held))
+                self._tell(position + n, record, offset, "returned", held)
                 held.pop()
         elif isinstance(record, Skipped):
-            self._tell(position, record, record.offset, "skipped", None, None)
+            self._tell(position, record, record.offset, "skipped", None)
         elif isinstance(record, Released):
             held = self._held[record.group_id, record.partition, record.offset]
             self._why[self._topics[record.topic_id], record.group_id, record.offset] = record.reason
@@ -71,8 +79,7 @@ class Account:
                 record,
                 record.offset,
                 "timed_out" if record.reason == "ack_timeout" else "nacked",
-                held[-1] if held else None,
-                len(held),
+                held,
                 reason=record.reason,
                 retry_at=None if record.retry_at < 0 else instant(record.retry_at),
             )
@@ -80,19 +87,18 @@ class Account:
             held = self._held.pop((record.group_id, record.partition, record.offset))
             kind = ["acked", "dead_lettered", "skipped"][record.how]
             why = self._why.get((self._topics[record.topic_id], record.group_id, record.offset))
-            owner = held[-1] if held else None
             reason = why if kind == "dead_lettered" else None
-            self._tell(position, record, record.offset, kind, owner, len(held), reason=reason)
+            self._tell(position, record, record.offset, kind, held, reason=reason)
 
     def _message(self, position: int, message: Message) -> None:
-        ids: Row = {}
+        ids: Row = {"produced_at": instant(message.ts)}
         if message.envelope is not None:
             for name in ("run_id", "step_id", "parent_step_id", "tenant_id"):
                 ids[name] = getattr(message.envelope, name) or None
         if message.routing is not None:
             ids["routing_label"] = message.routing.label or None
         self._ids[message.topic_id, message.offset] = ids
-        self._tell(position, message, message.offset, "produced", None, None)
+        self._tell(position, message, message.offset, "produced", None)
 
     def _tell(
         self,
@@ -100,10 +106,10 @@ class Account:
         record: Any,
         offset: int,
         kind: str,
-        owner: str | None,
-        attempt: int | None,
+        held: list[Hold] | None,
         **more: Any,
     ) -> None:
+        """`held` is None where no delivery has to do with it."""
         row = dict.fromkeys(COLUMNS)
         row |= self._ids[record.topic_id, offset]
         row |= {
@@ -114,8 +120,9 @@ class Account:
             "partition": record.partition,
             "offset": offset,
             "group": None if kind == "produced" else self._groups[record.group_id],
-            "owner": owner,
-            "attempt": attempt,
+            "owner": held[-1].owner if held else None,
+            "attempt": None if held is None else len(held),
+            "delivered_at": instant(held[-1].ts) if held else None,
         }
         self.rows.append(row | more)
 

@@ -150,11 +150,15 @@ class RandomBroker:
 
     def _topic(self, a: int, b: int) -> None:
         name = f"topic-{a % 3}"
-        created = decide_create_topic(self.state, name, 1 + b % 3, self.now_ms)
+        archive = True if name not in self.state.topics and b % 4 == 0 else None
+        created = decide_create_topic(self.state, name, 1 + b % 3, self.now_ms, archive)
         if created is not None:
             self.emit(created)
         else:
-            self.emit(decide_configure_topic(self.state, name, a * 1000, None, self.now_ms))
+            archive = [None, True, False][b % 3]
+            self.emit(
+                decide_configure_topic(self.state, name, a * 1000, None, self.now_ms, archive)
+            )
 
     def _group(self, a: int, b: int) -> None:
         topic = self._some_topic(a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,9 @@ from penstock.model.records import (
 )
 from penstock.model.tenancy import CacheConfig, Entry
 from tests.storage.random_broker import LIMITS, RandomBroker, Step, long_histories, replayed, steps
+
+# Where they are in the arrays of an image (docs/storage-format.md).
+TOPICS, GROUPS, PROGRESS, UNFINISHED = 2, 7, 3, 7
 
 
 def restored(state: BrokerState) -> BrokerState:
@@ -132,6 +136,21 @@ def test_unfinished_messages_keep_state_attempts_owner_error_and_schedule():
     assert progress.cursor == 4
 
 
+def test_a_delivery_keeps_its_time_and_in_an_image_of_before_it_has_none():
+    state = some_state()
+    assert {e.delivered_at for e in restored(state).groups[2].progress[0].unfinished.values()} == {
+        100
+    }
+    image = msgspec.msgpack.decode(encode_image(take_image(state)))
+    entries = image[TOPICS][0][GROUPS][0][PROGRESS][0][UNFINISHED]
+    for entry in entries:
+        del entry[-2:]
+    old = restore_image(decode_image(msgspec.msgpack.encode(image)), LIMITS)
+    unfinished = old.groups[2].progress[0].unfinished
+    assert {entry.delivered_at for entry in unfinished.values()} == {0}
+    assert [entry.owner for entry in unfinished.values()] == ["first"] * 4
+
+
 def test_a_waiting_message_becomes_due_at_its_time_after_a_restore():
     state = restored(some_state())
     assert state.timers.due(499) == []
@@ -144,6 +163,7 @@ def test_a_delivery_taken_back_gives_its_previous_owner_back_after_a_restore():
     back = encode_record(Returned(1, 2, 0, 140, [2]))
     entry = replayed([back], restored(replayed([again], state))).groups[2].progress[0].unfinished[2]
     assert (entry.owner, entry.attempts, entry.state) == ("first", 1, READY)
+    assert entry.delivered_at == 100
 
 
 def test_an_effect_stays_open_while_its_messages_are_unfinished_after_a_restore():

@@ -45,8 +45,10 @@ from penstock.storage.recovery import walk_log
 from penstock.storage.repair import repair
 from penstock.storage.seal import Job, Sealed, seal
 from penstock.storage.segments import segment_name
+from penstock.storage.snapshot import load_snapshot, write_snapshot
 from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
-from tests.storage.journal_account import Row, account_of, instant, journal_of
+from tests.storage.journal_account import COLUMNS, Row, account_of, instant, journal_of
+from tests.storage.old_journal import make_old
 from tests.storage.random_broker import (
     LIMITS,
     RandomBroker,
@@ -144,7 +146,8 @@ def told(*records: Record) -> list[Row]:
     return rows[2:]
 
 
-def row(kind: str, ms: int, offset: int = 0, **more: Any) -> Row:
+def row(kind: str, ms: int, offset: int = 0, since: int | None = None, **more: Any) -> Row:
+    """`since` is when the delivery was made, if there was one."""
     known: Row = {"run_id": "r", "step_id": "s", "parent_step_id": "p", "tenant_id": "t"}
     known |= {"routing_label": "label"}
     if offset:
@@ -152,7 +155,8 @@ def row(kind: str, ms: int, offset: int = 0, **more: Any) -> Row:
     return {
         "timestamp": instant(ms), "kind": kind, "topic": "orders", "partition": 1,
         "offset": offset, "group": "workers", "owner": None, "attempt": None, "reason": None,
-        **known, "retry_at": None, **more,
+        **known, "retry_at": None, "produced_at": instant(10 + offset),
+        "delivered_at": None if since is None else instant(since), **more,
     }  # fmt: skip
 
 
@@ -172,33 +176,35 @@ def test_a_message_is_produced():
 def test_every_item_of_a_delivery_is_an_event_and_attempts_count_up():
     nacked = Released(1, 2, 1, 21, 0, "no", 22)
     assert told(given_to("a", 20, 0, 1), nacked, given_to("b", 23, 0)) == [
-        row("delivered", 20, owner="a", attempt=1),
-        row("delivered", 20, 1, owner="a", attempt=1),
-        row("nacked", 21, owner="a", attempt=1, reason="no", retry_at=instant(22)),
-        row("delivered", 23, owner="b", attempt=2),
+        row("delivered", 20, since=20, owner="a", attempt=1),
+        row("delivered", 20, 1, since=20, owner="a", attempt=1),
+        row("nacked", 21, since=20, owner="a", attempt=1, reason="no", retry_at=instant(22)),
+        row("delivered", 23, since=23, owner="b", attempt=2),
     ]
 
 
 def test_what_never_left_is_returned_and_its_attempt_comes_again():
     rows = told(given_to("a", 20, 0, 1), Returned(1, 2, 1, 21, [1, 0]), given_to("b", 22, 0))
     assert rows[2:] == [
-        row("returned", 21, 1, owner="a", attempt=1),
-        row("returned", 21, owner="a", attempt=1),
-        row("delivered", 22, owner="b", attempt=1),
+        row("returned", 21, 1, since=20, owner="a", attempt=1),
+        row("returned", 21, since=20, owner="a", attempt=1),
+        row("delivered", 22, since=22, owner="b", attempt=1),
     ]
 
 
 def test_an_ack_has_the_owner_and_the_attempt_that_it_ends():
     rows = told(given_to("a", 20, 0), Finished(1, 2, 1, 30, 0))
-    assert rows[1:] == [row("acked", 30, owner="a", attempt=1)]
+    assert rows[1:] == [row("acked", 30, since=20, owner="a", attempt=1)]
 
 
 def test_the_end_of_a_lease_is_a_timeout_and_the_owner_s_late_nack_is_a_nack():
     late = Released(1, 2, 1, 41, 0, "ack_timeout", 50)
     rows = told(given_to("a", 20, 0), Released(1, 2, 1, 40, 0, "ack_timeout", 50), late)
+    lapsed: Row = {"since": 20, "owner": "a", "attempt": 1, "reason": "ack_timeout"}
+    lapsed |= {"retry_at": instant(50)}
     assert rows[1:] == [
-        row("timed_out", 40, owner="a", attempt=1, reason="ack_timeout", retry_at=instant(50)),
-        row("nacked", 41, owner="a", attempt=1, reason="ack_timeout", retry_at=instant(50)),
+        row("timed_out", 40, **lapsed),
+        row("nacked", 41, **lapsed),
     ]
 
 
@@ -213,18 +219,19 @@ def burial(last_error: str, ms: int, offset: int = 0) -> list[Record]:
 def test_a_last_nack_and_the_dead_letter_are_told():
     rows = told(given_to("a", 20, 0), Released(1, 2, 1, 30, 0, "broken", -1), *burial("broken", 31))
     copy = row("produced", 31, group=None, topic="dlq.orders", routing_label=None)
+    copy["produced_at"] = instant(31)
     assert rows[1:] == [
-        row("nacked", 30, owner="a", attempt=1, reason="broken"),
+        row("nacked", 30, since=20, owner="a", attempt=1, reason="broken"),
         copy,
-        row("dead_lettered", 31, owner="a", attempt=1, reason="broken"),
+        row("dead_lettered", 31, since=20, owner="a", attempt=1, reason="broken"),
     ]
 
 
 def test_the_end_of_a_last_lease_is_told_though_it_has_no_record():
     rows = told(given_to("a", 20, 0), *burial("ack_timeout", 31))
     assert rows[2:] == [
-        row("timed_out", 31, owner="a", attempt=1, reason="ack_timeout"),
-        row("dead_lettered", 31, owner="a", attempt=1, reason="ack_timeout"),
+        row("timed_out", 31, since=20, owner="a", attempt=1, reason="ack_timeout"),
+        row("dead_lettered", 31, since=20, owner="a", attempt=1, reason="ack_timeout"),
     ]
 
 
@@ -232,8 +239,8 @@ def test_a_message_whose_effect_is_committed_is_skipped():
     rows = told(Skipped(1, 2, 1, 20, 0, 5), given_to("a", 21, 1), Finished(1, 2, 1, 22, 1, SKIPPED))
     assert rows == [
         row("skipped", 20),
-        row("delivered", 21, 1, owner="a", attempt=1),
-        row("skipped", 22, 1, owner="a", attempt=1),
+        row("delivered", 21, 1, since=21, owner="a", attempt=1),
+        row("skipped", 22, 1, since=21, owner="a", attempt=1),
     ]
 
 
@@ -253,7 +260,21 @@ def test_a_position_is_that_of_the_record_and_the_item_s_place_in_it():
     ]
 
 
-# The ids of messages
+def test_a_late_ack_after_a_delivery_that_never_left_ends_the_one_before():
+    rows = told(
+        given_to("a", 20, 0),
+        Released(1, 2, 1, 21, 0, "no", 21),
+        given_to("b", 25, 0),
+        Returned(1, 2, 1, 26, [0]),
+        Finished(1, 2, 1, 30, 0),
+    )
+    assert rows[3:] == [
+        row("returned", 26, since=25, owner="b", attempt=2),
+        row("acked", 30, since=20, owner="a", attempt=1),
+    ]
+
+
+# What is known of messages
 
 
 def test_ids_come_from_history_when_the_message_was_sealed_before():
@@ -266,13 +287,37 @@ def test_ids_come_from_history_when_the_message_was_sealed_before():
     assert rows == account_of(vfs, DIRECTORY)
 
 
+@pytest.mark.parametrize("envelope", [None, ENVELOPE], ids=["plain", "with ids"])
+def test_the_times_of_storing_and_delivery_are_told_however_far_apart_they_are_sealed(
+    envelope: Envelope | None,
+):
+    first = [Message(1, 1, n, 100 + n, "", "v", envelope) for n in range(2, 6)]
+    # Neither all of the messages nor all of the deliveries of a partition are in one segment.
+    vfs = written(
+        [*BEGUN, *first[:2]],
+        [*first[2:], given_to("a", 200, 2, 4)],
+        [Released(1, 2, 1, 300, 4, "no", 301), given_to("b", 310, 4, 5), given_to("a", 311, 3)],
+        [Finished(1, 2, 1, 400 + n, n) for n in (5, 2, 3, 4)],
+    )
+    for up_to in (1, 2, 3, 4):
+        sealed(vfs, up_to)
+    rows = journal_of(vfs, DIRECTORY)
+    assert rows == account_of(vfs, DIRECTORY)
+    assert [(r["offset"], r["produced_at"], r["delivered_at"]) for r in rows[-4:]] == [
+        (5, instant(105), instant(310)),
+        (2, instant(102), instant(200)),
+        (3, instant(103), instant(311)),
+        (4, instant(104), instant(310)),
+    ]
+
+
 def test_what_was_deleted_before_its_rows_were_written_still_has_its_ids_and_names():
     vfs = written([*BEGUN, given_to("a", 20, 0), TopicDeleted(1, 21)])
     sealed(vfs, 1)
     assert journal_of(vfs, DIRECTORY) == account_of(vfs, DIRECTORY)
 
 
-def test_ids_are_null_when_retention_has_removed_the_message():
+def test_ids_and_the_time_of_storing_are_null_when_retention_has_removed_the_message():
     vfs = written(
         [*BEGUN, given_to("a", 20, 0, 1), Trimmed(1, 1, 21, 2, 2, 13)], [Finished(1, 2, 1, 22, 0)]
     )
@@ -280,6 +325,7 @@ def test_ids_are_null_when_retention_has_removed_the_message():
     sealed(vfs, 2)
     last = journal_of(vfs, DIRECTORY)[-1]
     assert (last["kind"], last["offset"], last["run_id"]) == ("acked", 0, None)
+    assert (last["produced_at"], last["delivered_at"]) == (None, instant(20))
 
 
 def test_a_damaged_history_file_costs_ids_and_does_not_stop_sealing():
@@ -290,7 +336,7 @@ def test_a_damaged_history_file_costs_ids_and_does_not_stop_sealing():
     assert result.first_segment == 3
     assert history_name(1) in result.damaged[0]
     last = journal_of(vfs, DIRECTORY)[-1]
-    assert (last["kind"], last["run_id"]) == ("delivered", None)
+    assert (last["kind"], last["run_id"], last["produced_at"]) == ("delivered", None, None)
 
 
 def damage(vfs: FaultyVfs, name: str) -> None:
@@ -396,6 +442,43 @@ def test_a_manifest_from_before_there_was_a_journal_is_read():
     old = msgspec.json.encode(body)
     vfs.plant(place("MANIFEST"), b"PENSTOCK-MANIFEST 1 %08x\n" % zlib.crc32(old) + old)
     assert load_manifest(vfs, DIRECTORY) == manifest
+
+
+def without_later_columns(rows: list[Row]) -> list[Row]:
+    return [row | {"produced_at": None, "delivered_at": None} for row in rows]
+
+
+def test_files_from_before_a_column_was_added_are_read_with_nulls_and_merged():
+    vfs = one_by_one(MERGED_FILES)
+    account = account_of(vfs, DIRECTORY)
+    assert make_old(vfs, DIRECTORY) == MERGED_FILES
+    assert {ref.columns for file in index(vfs).files for ref in file.batches} == {16}
+    assert journal_of(vfs, DIRECTORY) == without_later_columns(account)
+    assert all(file.state == "sound" for file in audit(vfs, DIRECTORY).files)
+    number = MERGED_FILES + 2
+    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(900)))
+    sealed(vfs, number)
+    [file] = index(vfs).files
+    assert {ref.columns for ref in file.batches} == {len(COLUMNS)}
+    *old, new = journal_of(vfs, DIRECTORY)
+    assert old == without_later_columns(account)
+    assert new["produced_at"] == instant(1_900)
+
+
+def test_a_delivery_that_is_in_an_image_of_before_ends_without_its_time():
+    """As if the broker was replaced by this release between the two."""
+    vfs = written([*BEGUN, given_to("a", 20, 0)], [Finished(1, 2, 1, 21, 0)])
+    sealed(vfs, 1)
+    manifest = load_manifest(vfs, DIRECTORY)
+    assert manifest is not None
+    image = load_snapshot(vfs, DIRECTORY, manifest.snapshot)
+    [entry] = image.topics[0].groups[0].progress[1].unfinished
+    entry.delivered_at = 0
+    write_snapshot(vfs, DIRECTORY, manifest.snapshot, image)
+    sealed(vfs, 2)
+    last = journal_of(vfs, DIRECTORY)[-1]
+    assert (last["kind"], last["owner"], last["produced_at"]) == ("acked", "a", instant(10))
+    assert last["delivered_at"] is None
 
 
 def test_large_rows_make_smaller_batches(monkeypatch: pytest.MonkeyPatch):

@@ -19,6 +19,7 @@ from penstock.cli.group import group
 from penstock.cli.journal import journal
 from penstock.cli.message import consume, produce
 from penstock.cli.namespace import namespace
+from penstock.cli.pipeline import pipeline
 from penstock.cli.serve import serve
 from penstock.cli.stream import stream
 from penstock.cli.tenant import tenant
@@ -61,7 +62,7 @@ def penstock() -> None:
 
 
 for command in (
-    serve, topic, produce, consume, ack, nack, extend, group, journal, stream, publish, subscribe,
-    cache, namespace, tenant, config, wal, version,
+    serve, topic, produce, consume, ack, nack, extend, group, journal, pipeline, stream, publish,
+    subscribe, cache, namespace, tenant, config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

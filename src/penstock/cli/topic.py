@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
@@ -15,16 +17,26 @@ def topic() -> None:
     """Create, look at and delete topics."""
 
 
+_after_archive_flag = click.option(
+    "--after-archive/--no-after-archive",
+    default=None,
+    help="Remove nothing before the group archive has finished it.",
+)
+
+
 @topic.command()
 @click.argument("name")
 @click.option(
     "--partitions", "-p", default=1, show_default=True, help="Ordered parts it is split into."
 )
+@_after_archive_flag
 @json_flag
 @with_client
-def create(client: Client, name: str, partitions: int, as_json: bool) -> None:
+def create(
+    client: Client, name: str, partitions: int, after_archive: bool | None, as_json: bool
+) -> None:
     """Create the topic NAME."""
-    created = client.create_topic(name, partitions)
+    created = client.create_topic(name, partitions, after_archive=after_archive)
     if as_json:
         show_json(created)
         return
@@ -110,14 +122,13 @@ def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> No
 @click.argument("name")
 @click.option("--retention-ms", type=int, help="Keep finished messages so long; 0 is for ever.")
 @click.option("--retention-bytes", type=int, help="Keep so many bytes; 0 is all.")
+@_after_archive_flag
 @with_client
-def configure(
-    client: Client, name: str, retention_ms: int | None, retention_bytes: int | None
-) -> None:
+def configure(client: Client, name: str, **settings: Any) -> None:
     """Set how long NAME keeps what every group has finished."""
-    if retention_ms is None and retention_bytes is None:
-        raise click.UsageError("give --retention-ms or --retention-bytes, or both")
-    client.configure_topic(name, retention_ms=retention_ms, retention_bytes=retention_bytes)
+    if all(value is None for value in settings.values()):
+        raise click.UsageError("give --retention-ms, --retention-bytes or --after-archive")
+    client.configure_topic(name, **settings)
     show(f"topic {printable(name)}, {_retention(client.describe_topic(name))}")
 
 
@@ -142,6 +153,7 @@ def _retention(found: Topic) -> str:
         limits.append(f"for {found.retention_ms:,} ms")
     if found.retention_bytes:
         limits.append(f"up to {size(found.retention_bytes)}")
+    kept = "keeps finished messages " + " and ".join(limits)
     if not limits:
-        return "keeps messages for ever"
-    return "keeps finished messages " + " and ".join(limits)
+        kept = "keeps messages for ever"
+    return f"{kept}; nothing goes before it is archived" if found.after_archive else kept

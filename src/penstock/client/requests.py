@@ -51,9 +51,12 @@ class EffectRef(msgspec.Struct, frozen=True, kw_only=True):
 # -- topics and groups ---------------------------------------------------------------------------
 
 
-def create_topic(name: str, partitions: int = 1) -> Call[CreatedTopic]:
-    """Creates a topic; one that exists with as many partitions is left as it is."""
-    body = {"name": name, "partitions": partitions}
+def create_topic(
+    name: str, partitions: int = 1, *, after_archive: bool | None = None
+) -> Call[CreatedTopic]:
+    """Creates a topic; one that exists with as many partitions is left as it is. With
+    `after_archive` retention removes nothing before the group `archive` has finished it."""
+    body = {"name": name, "partitions": partitions, **_if_given(after_archive=after_archive)}
     return Call("POST", "/v1/topics", reader(CreatedTopic), encode(body))
 
 
@@ -69,10 +72,17 @@ def describe_topic(name: str) -> Call[Topic]:
 
 
 def configure_topic(
-    name: str, *, retention_ms: int | None = None, retention_bytes: int | None = None
+    name: str,
+    *,
+    retention_ms: int | None = None,
+    retention_bytes: int | None = None,
+    after_archive: bool | None = None,
 ) -> Call[None]:
-    """Sets a topic's retention; None leaves a value as it is, 0 means no limit."""
-    body = {"retention_ms": retention_ms, "retention_bytes": retention_bytes}
+    """Sets a topic's retention; None leaves a value as it is, 0 means no limit. With
+    `after_archive` nothing goes before the group `archive` has finished it."""
+    body = _if_given(
+        retention_ms=retention_ms, retention_bytes=retention_bytes, after_archive=after_archive
+    )
     return Call("PATCH", topic_path(name), nothing, encode(body))
 
 
@@ -207,6 +217,11 @@ def _acked(data: bytes) -> list[PenstockError | None]:
 
 def topic_path(name: str) -> str:
     return f"/v1/topics/{segment(name)}"
+
+
+def _if_given(**members: int | None) -> dict[str, int]:
+    """What is None was not said: a broker that does not know a member refuses it."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _ref(delivery: DeliveryRef) -> dict[str, Any]:

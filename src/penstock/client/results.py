@@ -62,7 +62,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """A retention of 0 means no limit."""
+    """A retention of 0 means no limit. `after_archive`: nothing goes before the group `archive` has
+    finished it."""
 
     name: str
     next_offset: int
@@ -70,6 +71,7 @@ class Topic(msgspec.Struct, frozen=True):
     retention_bytes: int
     partitions: list[Partition]
     groups: list[Group]
+    after_archive: bool = False
 
 
 class Version(msgspec.Struct, frozen=True):

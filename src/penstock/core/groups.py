@@ -35,7 +35,8 @@ NO_CONSUMER = 0
 class Unfinished(msgspec.Struct, gc=False, eq=False):
     """One message that was delivered to a group and is not done there.
 
-    `until`, `tick` and `consumer` are of this process only: leases end at a restart.
+    `delivered_at` is the wall-clock ms of the delivery to `owner`; 0: none, or from before it was
+    kept. `until`, `tick` and `consumer` are of this process only: leases end at a restart.
     """
 
     progress: Progress
@@ -48,6 +49,8 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     owner: str = ""
     previous_owner: str = ""
     last_error: str = ""
+    delivered_at: int = 0
+    previous_delivered_at: int = 0
     until: int = 0
     tick: int = NO_TICK
     consumer: int = NO_CONSUMER

@@ -36,6 +36,8 @@ class EntryImage(msgspec.Struct, array_like=True, gc=False):
     until: int
     effect_key: str
     policy: RetryPolicy | None
+    delivered_at: int = 0
+    previous_delivered_at: int = 0
 
 
 class ProgressImage(msgspec.Struct, array_like=True):
@@ -88,6 +90,7 @@ class TopicImage(msgspec.Struct, array_like=True):
     partitions: list[PartitionImage]
     groups: list[GroupImage]
     effects: list[EffectImage]
+    after_archive: bool = False
 
 
 class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
@@ -222,6 +225,7 @@ def _topic_image(topic: Topic) -> TopicImage:
         [_partition_image(partition) for partition in topic.partitions],
         [_group_image(group) for group in groups],
         effects,
+        topic.after_archive,
     )
 
 
@@ -269,6 +273,8 @@ def _entry_image(entry: Unfinished) -> EntryImage:
         entry.until if entry.state == WAITING else 0,
         entry.effect_key,
         entry.policy,
+        entry.delivered_at,
+        entry.previous_delivered_at,
     )
 
 
@@ -307,6 +313,7 @@ def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     topic.next_offset = image.next_offset
     topic.retention_ms = image.retention_ms
     topic.retention_bytes = image.retention_bytes
+    topic.after_archive = image.after_archive
     for partition, kept in zip(topic.partitions, image.partitions, strict=True):
         partition.first_offset = kept.first_offset
         partition.end_offset = kept.end_offset
@@ -354,6 +361,8 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
     entry.owner = image.owner
     entry.previous_owner = image.previous_owner
     entry.last_error = image.last_error
+    entry.delivered_at = image.delivered_at
+    entry.previous_delivered_at = image.previous_delivered_at
     progress.unfinished[image.offset] = entry
     if image.state == WAITING:
         entry.until = image.until

@@ -151,6 +151,7 @@ def _message(state: BrokerState, record: Message) -> None:
 
 def _topic_created(state: BrokerState, record: TopicCreated) -> None:
     topic = Topic(record.topic_id, record.name, record.partitions, record.ts, state.effect_totals)
+    topic.after_archive = record.after_archive
     state.topics[record.name] = topic
     state.topics_by_id[record.topic_id] = topic
     state.next_id = max(state.next_id, record.topic_id + 1)
@@ -168,6 +169,7 @@ def _topic_configured(state: BrokerState, record: TopicConfigured) -> None:
     topic = state.topics_by_id[record.topic_id]
     topic.retention_ms = record.retention_ms
     topic.retention_bytes = record.retention_bytes
+    topic.after_archive = record.after_archive
 
 
 def _group_created(state: BrokerState, record: GroupCreated) -> None:
@@ -203,7 +205,7 @@ def _forget_group(state: BrokerState, topic: Topic, group: Group) -> None:
 def _delivered(state: BrokerState, record: Delivered) -> None:
     progress = progress_of(state, record.group_id, record.partition)
     unfinished, ready = progress.unfinished, progress.ready
-    owner = record.owner
+    owner, ts = record.owner, record.ts
     for item in record.items:
         entry = unfinished.get(item.offset)
         if entry is None:
@@ -213,7 +215,7 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
             if item.offset >= progress.cursor:
                 progress.cursor = item.offset + 1
             if item.effect_key:
-                _open_effect(progress.group, item.effect_key, record.ts)
+                _open_effect(progress.group, item.effect_key, ts)
         else:
             ready.pop(item.offset, None)
             state.timers.clear(entry)
@@ -221,6 +223,8 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
         entry.attempts += 1
         entry.previous_owner = entry.owner
         entry.owner = owner
+        entry.previous_delivered_at = entry.delivered_at
+        entry.delivered_at = ts
     progress.in_flight += len(record.items)
 
 
@@ -244,6 +248,7 @@ def _returned(state: BrokerState, record: Returned) -> None:
         state.timers.clear(entry)
         entry.attempts -= 1
         entry.owner = entry.previous_owner
+        entry.delivered_at = entry.previous_delivered_at
         entry.state = READY
         ready[offset] = entry
         ready.move_to_end(offset, last=False)

@@ -17,20 +17,28 @@ from penstock.model.records import (
 
 
 def decide_create_topic(
-    state: BrokerState, name: str, partitions: int, now_ms: int
+    state: BrokerState,
+    name: str,
+    partitions: int,
+    now_ms: int,
+    after_archive: bool | None = None,
 ) -> TopicCreated | None:
-    """None when a topic of that name and count exists already."""
+    """None when a topic of that name and count exists already. Who asks for `after_archive` either
+    way is not told that a topic without it, or with it, will do."""
     if partitions < 1:
         raise InvalidArgument("partitions must be 1 or more")
     if partitions > MAX_PARTITIONS:
         raise InvalidArgument(f"partitions must be at most {MAX_PARTITIONS}")
     topic = state.topics.get(name)
     if topic is None:
-        return TopicCreated(state.next_id, now_ms, name, partitions)
+        return TopicCreated(state.next_id, now_ms, name, partitions, bool(after_archive))
     if len(topic.partitions) != partitions:
         raise FailedPrecondition(
             f"topic {name!r} exists with {len(topic.partitions)} partitions; they cannot change"
         )
+    if after_archive is not None and topic.after_archive != after_archive:
+        known = "with" if topic.after_archive else "without"
+        raise FailedPrecondition(f"topic {name!r} exists {known} after_archive; PATCH changes it")
     return None
 
 
@@ -44,6 +52,7 @@ def decide_configure_topic(
     retention_ms: int | None,
     retention_bytes: int | None,
     now_ms: int,
+    after_archive: bool | None = None,
 ) -> TopicConfigured:
     """None leaves a value as it is; 0 takes the limit away."""
     topic = find_topic(state, name)
@@ -53,7 +62,8 @@ def decide_configure_topic(
         raise InvalidArgument(
             f"retention_ms and retention_bytes must be between 0 and {MAX_OFFSET}"
         )
-    return TopicConfigured(topic.id, now_ms, age, size)
+    waits = topic.after_archive if after_archive is None else after_archive
+    return TopicConfigured(topic.id, now_ms, age, size, waits)
 
 
 def decide_create_group(

@@ -24,6 +24,7 @@ class Topic:
     """Offsets count up across the partitions, so (topic, offset) names one message."""
 
     __slots__ = (
+        "after_archive",
         "created_ms",
         "effects",
         "groups",
@@ -48,4 +49,5 @@ class Topic:
         self.effects = Effects(totals)
         self.retention_ms = 0
         self.retention_bytes = 0
+        self.after_archive = False
         self.is_dead_letter = is_dead_letter_topic(name)

@@ -201,9 +201,12 @@ class EmbeddedEngine:
 
     # -- topics and groups ---------------------------------------------------------------------
 
-    def create_topic(self, name: str, partitions: int, done: Done) -> None:
+    def create_topic(
+        self, name: str, partitions: int, done: Done, *, after_archive: bool | None = None
+    ) -> None:
         def decide() -> bool:
-            record = decide_create_topic(self._state, name, partitions, self._ledger.now_ms())
+            now_ms = self._ledger.now_ms()
+            record = decide_create_topic(self._state, name, partitions, now_ms, after_archive)
             if record is None:
                 return False
             self._record(record)
@@ -230,11 +233,17 @@ class EmbeddedEngine:
         self._decide(decide, done)
 
     def configure_topic(
-        self, name: str, retention_ms: int | None, retention_bytes: int | None, done: Done
+        self,
+        name: str,
+        retention_ms: int | None,
+        retention_bytes: int | None,
+        done: Done,
+        *,
+        after_archive: bool | None = None,
     ) -> None:
         self._decide_record(
             lambda now: decide_configure_topic(
-                self._state, name, retention_ms, retention_bytes, now
+                self._state, name, retention_ms, retention_bytes, now, after_archive
             ),
             done,
         )

@@ -22,7 +22,7 @@ from penstock.model.errors import PenstockError
 from penstock.model.journal import JournalRequest
 from penstock.model.limits import Limits
 from penstock.model.progress import Reached
-from penstock.model.ranges import RangeRequest
+from penstock.model.ranges import RangeRequest, RowBytes
 from penstock.model.splits import SplitRequest
 from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
@@ -50,7 +50,7 @@ class Range(Protocol):
     head: bytes
     tail: bytes
 
-    def next(self, got: Callable[[bytes | PenstockError | None], None]) -> None:
+    def next(self, got: Callable[[RowBytes | PenstockError | None], None]) -> None:
         """Gives the next piece, None after the last, or why there are no more."""
         ...
 
@@ -326,14 +326,22 @@ class Engine(Protocol):
 
     def fail_effect(self, command: EffectCommand, reason: str, done: Done) -> None: ...
 
-    def create_topic(self, name: str, partitions: int, done: Done) -> None:
+    def create_topic(
+        self, name: str, partitions: int, done: Done, *, after_archive: bool | None = None
+    ) -> None:
         """Outcome: True when created, False when it existed."""
         ...
 
     def delete_topic(self, name: str, done: Done) -> None: ...
 
     def configure_topic(
-        self, name: str, retention_ms: int | None, retention_bytes: int | None, done: Done
+        self,
+        name: str,
+        retention_ms: int | None,
+        retention_bytes: int | None,
+        done: Done,
+        *,
+        after_archive: bool | None = None,
     ) -> None: ...
 
     def delete_group(self, topic: str, group: str, done: Done) -> None: ...

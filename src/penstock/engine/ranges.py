@@ -39,6 +39,8 @@ from penstock.storage.row_stream import (
 )
 from penstock.storage.splitting import split
 
+_BITS = {name: bit for bit, name in enumerate(HistoryReader.schema.names)}
+
 PIECE_ROWS = 32_768
 """Rows of the unsealed tail that become one batch."""
 
@@ -68,12 +70,17 @@ class Ranges:
             topic = find_topic(self._state, request.topic)
             partition = find_partition(topic, request.partition)
             form = FORMS[request.format]
+            bounds = _bounds(partition, request)
+            selection = request.selection
+            if request.omit_nulls:
+                log = self._window.log(topic.id, partition.index)
+                selection = _without_nulls(selection, log, *bounds)
             outcome: RangeRead | PenstockError = RangeRead(
-                partial(self._next_piece, topic.id, partition.index, request.selection, form),
+                partial(self._next_piece, topic.id, partition.index, selection, form),
                 self._scheduler,
                 f"partition {partition.index} of topic {topic.name!r}",
-                _bounds(partition, request),
-                form.head(schema_of(request.selection)),
+                bounds,
+                form.head(schema_of(selection)),
                 form.tail(),
             )
         except PenstockError as error:
@@ -198,6 +205,25 @@ def find_partition(topic: Topic, index: int) -> Partition:
 def _bounds(partition: Partition, request: RangeRequest | SplitRequest) -> tuple[int, int]:
     oldest, newest = partition.first_offset, partition.end_offset
     return bounds_within(oldest, newest, request.start, request.end, "offset")
+
+
+def _without_nulls(selection: Selection, log: PartitionLog, start: int, end: int) -> Selection:
+    """The same without columns that are null in the whole range. What is not sealed yet may have
+    any; a batch that is rewritten meanwhile keeps what it has."""
+    wanted = schema_of(selection).names
+    if log.sealed_end() < end:
+        return selection
+    filled = 0
+    for ref in log.refs_from(start):
+        if ref.first >= end:
+            break
+        filled |= ref.filled
+    names = tuple(n for n in wanted if n == HistoryReader.order or filled >> _BITS[n] & 1)
+    return (
+        selection
+        if len(names) == len(wanted)
+        else msgspec.structs.replace(selection, columns=names)
+    )
 
 
 def _chunks(log: PartitionLog, start: int, end: int) -> list[Chunk]:

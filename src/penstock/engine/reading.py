@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import Internal, InvalidArgument, NotYet, OutOfRange, PenstockError
+from penstock.model.ranges import RowBytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import HistoryGone
 
@@ -25,12 +26,12 @@ MOVED = (SegmentGone, HistoryGone, NotYetInLog)
 """Sealed or rewritten between the look-up and the read: look again."""
 UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
 
-Piece = Callable[[], bytes]
+Piece = Callable[[], RowBytes]
 """Reads rows. Blocking."""
 NextPiece = Callable[[int, int], tuple[Piece, int]]
 """For a range that goes on from here to there: how to read what comes next, and where that ends.
 Called on the loop; a PenstockError ends the read."""
-GotPiece = Callable[[bytes | PenstockError | None], None]
+GotPiece = Callable[[RowBytes | PenstockError | None], None]
 """Takes the next bytes, None after the last, or why there are no more."""
 
 
@@ -78,7 +79,7 @@ class RangeRead:
         else:
             self._scheduler.post(partial(self._got, data, end, got))
 
-    def _got(self, data: bytes, end: int, got: GotPiece) -> None:
+    def _got(self, data: RowBytes, end: int, got: GotPiece) -> None:
         self.at = end
         if data:
             got(data)

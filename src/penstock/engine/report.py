@@ -42,6 +42,7 @@ class TopicReport(msgspec.Struct, frozen=True):
     next_offset: int
     retention_ms: int
     retention_bytes: int
+    after_archive: bool
     partitions: list[PartitionReport]
     groups: list[GroupReport]
 
@@ -52,6 +53,7 @@ def report_topic(topic: Topic, consumers: Callable[[int], int]) -> TopicReport:
         next_offset=topic.next_offset,
         retention_ms=topic.retention_ms,
         retention_bytes=topic.retention_bytes,
+        after_archive=topic.after_archive,
         partitions=[_partition(partition) for partition in topic.partitions],
         groups=[
             GroupReport(

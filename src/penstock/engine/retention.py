@@ -1,7 +1,9 @@
 """Removes what every group has finished and a topic's limits no longer keep.
 
-Sealed batches go whole. Of what is not sealed yet, single messages go, from memory only. It rests
-while a sealing run is under way, which would not know what went meanwhile.
+Invariant: of a topic with `after_archive` nothing goes before the group `archive` has finished it,
+and nothing at all while there is no such group. Sealed batches go whole. Of what is not sealed yet,
+single messages go, from memory only. It rests while a sealing run is under way, which would not
+know what went meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from penstock.core.partitioning import utf8_bytes
 from penstock.core.topics import Partition, Topic
 from penstock.engine.parts import Parts
 from penstock.engine.window import Chunk, PartitionLog
+from penstock.model.names import ARCHIVE_GROUP
 from penstock.model.records import Trimmed
 from penstock.storage.errors import StorageError
 from penstock.storage.history import BatchRef
@@ -152,6 +155,8 @@ def _share(topic: Topic, retained_bytes: int, total: int) -> int:
 
 
 def _floor(topic: Topic, partition: Partition) -> int:
-    """The lowest offset that some group has not finished."""
+    """The lowest offset that has to stay: some group has not finished it, or nobody archives."""
+    if topic.after_archive and ARCHIVE_GROUP not in topic.groups:
+        return partition.first_offset
     floors = (group.progress[partition.index].floor() for group in topic.groups.values())
     return min(floors, default=partition.end_offset)

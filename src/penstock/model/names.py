@@ -9,6 +9,8 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_NAME_BYTES
 
 DLQ_PREFIX = "dlq."
+ARCHIVE_GROUP = "archive"
+"""The group whose progress says what of a topic is archived."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

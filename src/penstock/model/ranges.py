@@ -8,6 +8,9 @@ import msgspec
 
 RangeFormat = Literal["arrow", "ndjson"]
 
+RowBytes = bytes | memoryview
+"""Rows in their format."""
+
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows and columns of a range are wanted. No columns: all. The times are in ms, `to_ms`
@@ -29,7 +32,8 @@ EVERYTHING = Selection()
 
 
 class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets from `start` to before `end`; None: from the oldest, to what is there now."""
+    """Offsets from `start` to before `end`; None: from the oldest, to what is there now. With
+    `omit_nulls` columns that are known to be null in all of the range are left out."""
 
     topic: str
     partition: int
@@ -37,6 +41,7 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     end: int | None = None
     selection: Selection = EVERYTHING
     format: RangeFormat = "arrow"
+    omit_nulls: bool = False
 
 
 class OffsetReport(msgspec.Struct, frozen=True, omit_defaults=True):

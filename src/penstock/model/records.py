@@ -32,6 +32,7 @@ class TopicCreated(msgspec.Struct, array_like=True, tag=2, gc=False):
     ts: int
     name: str
     partitions: int
+    after_archive: bool = False
 
 
 class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
@@ -40,12 +41,13 @@ class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
 
 
 class TopicConfigured(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """0 means no limit."""
+    """0 means no limit. `after_archive`: nothing goes before it is archived."""
 
     topic_id: int
     ts: int
     retention_ms: int
     retention_bytes: int
+    after_archive: bool = False
 
 
 class GroupCreated(msgspec.Struct, array_like=True, tag=5, gc=False):

@@ -292,8 +292,8 @@ class Lane(HttpToolsProtocol):
         is_crowded = len(self.turns) > MAX_PIPELINED or self._waiting_bytes > MAX_WAITING_BYTES
         return is_crowded or self._is_leaving
 
-    def write_chunk(self, body: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.is_chunked else body)
+    def write_chunk(self, body: bytes | memoryview) -> None:
+        self.transport.write(b"%x\r\n%s\r\n" % (len(body), body) if self.is_chunked else body)
 
     def end_stream(self) -> None:
         """The broker ends the stream; a client sees a complete answer, and may ask again."""

@@ -13,7 +13,7 @@ from penstock.engine.protocol import Range
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
 from penstock.model.limits import KIB, MAX_OFFSET
 from penstock.model.names import clean_name
-from penstock.model.ranges import RangeFormat, RangeRequest, Selection
+from penstock.model.ranges import RangeFormat, RangeRequest, RowBytes, Selection
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest
 from penstock.server.answers import TopicOffsets
 from penstock.server.hub import Hub, send_outcome
@@ -63,7 +63,7 @@ class RangeStream:
         if lane is None or source is None:
             return
         while self._left and not lane.flow.write_paused:
-            lane.write_chunk(bytes(self._left[:WRITE_BYTES]))
+            lane.write_chunk(self._left[:WRITE_BYTES])
             self._left = self._left[WRITE_BYTES:]
         if not self._left and not self._is_reading:
             self._is_reading = True
@@ -74,12 +74,12 @@ class RangeStream:
 
     # -- called by the range -------------------------------------------------------------------
 
-    def _got(self, piece: bytes | PenstockError | None) -> None:
+    def _got(self, piece: RowBytes | PenstockError | None) -> None:
         self._is_reading = False
         lane, source = self._lane, self._range
         if lane is None or source is None:
             return
-        if isinstance(piece, bytes):
+        if piece is not None and not isinstance(piece, PenstockError):
             self._left = memoryview(piece)
             self.resume()
             return
@@ -102,6 +102,7 @@ def read_range(hub: Hub, request: Request, reply: Reply, topic: str, partition: 
         start=not_negative(params, "start"),
         end=not_negative(params, "end"),
         format=name,
+        omit_nulls=_omits_nulls(params),
         selection=Selection(
             columns=columns_of(params),
             tenant_id=params.get("tenant_id", ""),
@@ -168,6 +169,13 @@ def split_sizes(params: dict[str, str]) -> tuple[int, int]:
     if max_rows is not None and not 1 <= max_rows <= MAX_OFFSET:
         raise InvalidArgument(f"max_rows must be between 1 and {MAX_OFFSET}")
     return rows or SPLIT_ROWS, max_rows or MAX_OFFSET
+
+
+def _omits_nulls(params: dict[str, str]) -> bool:
+    choice = params.get("nulls", "keep")
+    if choice not in ("keep", "omit"):
+        raise InvalidArgument(f"nulls takes keep or omit, not {choice!r}")
+    return choice == "omit"
 
 
 def _partition(text: str) -> int:

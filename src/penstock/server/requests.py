@@ -84,6 +84,11 @@ def truth(params: dict[str, str], name: str) -> bool:
     raise InvalidArgument(f"{name} must be true or false")
 
 
+def truth_if_given(params: dict[str, str], name: str) -> bool | None:
+    """The same; None when absent or blank."""
+    return truth(params, name) if params.get(name, "").strip() else None
+
+
 def required_index(value: int | None, name: str) -> int:
     """A partition or an offset."""
     if value is None:

@@ -12,7 +12,13 @@ from penstock.model.names import clean_name
 from penstock.server.hub import Handler, Hub, send_outcome
 from penstock.server.progress_routes import set_progress
 from penstock.server.range_routes import read_offsets, read_range, read_splits
-from penstock.server.requests import Request, decode_body, path_name, whole_number
+from penstock.server.requests import (
+    Request,
+    decode_body,
+    path_name,
+    truth_if_given,
+    whole_number,
+)
 from penstock.server.wire import RetentionBody, TopicBody
 
 if TYPE_CHECKING:
@@ -37,10 +43,12 @@ def create_topic(hub: Hub, request: Request, reply: Reply) -> None:
         body = decode_body(_topic_decoder, request.body)
     else:
         params = request.params()
-        body = TopicBody(params.get("name"), _partitions(params))
+        archive = truth_if_given(params, "after_archive")
+        body = TopicBody(params.get("name"), _partitions(params), archive)
     name = clean_name(body.name, "name")
     partitions = 1 if body.partitions is None else body.partitions
-    hub.engine.create_topic(name, partitions, partial(_created, reply, name, partitions))
+    done = partial(_created, reply, name, partitions)
+    hub.engine.create_topic(name, partitions, done, after_archive=body.after_archive)
 
 
 def _partitions(params: dict[str, str]) -> int | None:
@@ -93,9 +101,17 @@ def _configure(hub: Hub, request: Request, reply: Reply) -> None:
     else:
         params = request.params()
         body = RetentionBody(
-            whole_number(params, "retention_ms"), whole_number(params, "retention_bytes")
+            whole_number(params, "retention_ms"),
+            whole_number(params, "retention_bytes"),
+            truth_if_given(params, "after_archive"),
         )
-    hub.engine.configure_topic(topic, body.retention_ms, body.retention_bytes, reply.settle)
+    hub.engine.configure_topic(
+        topic,
+        body.retention_ms,
+        body.retention_bytes,
+        reply.settle,
+        after_archive=body.after_archive,
+    )
 
 
 def _delete(hub: Hub, request: Request, reply: Reply) -> None:

@@ -77,11 +77,13 @@ class ExtendBody(AckBody):
 class TopicBody(_Strict):
     name: str | None = None
     partitions: int | None = None
+    after_archive: bool | None = None
 
 
 class RetentionBody(_Strict):
     retention_ms: int | None = None
     retention_bytes: int | None = None
+    after_archive: bool | None = None
 
 
 class ReachedBody(_Strict):

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.spark.datasource import PenstockDataSource
+    from penstock.spark.pipelines.user import pipeline
     from penstock.spark.progress import follow
     from penstock.spark.sessions import session
 
 _HOMES = {
     "PenstockDataSource": "penstock.spark.datasource",
     "follow": "penstock.spark.progress",
+    "pipeline": "penstock.spark.pipelines.user",
     "session": "penstock.spark.sessions",
 }
 
-__all__ = ["PenstockDataSource", "follow", "session"]
+__all__ = ["PenstockDataSource", "follow", "pipeline", "session"]
 
 
 def __getattr__(name: str) -> Any:

@@ -134,3 +134,8 @@ def _holds(launcher: Path, text: str) -> bool:
 
 def _named(version: int) -> str:
     return f"Java {version}" if version else "none that runs"
+
+
+if __name__ == "__main__":
+    # For what starts Java by itself: export JAVA_HOME=$(python -m penstock.spark.java)
+    print(find_java_home(os.environ, quiet=True) or os.environ.get("JAVA_HOME", ""))

@@ -1,7 +1,8 @@
 """What a query has not read and never will: retention, or a deletion, came first.
 
 Invariant: a loss is never silent. It fails the query and names the place and the offsets; or, with
-failOnDataLoss=false, it is a warning that says how much was skipped.
+failOnDataLoss=false, it is a warning that says how much was skipped. A topic that was deleted may
+be told apart: failOnDeletedTopic=false passes over that loss only.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 import logging
 
 from penstock.model.errors import NotFound, OutOfRange
-from penstock.spark.logs import Place, Span
+from penstock.spark.logs import Place, Positions, Span
+from penstock.spark.options import SourceSettings
 
 _log = logging.getLogger("penstock.spark")
 _ADVICE = "failOnDataLoss=false goes on without them"
 
 
 class Losses:
-    def __init__(self, *, fail: bool) -> None:
+    def __init__(self, *, fail: bool, fail_on_deletion: bool | None = None) -> None:
         self._fail = fail
+        self._fail_on_deletion = fail if fail_on_deletion is None else fail_on_deletion
+
+    @classmethod
+    def of(cls, settings: SourceSettings) -> Losses:
+        return cls(fail=settings.fail_on_data_loss, fail_on_deletion=settings.fail_on_deleted_topic)
 
     def between(
         self, place: Place, start: int, end: int, span: Span, *, is_looking: bool = False
@@ -44,7 +51,7 @@ class Losses:
     def _rewound(self, place: Place, wanted: int, span: Span) -> tuple[int, int]:
         """Offsets never go back, so what is there now is not what was read before."""
         what = f"{place} ends at offset {span.next}, and this query is at {wanted}"
-        if self._fail:
+        if self._fail_on_deletion:
             raise OutOfRange(
                 f"{what}: it was deleted and made again, or the broker's data was replaced; "
                 "failOnDataLoss=false begins anew with what is there"
@@ -52,9 +59,12 @@ class Losses:
         _log.warning("%s: it is read from its beginning, offset %d", what, span.earliest)
         return span.earliest, span.next
 
-    def deleted(self, what: str) -> None:
-        if self._fail:
+    def deleted(self, what: str, unread: Positions | None = None) -> None:
+        """`unread`: where the query would have gone on."""
+        if self._fail_on_deletion:
             raise NotFound(
                 f"{what} does not exist any more; failOnDataLoss=false goes on without it"
             )
-        _log.warning("%s does not exist any more: the query goes on without it", what)
+        rest = [f"{at} of partition {place.partition}" for place, at in (unread or {}).items()]
+        behind = f"; it was read to before offset {', '.join(rest)}" if rest else ""
+        _log.warning("%s does not exist any more: the query goes on without it%s", what, behind)

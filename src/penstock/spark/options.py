@@ -80,6 +80,8 @@ class SourceSettings(BrokerSettings):
     min_partitions: int = 1
     rows_per_partition: int = ROWS_PER_PARTITION
     fail_on_data_loss: bool = True
+    fail_on_deleted_topic: bool | None = None
+    """None: as on any other loss."""
     group: str = ""
     pushdown: bool = False
 
@@ -113,12 +115,16 @@ class SinkSettings(BrokerSettings):
     """tenant/namespace/cache"""
     producer_id: str = ""
     txn: str = ""
+    txn_batch: int | None = None
+    """None: the only batch of its txn."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:
         given = _named(options, _SINK, use)
         if "topic" in given and "cache" in given:
             raise InvalidArgument("options topic and cache exclude each other: rows go to one")
+        if "txnBatch" in given and "txn" not in given:
+            raise InvalidArgument("option txnBatch counts the batches of a txn: name it too")
         return cls(**_read(given, _SINK))
 
 
@@ -196,6 +202,10 @@ def _whole(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
         raise _Wrong
     return int(digits)
+
+
+def _batch_number(text: str) -> int:
+    return _offset(_whole(text))
 
 
 def _seconds(text: str) -> float:
@@ -331,6 +341,9 @@ _SOURCE = _BROKER | {
         _READ,
     ),
     "failOnDataLoss": _Option("fail_on_data_loss", _switch, "true or false", _READ),
+    "failOnDeletedTopic": _Option(
+        "fail_on_deleted_topic", _switch, "true or false", ("readStream",)
+    ),
     "group": _Option("group", _name, "the name of a group", ("readStream",)),
     "pushdown": _Option("pushdown", _switch, "true or false", ("read",)),
 }
@@ -339,6 +352,7 @@ _SINK = _BROKER | {
     "cache": _Option("cache", _cache, "tenant/namespace/cache", _WRITE),
     "producerId": _Option("producer_id", _name, "a name", ("writeStream",)),
     "txn": _Option("txn", _name, "a name", ("write",)),
+    "txnBatch": _Option("txn_batch", _batch_number, "a whole number from 0 on", ("write",)),
 }
 
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})

@@ -42,7 +42,7 @@ def find_spans(log: Log) -> Spans:
 def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
     """Where a read that has read nothing yet begins."""
     found = _positions(log, settings.start, "startingOffsets", spans)
-    losses = Losses(fail=settings.fail_on_data_loss)
+    losses = Losses.of(settings)
     return {
         place: losses.between(place, position, spans[place].next, spans[place])[0]
         for place, position in found.items()

@@ -1,8 +1,8 @@
 """The schemas of the two logs, in Spark's types, and batches of the broker made to fit them.
 
 Invariant: a batch that leaves `Shape.fit` has exactly the columns, order, types and nullability of
-the Spark schema: Spark looks at the first one only. Nothing is copied but topic and partition,
-which the broker does not send. Must not know how rows are fetched.
+the Spark schema: Spark looks at the first one only. Nothing is copied: topic, partition and nulls,
+which the broker does not send, are made once. Must not know how rows are fetched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.model.errors import Internal, InvalidArgument
+from penstock.model.errors import InvalidArgument
 from penstock.spark.options import LogName
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
@@ -73,6 +73,8 @@ JOURNAL_COLUMNS: dict[str, DataType] = {
     "tenant_id": _TEXT,
     "routing_label": _TEXT,
     "retry_at": _TIME,
+    "produced_at": _TIME,
+    "delivered_at": _TIME,
 }
 
 
@@ -129,34 +131,30 @@ class Shape:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._position = position_column(log)
         self._constants: dict[str, pa.Array] = {}
-        self._scalars = {}
+        self._place: dict[str, pa.Scalar] = {}
         if log == "records":
-            self._scalars = {
+            self._place = {
                 "topic": pa.scalar(topic, pa.string()),
                 "partition": pa.scalar(partition, pa.int32()),
             }
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = batch.num_rows
+        """A column that the broker did not send has no values."""
+        rows, sent = batch.num_rows, set(batch.schema.names)
         columns = [
-            self._constant(name, rows) if name in self._scalars else _column(batch, name)
-            for name in self._schema.names
+            batch.column(field.name) if field.name in sent else self._constant(field, rows)
+            for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def last_position(self, batch: pa.RecordBatch) -> int:
-        return int(_column(batch, self._position)[-1].as_py())
+        return int(batch.column(self._position)[-1].as_py())
 
-    def _constant(self, name: str, rows: int) -> pa.Array:
+    def _constant(self, field: pa.Field, rows: int) -> pa.Array:
         """Made once for the largest batch; the others share it."""
-        made = self._constants.get(name)
+        made = self._constants.get(field.name)
         if made is None or len(made) < rows:
-            made = self._constants[name] = pa.repeat(self._scalars[name], rows)
+            scalar = self._place.get(field.name)
+            made = pa.nulls(rows, field.type) if scalar is None else pa.repeat(scalar, rows)
+            self._constants[field.name] = made
         return made if len(made) == rows else made.slice(0, rows)
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    index = batch.schema.get_field_index(name)
-    if index < 0:
-        raise Internal(f"the broker sends no column {name}; is it older than this connector?")
-    return batch.column(index)

@@ -80,9 +80,17 @@ def _started(
     java_home = find_java_home(os.environ, quiet=quiet)
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
-    settings = _DEFAULTS | {"spark.ui.enabled": _text(ui)}
     if master is None and not _is_configured():
         master = "local[*]"
+    settings = settings_for(master, config, ui=ui, quiet=quiet)
+    return _builder(settings).appName(app_name).getOrCreate()
+
+
+def settings_for(
+    master: str | None, config: Mapping[str, str], *, ui: bool = False, quiet: bool = True
+) -> dict[str, str]:
+    """Spark's settings of a session that is yet to be started, by us or by spark-submit."""
+    settings = _DEFAULTS | {"spark.ui.enabled": _text(ui)}
     if master is not None:
         settings["spark.master"] = master
         if master.startswith("local"):
@@ -95,7 +103,7 @@ def _started(
             config.get(_JAVA_OPTIONS, ""),
         ]
     ).strip()
-    return _builder(settings).appName(app_name).getOrCreate()
+    return settings
 
 
 def _builder(settings: Mapping[str, str]) -> SparkSession.Builder:

@@ -6,7 +6,8 @@ writer keeps nothing between calls, and the schema is refused before a task has 
 
 A batch is named by its producer and its number. Streaming: the producer is the option `producerId`
 or the query's id, which lives in the checkpoint; Spark tells tasks both in properties. Batch: the
-producer is the option `txn`, or a name of its own, and the number is 0.
+producer is the option `txn`, or a name of its own, and the number the option `txnBatch`, or 0 for a
+producer that writes no other.
 """
 
 from __future__ import annotations
@@ -51,16 +52,19 @@ class BatchSink(DataSourceArrowWriter):
             )
         self._settings = settings
         self._producer = settings.txn or f"spark-{uuid.uuid4()}"
+        self._batch = settings.txn_batch or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _stage(self._settings, self._producer, 0, iterator)
+        return _stage(self._settings, self._producer, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        is_only = self._settings.txn_batch is None
         with Broker(self._settings) as broker:
-            Staging(broker, self._producer, 0).commit(_staged(messages), once=True)
+            staging = Staging(broker, self._producer, self._batch)
+            staging.commit(_staged(messages), once=is_only)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _drop(self._settings, self._producer, 0)
+        _drop(self._settings, self._producer, self._batch)
 
 
 class StreamSink(DataSourceStreamArrowWriter):

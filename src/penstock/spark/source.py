@@ -97,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._request = RowRequest(settings, schema)
         self._broker = Broker(settings)
         self._log = log_of(self._broker, settings)
-        self._losses = Losses(fail=settings.fail_on_data_loss)
+        self._losses = Losses.of(settings)
         self._target: Spans | None = None
         self._latest: dict[str, Any] | None = None
         self._missing: set[str] = set()
@@ -174,21 +174,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if topic not in known and self._log.is_named(topic) and self._fails:
                     raise
                 if topic in known or self._log.is_named(topic):
-                    self._is_gone(topic)
+                    self._is_gone(topic, done)
             else:
                 self._missing.discard(topic)
         for topic in known.difference(there):
             if self._log.is_wanted(topic):
-                self._is_gone(topic)
+                self._is_gone(topic, done)
         return found
 
     @property
     def _fails(self) -> bool:
         return self._settings.fail_on_data_loss
 
-    def _is_gone(self, topic: str) -> None:
+    def _is_gone(self, topic: str, done: Positions) -> None:
         if topic not in self._missing:
-            self._losses.deleted(f"topic {topic!r}")
+            unread = {place: at for place, at in sorted(done.items()) if place.topic == topic}
+            self._losses.deleted(f"topic {topic!r}", unread)
             self._missing.add(topic)
 
     def _next_batch(self, done: Positions, spans: Spans) -> tuple[Positions, Ranges]:
@@ -216,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _what_is_left(self, ranges: Ranges) -> Ranges:
         """Of ranges some of which the broker does not have any more."""
         left: Ranges = {}
-        spans = self._spans(dict.fromkeys(ranges, 0))
+        spans = self._spans({place: start for place, (start, _) in ranges.items()})
         for place, (start, end) in ranges.items():
             span = spans.get(place)
             if span is None:

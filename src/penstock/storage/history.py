@@ -36,7 +36,8 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Batch `index` of file number `file`: rows `first` to `last` of one partition.
 
     `bytes` counts keys and values in UTF-8; `first_ts` and `last_ts` are the least and the
-    greatest time in ms; the batch's Arrow message is `length` bytes from `start`.
+    greatest time in ms; the batch's Arrow message is `length` bytes from `start`. Bit n of
+    `filled` is 0 if column n is null in all rows; of older files all are 1.
     """
 
     file: int
@@ -52,6 +53,7 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     length: int
     crc: int
+    filled: int = -1
 
 
 class HistoryFile(msgspec.Struct, frozen=True, array_like=True):
@@ -189,7 +191,13 @@ def _ref(
         start,
         length,
         crc,
+        _filled(batch),
     )
+
+
+def _filled(batch: pa.RecordBatch) -> int:
+    rows = batch.num_rows
+    return sum(1 << n for n, column in enumerate(batch.columns) if column.null_count < rows)
 
 
 def _text_bytes(batch: pa.RecordBatch, name: str) -> int:

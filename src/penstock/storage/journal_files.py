@@ -3,7 +3,8 @@
 Invariant: rows rise by position, within a batch and from batch to batch; a file is on disk before
 a manifest names it, and is never changed. Batches are written as they come, so that a long job
 holds one of them in memory. Unlike history they are compressed, since a row repeats its neighbour:
-a batch leaves as it is on disk, or is read whole. Must not know what the rows say, nor the log.
+a batch leaves as it is on disk, or is read whole. One from before a column was added is given
+with nulls there: a reader sees JOURNAL_SCHEMA only. Must not know what the rows say, nor the log.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ MERGED_FILES = 16
 """So many files in a row of less than a batch become one: a fresh look at the journal makes a
 file, however little is in it."""
 
+FIRST_COLUMNS = 16
+"""What a file had when files did not say how many they have."""
+
 _NAME = re.compile(r"journal-(\d{20})\.arrow")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -34,7 +38,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 class JournalRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Batch `index` of file number `file`: rows at positions `first` to `last`. `first_ts` and
     `last_ts` are the least and the greatest time in ms; its Arrow message is `length` bytes from
-    `start`."""
+    `start`, and has the first `columns` of JOURNAL_SCHEMA."""
 
     file: int
     index: int
@@ -46,6 +50,7 @@ class JournalRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     length: int
     crc: int
+    columns: int = FIRST_COLUMNS
 
 
 class JournalFile(msgspec.Struct, frozen=True, array_like=True):
@@ -103,11 +108,14 @@ class JournalReader:
         self._directory = directory
 
     def raw(self, ref: JournalRef) -> bytes:
-        """The batch as it is on disk: one message of an Arrow stream."""
-        return b"".join(checked_batch(self._vfs, self.path(ref.file), ref))
+        """One message of an Arrow stream: the batch as it is on disk, unless it lacks columns."""
+        if ref.columns == len(JOURNAL_SCHEMA):
+            return self._stored(ref)
+        return bytes(self.batch(ref).serialize())
 
     def batch(self, ref: JournalRef) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(pa.py_buffer(self.raw(ref)), JOURNAL_SCHEMA)
+        schema = pa.schema(list(JOURNAL_SCHEMA)[: ref.columns])
+        return _complete(pa.ipc.read_record_batch(pa.py_buffer(self._stored(ref)), schema))
 
     def positions(self, ref: JournalRef) -> Sequence[int]:
         return integers(self.batch(ref), "position", "q")
@@ -124,6 +132,18 @@ class JournalReader:
 
     def path(self, number: int) -> str:
         return os.path.join(self._directory, journal_name(number))
+
+    def _stored(self, ref: JournalRef) -> bytes:
+        return b"".join(checked_batch(self._vfs, self.path(ref.file), ref))
+
+
+def _complete(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With all columns; those it lacks are null."""
+    added = list(JOURNAL_SCHEMA)[batch.num_columns :]
+    if not added:
+        return batch
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in added]
+    return pa.record_batch([*batch.columns, *nulls], schema=JOURNAL_SCHEMA)
 
 
 class JournalWriter:
@@ -243,4 +263,5 @@ def _ref(
         start,
         length,
         crc,
+        batch.num_columns,
     )

@@ -2,8 +2,8 @@
 
 Invariant: rows come in the order of the log, and a row's position is its record's, plus its place
 among the record's rows: unique and rising. A record is noted before it is applied, so that attempt
-and owner are those it ends. The ids of an envelope are joined in later (lineage.py): most records
-do not have them. Must not know files.
+and owner are those it ends. The ids of an envelope and the time a message was stored are joined in
+later (lineage.py): most records do not have them. Must not know files.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ JOURNAL_SCHEMA = pa.schema(
         ("reason", _TEXT),
         *((name, _TEXT) for name in ID_COLUMNS),
         ("retry_at", _TIME),
+        ("produced_at", _TIME),
+        ("delivered_at", _TIME),
     ]
 )
 """Columns only ever grow at the end."""
@@ -74,9 +76,10 @@ class _Context(NamedTuple):
 class JournalRows:
     """Gathers rows until somebody takes them as a batch.
 
-    Every row has a position, a time, a context and an offset; those of a group have an owner and
-    an attempt too; those of a failure, a reason and the time of the retry. `notes` takes in records
-    by their type, before they are applied; most types are no event of a message.
+    Every row has a position, a time, a context and an offset; those of a group have an owner, an
+    attempt and the time of its delivery too; those of a failure, a reason and the time of the
+    retry. `notes` takes in records by their type, before they are applied; most types are no event
+    of a message.
     """
 
     def __init__(self, state: BrokerState) -> None:
@@ -116,19 +119,25 @@ class JournalRows:
             context_of, [c.kind in _WITH_REASON for c in self._contexts], pa.bool_()
         )
         places = [context.place for context in self._contexts]
+        delivered_from = {context.place for context in self._contexts if context.group is not None}
+        timestamps = _as_time(times)
+        of_message = lineage.columns(places, context_of, offsets, delivered_from)
         columns = {
             "position": positions,
-            "timestamp": _as_time(times),
+            "timestamp": timestamps,
             "kind": _per_row(context_of, [c.kind for c in self._contexts], _TEXT),
             "topic": _per_row(context_of, [c.topic for c in self._contexts], _TEXT),
             "partition": _per_row(context_of, [place[1] for place in places], pa.int32()),
             "offset": offsets,
             "group": _per_row(context_of, [c.group for c in self._contexts], _TEXT),
-            "owner": _spread(pa.array(self._holders[0::2], _TEXT), of_group),
-            "attempt": _spread(pa.array(self._holders[1::2], pa.int32()), of_group),
+            "owner": _spread(pa.array(self._holders[0::3], _TEXT), of_group),
+            "attempt": _spread(pa.array(self._holders[1::3], pa.int32()), of_group),
+            "delivered_at": _spread(_as_time(pa.array(self._holders[2::3], _INT)), of_group),
             "reason": _spread(pa.array(self._failures[0::2], _TEXT), of_failure),
             "retry_at": _spread(_as_time(pa.array(self._failures[1::2], _INT)), of_failure),
-            **lineage.ids(places, context_of, offsets),
+            **of_message,
+            # A row of no group is the storing itself.
+            "produced_at": pc.if_else(of_group, of_message["produced_at"], timestamps),
         }
         self._begin()
         return pa.record_batch(
@@ -156,7 +165,7 @@ class JournalRows:
             entry = unfinished.get(item.offset)
             attempt = 1 if entry is None else entry.attempts + 1
             self._add((position + place, record.ts, context, item.offset))
-            self._add_holder((record.owner, attempt))
+            self._add_holder((record.owner, attempt, record.ts))
 
     def _returned(self, position: int, record: Returned) -> None:
         group = self._state.groups[record.group_id]
@@ -190,7 +199,7 @@ class JournalRows:
         group = self._state.groups[record.group_id]
         context = self._context(group, record.partition, journal.SKIPPED)
         self._add((position, record.ts, context, record.offset))
-        self._add_holder((None, None))
+        self._add_holder((None, None, None))
 
     def _released(self, position: int, record: Released) -> None:
         group = self._state.groups[record.group_id]
@@ -218,7 +227,7 @@ class JournalRows:
 
     def _settled(self, position: int, ts: int, context: int, entry: Unfinished) -> None:
         self._add((position, ts, context, entry.offset))
-        self._add_holder((entry.owner or None, entry.attempts))
+        self._add_holder((entry.owner or None, entry.attempts, entry.delivered_at or None))
 
     def _context(self, group: Group, partition: int, kind: str) -> int:
         context = self._known.get((group.id, partition, kind))

@@ -1,8 +1,9 @@
-"""Lineage: the ids that a message's envelope carries, for whoever knows only where it is stored.
+"""Lineage: the ids that a message's envelope carries, and when it was stored, for whoever knows
+only where that is.
 
 Looked up by (topic, partition, offset) among the messages of the sealing step, which are not in
-any file yet, and else in history; column by column, never row by row. Invariant: an id is the
-message's own or null: when it has none, retention has removed it, or its batch cannot be read.
+any file yet, and else in history; column by column, never row by row. Invariant: what is found is
+the message's own or null: it has no such id, retention has removed it, or its batch cannot be read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.storage.columns import SCHEMA
 from penstock.storage.errors import CorruptLog
 from penstock.storage.history import BatchRef, HistoryFile, HistoryGone
 from penstock.storage.history_reader import HistoryReader, row_at
@@ -38,34 +40,33 @@ class Lineage:
         self._reader = reader
         self._refs: dict[Place, list[BatchRef]] | None = None
 
-    def ids(
-        self, places: list[Place], contexts: pa.Array, offsets: pa.Array
+    def columns(
+        self, places: list[Place], contexts: pa.Array, offsets: pa.Array, timed: set[Place]
     ) -> dict[str, pa.Array]:
-        """The columns of ids for rows at `offsets`; row n is of place `places[contexts[n]]`."""
+        """ID_COLUMNS and `produced_at` for rows at `offsets`; row n is of place
+        `places[contexts[n]]`. The times are needed of the places in `timed` only."""
         pool = _Pool()
         numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
         place_of = pa.array([numbers[place] for place in places], pa.int32()).take(contexts)
         order = pc.sort_indices(place_of)
         sorted_offsets = offsets.take(order)
         found = [
-            self._look_up(place, sorted_offsets.slice(start, end - start), pool)
+            self._look_up(place, sorted_offsets.slice(start, end - start), place in timed, pool)
             for place, start, end in _runs(list(numbers), place_of.take(order))
         ]
-        rows = len(offsets)
-        if not pool.rows:
-            return {name: pa.nulls(rows, pa.string()) for name in ID_COLUMNS}
         index = pa.concat_arrays(found).take(pc.sort_indices(order))
-        return {name: pool.column(name).take(index) for name in ID_COLUMNS}
+        columns = {name: pool.column(name, index) for name in ID_COLUMNS}
+        return columns | {"produced_at": pool.column("timestamp", index)}
 
-    def _look_up(self, place: Place, wanted: pa.Array, pool: _Pool) -> pa.Array:
-        """For each offset the row of the pool that has its ids, or null."""
+    def _look_up(self, place: Place, wanted: pa.Array, is_timed: bool, pool: _Pool) -> pa.Array:
+        """For each offset the row of the pool that is its message, or null."""
         found = pa.nulls(len(wanted), pa.int64())
         bounds = pc.min_max(wanted)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         for batch in self._batches(place, low, high):
             first = row_at(batch, low)
             rows = batch.slice(first, row_at(batch, high + 1) - first)
-            if _has_ids(rows):
+            if is_timed or _has_ids(rows):
                 index = pc.index_in(wanted, value_set=rows.column("offset"))
                 found = pc.coalesce(found, pc.add(index.cast(pa.int64()), pool.add(rows)))
         return found
@@ -110,16 +111,30 @@ class _Pool:
         self.rows += batch.num_rows
         return start
 
-    def column(self, name: str) -> pa.Array:
-        return pa.concat_arrays([batch.column(name) for batch in self._batches])
+    def column(self, name: str, index: pa.Array) -> pa.Array:
+        """The column's values at these rows."""
+        kind = SCHEMA.field(name).type
+        parts = [_column(batch, name) for batch in self._batches]
+        if all(part is None for part in parts):
+            return pa.nulls(len(index), kind)
+        sizes = [batch.num_rows for batch in self._batches]
+        return pa.concat_arrays(
+            [
+                pa.nulls(rows, kind) if part is None else part
+                for part, rows in zip(parts, sizes, strict=True)
+            ]
+        ).take(index)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """None if it has no value. Messages without envelope or routing may lack columns altogether."""
+    at = batch.schema.get_field_index(name)
+    column = None if at < 0 else batch.column(at)
+    return None if column is None or column.null_count == len(column) else column
 
 
 def _has_ids(batch: pa.RecordBatch) -> bool:
-    """Messages without envelope or routing may lack the columns altogether."""
-    names = set(batch.schema.names)
-    return any(
-        name in names and batch.column(name).null_count < batch.num_rows for name in ID_COLUMNS
-    )
+    return any(_column(batch, name) is not None for name in ID_COLUMNS)
 
 
 def _runs(places: list[Place], numbers: pa.Array) -> Iterator[tuple[Place, int, int]]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.ranges import Selection
+from penstock.model.ranges import RowBytes, Selection
 from penstock.model.records import Message
 from penstock.storage.columns import SCHEMA, complete, to_batch
 from penstock.storage.history_reader import row_at
@@ -101,7 +101,7 @@ class Form(Protocol):
 
     def head(self, schema: pa.Schema) -> bytes: ...
 
-    def body(self, batch: pa.RecordBatch) -> bytes: ...
+    def body(self, batch: pa.RecordBatch) -> RowBytes: ...
 
     def tail(self) -> bytes: ...
 
@@ -112,8 +112,8 @@ class ArrowForm:
     def head(self, schema: pa.Schema) -> bytes:
         return bytes(schema.serialize())
 
-    def body(self, batch: pa.RecordBatch) -> bytes:
-        return bytes(batch.serialize())
+    def body(self, batch: pa.RecordBatch) -> RowBytes:
+        return memoryview(batch.serialize())
 
     def tail(self) -> bytes:
         return b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -127,7 +127,7 @@ class LineForm:
     def head(self, schema: pa.Schema) -> bytes:
         return b""
 
-    def body(self, batch: pa.RecordBatch) -> bytes:
+    def body(self, batch: pa.RecordBatch) -> RowBytes:
         lines = []
         for first in range(0, batch.num_rows, STEP_ROWS):
             rows = batch.slice(first, STEP_ROWS).to_pylist(maps_as_pydicts="strict")
@@ -144,7 +144,7 @@ FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
 
 def sealed_piece(
     source: SealedRows[Ref], ref: Ref, start: int, end: int, selection: Selection, form: Form
-) -> bytes:
+) -> RowBytes:
     """The batch's rows from `start` to before `end`."""
     is_whole = start <= ref.first and ref.last < end
     if is_whole and form.name == "arrow" and _is_everything(selection):
@@ -154,7 +154,7 @@ def sealed_piece(
     return _encoded(batch.slice(first, last - first), selection, form)
 
 
-def message_piece(read: Callable[[], list[Message]], selection: Selection, form: Form) -> bytes:
+def message_piece(read: Callable[[], list[Message]], selection: Selection, form: Form) -> RowBytes:
     """Messages that are not sealed yet; they are of one partition and in order."""
     messages = read()
     batches = []
@@ -164,7 +164,7 @@ def message_piece(read: Callable[[], list[Message]], selection: Selection, form:
     return _encoded(pa.concat_batches(batches), selection, form) if batches else b""
 
 
-def _encoded(batch: pa.RecordBatch, selection: Selection, form: Form) -> bytes:
+def _encoded(batch: pa.RecordBatch, selection: Selection, form: Form) -> RowBytes:
     """Nothing for no rows."""
     wanted = _selected(batch, selection)
     return form.body(wanted) if wanted.num_rows else b""

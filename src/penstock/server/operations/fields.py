@@ -23,6 +23,7 @@ _TEXTS = {
     "result": "What the effect came to, for those who ask later.",
     "retention_ms": "Finished messages are kept so long; 0 is for ever.",
     "retention_bytes": "Finished messages are kept up to so many bytes; 0 is all.",
+    "after_archive": "true: nothing goes before the group archive has finished it.",
     "run_id": "The workflow run.",
     "step_id": "The step of the run.",
     "parent_step_id": "The step that caused it.",
@@ -101,6 +102,7 @@ _RANGES = {
     "start": "The first offset; omitted, the oldest that is kept.",
     "end": "The offset to end before; omitted, what is there now.",
     "columns": "Names of columns with commas between; omitted, all of them.",
+    "nulls": "omit: leave out columns that are sealed and null in all of the range; or keep.",
     "run_id": "Only messages of this run.",
     "tenant_id": "Only messages of this tenant.",
     "from_ms": "Only messages produced at this time or later, in milliseconds since 1970.",
@@ -162,7 +164,7 @@ _NUMBERS = frozenset(
     }
 )
 _NUMBER_ENDINGS = ("_ms", "_bytes", "_attempts", "_override", "_depth", "_version", "_rows")
-_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists", "fresh"})
+_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists", "fresh", "after_archive"})
 
 
 def texts_of(tag: str) -> dict[str, str]:

@@ -12,8 +12,10 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/journal",
         tag="Journal",
         summary="Read what happened to messages",
-        text="A row an event, in the order in which they were recorded, as often as one likes. The "
-        "range is fixed when it begins. One that breaks off does not look complete.",
+        text="A row an event, in the order in which they were recorded, as often as one likes: its "
+        "time, kind, place, group, owner, attempt and reason, the ids of the message's envelope, "
+        "and when the message was stored (produced_at) and delivered (delivered_at). The range is "
+        "fixed when it begins. One that breaks off does not look complete.",
         query=(
             "from",
             "to",

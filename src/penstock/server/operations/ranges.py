@@ -15,7 +15,17 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Read a range of a partition",
         text="As often as one likes, without a lease or a group. The range is fixed when it "
         "begins, and ends there with what is durable. One that breaks off does not look complete.",
-        query=("start", "end", "columns", "run_id", "tenant_id", "from_ms", "to_ms", "format"),
+        query=(
+            "start",
+            "end",
+            "columns",
+            "nulls",
+            "run_id",
+            "tenant_id",
+            "from_ms",
+            "to_ms",
+            "format",
+        ),
         example={"start": 0, "end": 100, "columns": "offset,value"},
         answers={
             200: Answer(

@@ -14,6 +14,7 @@ _TOPIC = TopicReport(
     next_offset=13,
     retention_ms=0,
     retention_bytes=0,
+    after_archive=False,
     partitions=[PartitionReport(0, 0, 13, 13, 845, 1, 65)],
     groups=[GroupReport("billing", 1, [ProgressReport(0, 11, 13, 1, 1, 1)])],
 )
@@ -31,7 +32,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/topics",
         tag="Topics",
         summary="Create a topic",
-        text="A topic that exists with as many partitions is left as it is.",
+        text="A topic that exists with as many partitions is left as it is. One that exists with "
+        "another after_archive than is asked for is 409.",
         body=TopicBody,
         required=("name",),
         example={"name": "orders", "partitions": 3},
@@ -61,7 +63,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/topics/{topic}",
         tag="Topics",
         summary="Set a topic's retention",
-        text="Removes what every group has finished, once it is older or the topic larger.",
+        text="Removes what every group has finished, once it is older or the topic larger; with "
+        "after_archive only what the group archive has finished too.",
         body=RetentionBody,
         example={"retention_ms": 604_800_000},
         answers=DONE,

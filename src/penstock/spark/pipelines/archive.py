@@ -1,0 +1,113 @@
+"""The archive: every message and every row of the journal in the lake, each once.
+
+Tables `records`, by topic and date, and `journal`, by date: the columns of format("penstock") and
+`date`, the day of `timestamp` in UTC. Invariant: a row is in its table once, and a topic's group
+`archive` is told only of rows that are: a topic with `after_archive` keeps what is not archived. A
+topic that is deleted is no reason to stop the archive of all others; rows that retention removed
+before they were archived are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import DateType, StructField, StructType
+
+from penstock.spark.options import LogName
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.run import Run, WriteBatch
+from penstock.spark.pipelines.table import Table
+from penstock.spark.schemas import schema_of
+
+GROUP = "archive"
+"""What retention waits for, in topics with `after_archive`."""
+
+MAX_ROWS = 1_000_000
+COMPACT_EVERY = 20
+"""Batches of a run that goes on."""
+
+RECORDS, JOURNAL = "records", "journal"
+
+
+def records_table(lake: Lake) -> Table:
+    return lake.table(RECORDS, _dated("records"), ("topic", "date"))
+
+
+def journal_table(lake: Lake) -> Table:
+    return lake.table(JOURNAL, _dated("journal"), ("date",))
+
+
+def _dated(log: LogName) -> StructType:
+    return StructType([*schema_of(log).fields, StructField("date", DateType())])
+
+
+def dated(rows: DataFrame) -> DataFrame:
+    """With the day in UTC, whatever the session's time zone is."""
+    day = F.floor(F.unix_seconds("timestamp") / 86_400).cast("int")
+    return rows.withColumn("date", F.date_from_unix_date(day))
+
+
+def start(run: Run) -> None:
+    settings = run.settings
+    limits: dict[str, Any] = {
+        "maxRowsPerTrigger": settings["max_rows"],
+        "failOnDataLoss": settings["fail_on_data_loss"],
+    }
+    tables = [records_table(run.lake)]
+    records = run.stream(topic=settings["topics"], group=GROUP, failOnDeletedTopic=False, **limits)
+    run.start(RECORDS, records, _into(run, tables[0], RECORDS))
+    if settings["journal"]:
+        tables.append(journal_table(run.lake))
+        journal = run.stream(log="journal", **limits)
+        run.start(JOURNAL, journal, _into(run, tables[1], JOURNAL))
+    if settings["compact"] and run.once:
+        run.repeat("compact", lambda: sum(table.compact() for table in tables))
+
+
+def _into(run: Run, table: Table, query: str) -> WriteBatch:
+    is_compacted = run.settings["compact"] and not run.once
+
+    def write(frame: DataFrame, batch: int) -> None:
+        table.append(dated(frame), f"{run.name}-{query}", batch)
+        if is_compacted and batch % COMPACT_EVERY == COMPACT_EVERY - 1:
+            table.compact()
+
+    return write
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _switch(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.strip().lower() == "true"
+
+
+def _rows(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+PIPELINE = Pipeline(
+    name="archive",
+    summary="topics and journal into the lake, by topic and date",
+    start=start,
+    options=(
+        Option("topics", "a topic, several with commas between, or a pattern", "*"),
+        Option("journal", "true or false", "true", _switch),
+        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
+        Option("compact", "true or false: are small files joined?", "true", _switch),
+        Option(
+            "fail_on_data_loss",
+            "true or false: false goes on without what retention removed before it was archived",
+            "true",
+            _switch,
+        ),
+    ),
+)

@@ -1,0 +1,96 @@
+"""The pipelines there are: ours by their names, and those of a user's file.
+
+Invariant: a name means one pipeline. Modules are imported when one of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.model.errors import InvalidArgument, NotFound
+from penstock.spark.pipelines.pipeline import Pipeline
+
+BUILT_IN = ("archive", "lineage", "metrics", "deadletters", "replay", "materialize", "route")
+"""Each is a module of this package with a PIPELINE."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A pipeline, and what its options are to be in a run."""
+
+    pipeline: Pipeline
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+
+def built_in(name: str) -> Pipeline:
+    found = importlib.import_module(f"penstock.spark.pipelines.{name}").PIPELINE
+    if not isinstance(found, Pipeline):
+        raise TypeError(f"{name}.PIPELINE is no Pipeline")
+    return found
+
+
+def built_ins() -> list[Pipeline]:
+    return [built_in(name) for name in BUILT_IN]
+
+
+def find(words: Sequence[str]) -> list[Pipeline]:
+    """What the words mean: a name, a file with all of its pipelines, or one of them as
+    `file.py:name`. A file's are in the order in which they feed each other."""
+    found: list[Pipeline] = []
+    for word in words:
+        found += _meant(word)
+    names = [pipeline.name for pipeline in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"pipeline {name} is named twice: a checkpoint has one writer")
+    return found
+
+
+def choose(words: Sequence[str], given: Iterable[tuple[str, str]]) -> list[Chosen]:
+    """The pipelines with their settings. An option is given as `name` to every pipeline that has
+    it, or as `pipeline.name` to one."""
+    pipelines = find(words)
+    settings: dict[str, dict[str, str]] = {pipeline.name: {} for pipeline in pipelines}
+    for option, value in given:
+        for pipeline in _concerned(pipelines, option):
+            settings[pipeline.name][option.removeprefix(f"{pipeline.name}.")] = value
+    return [Chosen(pipeline, pipeline.settings(settings[pipeline.name])) for pipeline in pipelines]
+
+
+def _meant(word: str) -> list[Pipeline]:
+    if word in BUILT_IN:
+        return [built_in(word)]
+    path, colon, name = word.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        path, name = word, ""
+    if path.endswith(".py"):
+        from penstock.spark.pipelines import user_file
+
+        return [each.as_pipeline() for each in user_file.choose(path, name)]
+    raise NotFound(
+        f"there is no pipeline {word!r}; there are {', '.join(BUILT_IN)}, and files that end in .py"
+    )
+
+
+def _concerned(pipelines: Sequence[Pipeline], option: str) -> list[Pipeline]:
+    for pipeline in pipelines:
+        if option.startswith(f"{pipeline.name}."):
+            return [pipeline]
+    concerned = [
+        pipeline
+        for pipeline in pipelines
+        if any(option == known.name for known in pipeline.options)
+    ]
+    if concerned:
+        return concerned
+    if len(pipelines) == 1:
+        return list(pipelines)  # which says what it has
+    names = ", ".join(pipeline.name for pipeline in pipelines)
+    raise InvalidArgument(f"none of {names} has an option {option}; `penstock pipeline list`")

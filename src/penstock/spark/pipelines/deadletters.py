@@ -1,0 +1,225 @@
+"""Dead letters by what they have in common: topic, group, and the reason without its particulars.
+
+Invariant: the table is a function of the dead letters that are kept, whatever order they are read
+in and however they are spread: every list in it has a limit and an order of its own. Memory is
+bounded by the groups, not by their letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from pyspark.sql.window import Window, WindowSpec
+
+from penstock.model.names import DLQ_PREFIX
+from penstock.spark.pipelines.archive import records_table
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.reasons import normalised_column
+from penstock.spark.pipelines.replay import read_moment
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.screen import table as text_table
+from penstock.spark.pipelines.table import Table
+
+MAX_SAMPLES = 5
+MAX_SAMPLE_CHARS = 200
+MAX_LISTED = 20
+"""Ids of runs and of tenants in a row; how many there are is counted besides."""
+
+REPORTED_GROUPS = 10
+
+KEYS = ("original_topic", "group", "reason")
+NEWEST_FIRST = ("timestamp", "topic", "partition", "offset")
+"""Time first. The rest makes it an order of all letters: no two have the same place."""
+
+_TEXT, _LONG, _TIME = StringType(), LongType(), TimestampType()
+SAMPLE = StructType(
+    [
+        StructField("topic", _TEXT),
+        StructField("partition", IntegerType()),
+        StructField("offset", _LONG),
+        StructField("timestamp", _TIME),
+        StructField("key", _TEXT),
+        StructField("value", _TEXT),
+        StructField("reason", _TEXT),
+    ]
+)
+SCHEMA = StructType(
+    [
+        StructField("original_topic", _TEXT),
+        StructField("group", _TEXT),
+        StructField("reason", _TEXT),
+        StructField("count", _LONG),
+        StructField("share", DoubleType()),
+        StructField("first_seen", _TIME),
+        StructField("last_seen", _TIME),
+        StructField("attempts_min", _LONG),
+        StructField("attempts_max", _LONG),
+        StructField("affected_runs", _LONG),
+        StructField("run_ids", ArrayType(_TEXT)),
+        StructField("affected_tenants", _LONG),
+        StructField("tenant_ids", ArrayType(_TEXT)),
+        StructField("samples", ArrayType(SAMPLE)),
+    ]
+)
+
+
+def groups(letters: DataFrame) -> DataFrame:
+    """Rows of dead-letter topics, as format("penstock") has them → a row for each group of them."""
+    ranked = (
+        letters.select(*_letter())
+        .withColumn("run_place", _place_of("run_id"))
+        .withColumn("tenant_place", _place_of("tenant_id"))
+        .withColumn("place", F.row_number().over(_newest_first(*KEYS)))
+        .withColumn("run_rank", _rank_of("run_place"))
+        .withColumn("tenant_rank", _rank_of("tenant_place"))
+    )
+    grouped = ranked.groupBy(*KEYS).agg(
+        F.count("*").alias("count"),
+        F.min("timestamp").alias("first_seen"),
+        F.max("timestamp").alias("last_seen"),
+        F.min("dlq_attempts").alias("attempts_min"),
+        F.max("dlq_attempts").alias("attempts_max"),
+        F.count_if(F.col("run_place") == 1).alias("affected_runs"),
+        _listed("run_id", "run").alias("run_ids"),
+        F.count_if(F.col("tenant_place") == 1).alias("affected_tenants"),
+        _listed("tenant_id", "tenant").alias("tenant_ids"),
+        _first("place", F.col("place") <= MAX_SAMPLES, F.col("sample")).alias("samples"),
+    )
+    everything = Window.partitionBy(F.lit(0))
+    shared = grouped.withColumn("share", F.col("count") / F.sum("count").over(everything))
+    return shared.select(*SCHEMA.names)
+
+
+def dead_letters_table(lake: Lake) -> Table:
+    return lake.table("dead_letters", SCHEMA)
+
+
+# -- how letters are put in order ------------------------------------------------------------------
+
+
+def _letter() -> list[Column]:
+    """Only what is needed, cut: all of it is sorted."""
+    # Who produces to a dead-letter topic by hand names no topic: it is the one in the name.
+    named = F.substr("topic", F.lit(len(DLQ_PREFIX) + 1))
+    values = {
+        "value": F.substring("value", 1, MAX_SAMPLE_CHARS),
+        "reason": F.col("dlq_last_error"),
+    }
+    sample = F.struct(*(values.get(name, F.col(name)).alias(name) for name in SAMPLE.names))
+    return [
+        F.coalesce("dlq_original_topic", named).alias("original_topic"),
+        F.col("dlq_group").alias("group"),
+        normalised_column(F.col("dlq_last_error")).alias("reason"),
+        *map(F.col, (*NEWEST_FIRST, "run_id", "tenant_id", "dlq_attempts")),
+        sample.alias("sample"),
+    ]
+
+
+def _newest_first(*keys: str) -> WindowSpec:
+    return Window.partitionBy(*keys).orderBy(*map(F.desc, NEWEST_FIRST))
+
+
+def _place_of(name: str) -> Column:
+    """1 for the newest letter of each run, or tenant, of a group; null for letters without."""
+    return F.when(F.col(name).isNotNull(), F.row_number().over(_newest_first(*KEYS, name)))
+
+
+def _rank_of(place: str) -> Column:
+    """How many runs have been seen down to this letter, the newest first."""
+    down_to_here = _newest_first(*KEYS).rowsBetween(Window.unboundedPreceding, 0)
+    return F.count_if(F.col(place) == 1).over(down_to_here)
+
+
+def _listed(name: str, what: str) -> Column:
+    is_listed = (F.col(f"{what}_place") == 1) & (F.col(f"{what}_rank") <= MAX_LISTED)
+    return _first(f"{what}_rank", is_listed, F.col(name))
+
+
+def _first(order: str, condition: Column, value: Column) -> Column:
+    """The values for which the condition holds, in the order."""
+    chosen = F.when(condition, F.struct(F.col(order).alias("order"), value.alias("value")))
+    return F.transform(F.array_sort(F.collect_list(chosen)), lambda one: one["value"])
+
+
+# -- the pipeline ----------------------------------------------------------------------------------
+
+
+def _start(run: Run) -> None:
+    run.repeat("groups", lambda: _make(run))
+
+
+def _make(run: Run) -> int:
+    table = dead_letters_table(run.lake)
+    rows = table.replace(groups(_letters(run)))
+    largest = table.read().orderBy(F.desc("count"), *KEYS).limit(REPORTED_GROUPS).collect()
+    run.report(report(largest, rows))
+    return rows
+
+
+def _letters(run: Run) -> DataFrame:
+    since: datetime | timedelta | None = run.settings["since"]
+    if isinstance(since, timedelta):
+        since = datetime.now(UTC) - since
+    if run.settings["from"] == "lake":
+        letters = records_table(run.lake).read().where(F.startswith("topic", F.lit(DLQ_PREFIX)))
+    else:
+        starting = None if since is None else since.isoformat()
+        letters = run.read(topic=f"{DLQ_PREFIX}*", startingTimestamp=starting)
+    return letters if since is None else letters.where(F.col("timestamp") >= F.lit(since))
+
+
+def report(largest: Sequence[Row], rows: int) -> str:
+    """The largest groups as columns of plain text, which a log keeps as well as a terminal."""
+    if not largest:
+        return "no dead letters"
+    # The reason comes last: it may be long.
+    columns = (" count", " share", " runs", "last seen", "topic", "group", "reason")
+    cells = [
+        (
+            f"{row['count']:,}",
+            f"{row['share']:.1%}",
+            f"{row['affected_runs']:,}",
+            f"{row['last_seen'].astimezone(UTC):%Y-%m-%d %H:%M:%S}Z",
+            *(row[name] or "" for name in KEYS),
+        )
+        for row in largest
+    ]
+    lines = [text_table(columns, cells)]
+    if rows > len(largest):
+        lines.append(f"and {rows - len(largest)} more groups, in the table dead_letters")
+    return "\n".join(lines)
+
+
+def _origin(text: str) -> str:
+    if text not in ("broker", "lake"):
+        raise ValueError(text)
+    return text
+
+
+PIPELINE = Pipeline(
+    "deadletters",
+    "Groups of similar failures among the dead letters, with counts, samples and runs",
+    _start,
+    (
+        Option("from", "broker, or lake: what the archive has of them", "broker", _origin),
+        Option(
+            "since",
+            "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",
+            read=read_moment,
+        ),
+    ),
+)

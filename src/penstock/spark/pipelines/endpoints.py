@@ -1,0 +1,68 @@
+"""Where a user's pipeline reads and writes, as it is said in its decorator: `kind:name`.
+
+Invariant: what is not known is refused when the file is loaded, with what there is. Must not know
+Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from penstock.model.errors import InvalidArgument
+
+TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+SOURCES = "topic:NAME (a pattern, or several with commas), journal, table:NAME or parquet:PATH"
+SINKS = "topic:NAME, cache:TENANT/NAMESPACE/CACHE or table:NAME"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`kind` is topic, journal, table, parquet or cache."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_stream(self) -> bool:
+        """Can it be read as it grows?"""
+        return self.kind in ("topic", "journal")
+
+    def is_fed_by(self, sink: Endpoint) -> bool:
+        """Does what is written there come out here?"""
+        if self.kind != sink.kind:
+            return False
+        if self.kind == "topic":
+            return any(fnmatchcase(sink.name, each.strip()) for each in self.name.split(","))
+        return self.name == sink.name
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+
+def source_of(text: str) -> Endpoint:
+    if text.strip() == "journal":
+        return Endpoint("journal", "")
+    kind, colon, name = text.partition(":")
+    if not colon:
+        kind, name = "topic", text
+    return _checked(kind, name, text, "source", ("topic", "table", "parquet"), SOURCES)
+
+
+def sink_of(text: str) -> Endpoint:
+    kind, _, name = text.partition(":")
+    found = _checked(kind, name, text, "sink", ("topic", "cache", "table"), SINKS)
+    if kind == "cache" and len(found.name.split("/")) != 3:
+        raise InvalidArgument(f"sink {text!r} does not fit; it takes {SINKS}")
+    return found
+
+
+def _checked(
+    kind: str, name: str, text: str, what: str, kinds: tuple[str, ...], takes: str
+) -> Endpoint:
+    kind, name = kind.strip(), name.strip()
+    is_table = kind == "table"
+    if kind not in kinds or not name or (is_table and not TABLE_NAME.fullmatch(name)):
+        raise InvalidArgument(f"{what} {text!r} does not fit; it takes {takes}")
+    return Endpoint(kind, name)

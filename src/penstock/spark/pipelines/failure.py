@@ -1,0 +1,92 @@
+"""What made a pipeline fail, in words for the person who runs it.
+
+Spark wraps what a Python function raised into Java's exception, and that into Python's again, each
+with its own stack. Invariant: what is said begins with what the person can act on, their own error
+or the broker's, and has no token in it.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from penstock.model.errors import FailedPrecondition, PenstockError
+
+MOST_CHARS = 2000
+_TRACEBACK = "Traceback (most recent call last):"
+_ENDS = re.compile(r"^(?:\s*at \S+\(|SQLSTATE|Caused by:|JVM stacktrace:|=== )")
+_OURS = re.compile(r"^penstock\.model\.errors\.(\w+): (?P<said>.*)", re.MULTILINE)
+_CALLING = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?")
+_MARKS = re.compile(r"\s*[~^]+\s*")
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)"')
+_OF_SPARK = ("/pyspark/", "/py4j/", "pyspark.zip", "/penstock/spark/", "<frozen ")
+
+
+class PipelineFailed(FailedPrecondition):
+    """Which pipeline, query and batch, and why."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__(f"{where}: {said(error)}")
+        self.where = where
+        self.error = error
+
+
+def said(error: BaseException) -> str:
+    """Why; then where, in code that is neither Spark's nor ours."""
+    if isinstance(error, PenstockError):
+        return error.message
+    if isinstance(error, PySparkException):
+        return _shortened(_of_spark(str(error)))
+    if isinstance(error, Py4JJavaError):
+        return _shortened(_of_spark(_CALLING.sub("", str(error))))
+    stack = "".join(traceback.format_tb(error.__traceback__)).splitlines()
+    return _shortened("\n".join([f"{type(error).__name__}: {error}", *_own_frames(stack)]))
+
+
+def _of_spark(text: str) -> str:
+    ours = list(_OURS.finditer(text))
+    if ours:
+        return ours[-1]["said"]
+    at = text.rfind(_TRACEBACK)
+    if at < 0:
+        return _plain(text)
+    stack: list[str] = []
+    why: list[str] = []
+    for line in text[at + len(_TRACEBACK) :].splitlines()[1:]:
+        if _ENDS.match(line):
+            break
+        if why or not line.startswith("  "):
+            why.append(line)
+        else:
+            stack.append(line)
+    return "\n".join(["\n".join(why).strip(), *_own_frames(stack)])
+
+
+def _plain(text: str) -> str:
+    """Without Java's stack, and without the plan that Spark adds to what it says of a query."""
+    kept: list[str] = []
+    for line in text.splitlines():
+        if _ENDS.match(line):
+            break
+        kept.append(line)
+    return "\n".join(kept).strip() or text[:MOST_CHARS]
+
+
+def _own_frames(stack: list[str]) -> list[str]:
+    """The frames of a stack that belong to neither Spark nor this package, each with its code."""
+    kept: list[str] = []
+    is_own = False
+    for line in stack:
+        frame = _FRAME.match(line)
+        if frame is not None:
+            is_own = not any(part in frame["file"] for part in _OF_SPARK)
+        if is_own and not _MARKS.fullmatch(line):
+            kept.append(line)
+    return kept
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}…"

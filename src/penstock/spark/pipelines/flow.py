@@ -1,0 +1,153 @@
+"""A run of a user's pipeline: its frames from their sources, its result to its sink.
+
+Invariant: a stream's batch is in its sink once. A table knows the batches it has; a write to the
+broker is named by checkpoint and batch. What the function returns is checked against the sink
+before the first batch.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.model.errors import InvalidArgument, NotFound
+from penstock.spark.pipelines.endpoints import Endpoint
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.table import Table
+from penstock.spark.pipelines.table_schema import TableSchema
+from penstock.spark.sink_columns import check_for_cache, check_for_topics
+
+if TYPE_CHECKING:
+    from penstock.spark.pipelines.run import Run
+    from penstock.spark.pipelines.user import UserPipeline
+
+QUERY = "rows"
+_PLACE = ("topic", "partition", "offset")
+
+
+def start(user: UserPipeline, run: Run) -> None:
+    if user.sink is None:
+        run.report(f"{user.name} only feeds others: it has no sink, and nothing to run")
+        return
+    if user.is_stream:
+        frame = frame_of(user, run, as_stream=True)
+        if not frame.isStreaming:
+            raise InvalidArgument(f"the function {user.__name__} leaves its stream out")
+        check(user, _without_rejects(user, frame).schema)
+        run.start(
+            QUERY, frame, lambda rows, batch: _take(user, run, rows, batch), output_mode=user.mode
+        )
+    else:
+        run.repeat(QUERY, lambda: _make_anew(user, run))
+
+
+def frame_of(user: UserPipeline, run: Run, *, as_stream: bool) -> DataFrame:
+    """The function's result on its sources; those that are functions are called as well."""
+    frames = {
+        name: _read(user, source, run, as_stream)
+        if isinstance(source, Endpoint)
+        else frame_of(source, run, as_stream=as_stream)
+        for name, source in user.sources.items()
+    }
+    own = {option.name for option in user.settings()}
+    settings = {name: value for name, value in run.settings.items() if name in own}
+    made = user.function(*frames.values(), **settings)
+    if not isinstance(made, DataFrame):
+        raise InvalidArgument(
+            f"the function {user.__name__} returned {type(made).__name__}, and no DataFrame"
+        )
+    return made
+
+
+def check(user: UserPipeline, schema: StructType) -> None:
+    """Does the sink take these columns?"""
+    sink = user.sink
+    if sink is None:
+        return
+    if sink.kind == "topic":
+        check_for_topics(schema, topic=sink.name)
+    elif sink.kind == "cache":
+        check_for_cache(schema)
+    for column in user.partition_by:
+        if column not in schema.names:
+            raise InvalidArgument(f"there is no column {column} to partition by")
+    if user.rejects and user.rejects in schema.names:
+        raise InvalidArgument(f"the result has two columns {user.rejects}")
+
+
+def table_of(run: Run, name: str) -> Table:
+    """A table that is there, with the columns it was made with."""
+    files = Files(run.spark, f"{run.lake.path}/{name}")
+    kept = files.read(max(files.find("_table-*.json"), default="")) if files.exists() else None
+    if kept is None:
+        raise NotFound(f"there is no table {name} in {run.lake.path}")
+    made = msgspec.json.decode(kept, type=TableSchema)
+    columns = ", ".join(f"`{column}` {kind}" for column, kind in made.schema.items())
+    schema = cast(StructType, StructType.fromDDL(columns))
+    return run.lake.table(name, schema, tuple(made.partition_by))
+
+
+def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> DataFrame:
+    options = user.source_options
+    if source.kind == "table":
+        return table_of(run, source.name).read()
+    if source.kind == "parquet":
+        return run.spark.read.parquet(source.name)
+    where = {"log": "journal"} if source.kind == "journal" else {"topic": source.name}
+    read: Callable[..., DataFrame] = run.stream if as_stream else run.read
+    return read(**{**options, **where})
+
+
+def _take(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
+    if user.rejects:
+        frame.persist()
+    try:
+        if user.rejects:
+            bad = frame.where(f"`{user.rejects}` is not null")
+            Rejects(run).keep(bad.withColumnRenamed(user.rejects, "error"), QUERY, batch)
+        _put(user, run, _without_rejects(user, frame), batch)
+    finally:
+        if user.rejects:
+            frame.unpersist()
+
+
+def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
+    sink = user.sink
+    if sink is None:
+        return
+    if sink.kind == "table":
+        table = run.lake.table(sink.name, frame.schema, user.partition_by)
+        if user.mode == "complete":
+            table.replace(frame)
+        else:
+            table.append(frame, user.name, batch)
+    else:
+        run.write(frame, f"{user.name}-{batch}", **{sink.kind: sink.name})
+
+
+def _make_anew(user: UserPipeline, run: Run) -> int:
+    frame = frame_of(user, run, as_stream=False)
+    rows = _without_rejects(user, frame)
+    check(user, rows.schema)
+    sink = user.sink
+    if sink is not None and sink.kind == "table":
+        return run.lake.table(sink.name, rows.schema, user.partition_by).replace(rows)
+    run.write(rows, f"{user.name}-{uuid.uuid4().hex}", cache=sink.name if sink else "")
+    return rows.count()
+
+
+def _without_rejects(user: UserPipeline, frame: DataFrame) -> DataFrame:
+    """The rows for the sink. Where a row is from is told of rejects; no sink of the broker's has
+    columns for it."""
+    if not user.rejects:
+        return frame
+    if user.rejects not in frame.columns:
+        raise InvalidArgument(f"the result has no column {user.rejects}, where rejects would be")
+    rows = frame.where(f"`{user.rejects}` is null").drop(user.rejects)
+    return rows if user.sink is None or user.sink.kind == "table" else rows.drop(*_PLACE)

@@ -1,0 +1,204 @@
+"""Lineage: where runs spend their time, from the journal.
+
+Makes four tables of the lake anew: attempts, steps, runs and critical_path. Invariant: the journal
+is read and sorted once; each table is replaced whole or not at all, runs and critical paths from
+the very steps that are in the lake. With the option `run` no table is touched: the steps of that
+run are shown, and its timeline is drawn. Must not know how a row is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+from penstock.model.errors import InvalidArgument, NotFound
+from penstock.spark.pipelines.archive import journal_table
+from penstock.spark.pipelines.attempts import attempts, deliveries
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.lineage_tables import (
+    ATTEMPTS,
+    CRITICAL_PATH,
+    FAILED,
+    RUNNING,
+    RUNS,
+    STEPS,
+    SUCCEEDED,
+)
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.replay import read_moment
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.runs import critical_paths, runs
+from penstock.spark.pipelines.screen import table
+from penstock.spark.pipelines.steps import steps, traced
+
+MAX_SHOWN_STEPS = 2_000
+MAX_DRAWN_ATTEMPTS = 20_000
+SLOWEST_RUNS = 5
+
+
+def make_tables(run: Run) -> int:
+    """The rows of all four tables."""
+    lake = run.lake
+    found = deliveries(_journal(run)).persist(StorageLevel.DISK_ONLY)
+    try:
+        rows = lake.table("attempts", ATTEMPTS).replace(attempts(found))
+        rows += lake.table("steps", STEPS).replace(traced(steps(found)))
+    finally:
+        found.unpersist()
+    made = lake.table("steps", STEPS).read()
+    rows += lake.table("runs", RUNS).replace(runs(made))
+    rows += lake.table("critical_path", CRITICAL_PATH).replace(critical_paths(made))
+    run.report(summary(lake.table("runs", RUNS).read()))
+    return rows
+
+
+def show_run(run: Run) -> int:
+    run_id: str = run.settings["run"]
+    found = deliveries(_journal(run).where(F.col("run_id") == run_id)).persist(
+        StorageLevel.DISK_ONLY
+    )
+    try:
+        of_run = traced(steps(found)).cache()
+        count = of_run.count()
+        if not count:
+            raise NotFound(f"the journal tells nothing of a run {run_id!r}")
+        shown = [row.asDict(recursive=True) for row in _important(of_run).collect()]
+        tried = attempts(found).orderBy("position").limit(MAX_DRAWN_ATTEMPTS).collect()
+        of_run.unpersist()
+    finally:
+        found.unpersist()
+    run.report(steps_table(shown))
+    run.report(f"timeline: {_plotted(run, run_id, shown, tried, count - len(shown))}")
+    return count
+
+
+def summary(of_lake: DataFrame) -> str:
+    counted = {row["outcome"]: row["count"] for row in of_lake.groupBy("outcome").count().collect()}
+    said = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
+    slowest = of_lake.orderBy(F.desc_nulls_last("duration_ms"), "run_id").limit(SLOWEST_RUNS)
+    header = ("slowest runs", "outcome", " took", " waiting", " running", " retries", " steps")
+    lengths = ("duration_ms", "waiting_ms", "running_ms", "retry_ms")
+    rows = [
+        (_word(row["run_id"]), row["outcome"], *(_length(row[n]) for n in lengths), row["steps"])
+        for row in slowest.collect()
+    ]
+    counts = f"{sum(counted.values())} runs: {said}"
+    return f"{counts}\n{table(header, rows)}" if rows else counts
+
+
+def steps_table(rows: Sequence[Any]) -> str:
+    header = (
+        "step", "topic", "group", "outcome", " attempts", " waiting", " running", " retries",
+        " path", "reason",
+    )  # fmt: skip
+    ordered = sorted(
+        rows, key=lambda row: (row["produced_at"] or row["delivered_at"], row["topic"])
+    )
+    return table(
+        header,
+        [
+            (
+                _word(row["step_id"]),
+                row["topic"],
+                _word(row["group"]),
+                row["outcome"],
+                row["attempts"],
+                *(_length(row[name]) for name in ("waiting_ms", "running_ms", "retry_ms")),
+                "" if row["path_position"] is None else row["path_position"] + 1,
+                _word(row["reason"], ""),
+            )
+            for row in ordered
+        ],
+    )
+
+
+def _journal(run: Run) -> DataFrame:
+    since: datetime | timedelta | None = run.settings["since"]
+    if isinstance(since, timedelta):
+        since = datetime.now(UTC) - since
+    if run.settings["from"] == "lake":
+        rows = journal_table(run.lake).read()
+        return rows if since is None else rows.where(F.col("timestamp") >= F.lit(since))
+    start = None if since is None else since.isoformat()
+    only = "true" if run.settings["run"] is not None else None
+    return run.read(log="journal", startingTimestamp=start, pushdown=only)
+
+
+def _important(of_run: DataFrame) -> DataFrame:
+    """Of a run with very many steps, those that the picture chooses from."""
+    return of_run.orderBy(
+        F.desc("dead_letters"), F.asc_nulls_last("path_position"), F.desc("failures")
+    ).limit(MAX_SHOWN_STEPS)
+
+
+def _plotted(
+    run: Run, run_id: str, shown: Sequence[Any], tried: Sequence[Row], left_out: int
+) -> str:
+    from penstock.spark.pipelines.timeline import draw  # half a second that few runs need
+
+    picture = draw(run_id, shown, [row.asDict() for row in tried], left_out)
+    path: str = run.settings["plot"] or f"{run.lake.path}/timelines/{_file_name(run_id)}.png"
+    folder, _, name = path.rpartition("/")
+    files = Files(run.spark, folder or ".")
+    files.make_dirs("")
+    files.put(name, picture)
+    return path
+
+
+def _file_name(run_id: str) -> str:
+    """What no path can have is left out; what is left of two ids stays two names."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip(".")[:80]
+    if plain == run_id:
+        return plain
+    return f"{plain}-{hashlib.blake2s(run_id.encode(), digest_size=4).hexdigest()}"
+
+
+def _word(text: str | None, instead: str = "-") -> str:
+    """On one line, and not too long for a table."""
+    shown = instead if text is None else " ".join(text.split())
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"
+
+
+def _length(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    return f"{ms:,} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
+
+
+def _start(run: Run) -> None:
+    if run.settings["plot"] is not None and run.settings["run"] is None:
+        raise InvalidArgument("pipeline lineage: option plot is for one run; give run too")
+    if run.settings["run"] is not None:
+        run.repeat("show", lambda: show_run(run))
+    else:
+        run.repeat("tables", lambda: make_tables(run))
+
+
+def _origin(text: str) -> str:
+    if text not in ("broker", "lake"):
+        raise ValueError(text)
+    return text
+
+
+PIPELINE = Pipeline(
+    "lineage",
+    "Where runs spend their time: attempts, steps, runs and critical paths from the journal",
+    _start,
+    (
+        Option("from", "broker, or lake: what the archive has of the journal", "broker", _origin),
+        Option(
+            "since",
+            "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",
+            read=read_moment,
+        ),
+        Option("run", "the id of a run: its steps are shown and its timeline is drawn"),
+        Option("plot", "with run: where the PNG goes; else timelines/<run>.png in the lake"),
+    ),
+)

@@ -1,0 +1,243 @@
+"""The latest value of every key of a topic, in a cache or in a table of the lake, with deletes.
+
+The latest is that of the highest offset: offsets rise within a topic, whatever a clock does. Only a
+topic that was deleted and made again begins with 0, and is refused. Invariant: after a batch, the
+target has what the topic's messages up to there say, and a batch that is taken again changes
+nothing. A table's rows lie in buckets by their keys, and a batch writes anew those it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.model.errors import PenstockError
+from penstock.model.names import clean_name
+from penstock.spark.options import PATTERN_SIGNS
+from penstock.spark.pipelines.commits import writer_name
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.table import Table
+
+MAX_ROWS = 1_000_000
+BUCKETS = 16
+
+SCHEMA = StructType(
+    [
+        StructField("key", StringType()),
+        StructField("value", StringType()),
+        StructField("timestamp", TimestampType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("bucket", StringType()),
+    ]
+)
+_STATE = ("value", "timestamp", "partition", "offset", "is_deleted")
+
+
+@dataclass(frozen=True)
+class Target:
+    """tenant/namespace/cache, or the name of a table."""
+
+    kind: str
+    name: str
+
+
+def table(lake: Lake, name: str) -> Table:
+    return lake.table(name, SCHEMA, ("bucket",))
+
+
+# -- frames to frames ------------------------------------------------------------------------------
+
+
+def told(messages: DataFrame, tombstone: str) -> DataFrame:
+    """What each message says of its key: a value, or that it is deleted."""
+    deletes = {"null": F.trim("value") == "null", "none": F.lit(False)}
+    return messages.select(
+        F.coalesce("key", F.lit("")).alias("key"),
+        "value",
+        "timestamp",
+        "partition",
+        "offset",
+        deletes[tombstone].alias("is_deleted"),
+    )
+
+
+def latest(said: DataFrame) -> DataFrame:
+    """One row a key, and how many `messages` it had; the row may say that it is deleted."""
+    state = F.max_by(F.struct(*_STATE), "offset").alias("state")
+    found = said.groupBy("key").agg(state, F.count(F.lit(1)).alias("messages"))
+    return found.select("key", "state.*", "messages")
+
+
+def bucket(key: str, buckets: int) -> Column:
+    number = F.pmod(F.xxhash64(key), F.lit(buckets))
+    return F.concat(number.cast("string"), F.lit(f"-of-{buckets}"))
+
+
+def merged(there: DataFrame, news: DataFrame, buckets: int) -> DataFrame:
+    """The rows of a table with the latest news; a bucket is one task's, and so one file."""
+    old = there.drop("bucket").withColumn("is_deleted", F.lit(False))
+    both = old.unionByName(news.select(*old.columns)).withColumn("bucket", bucket("key", buckets))
+    state = F.max_by(F.struct(*_STATE), "offset").alias("state")
+    grouped = both.repartition("bucket").groupBy("bucket", "key").agg(state)
+    kept = grouped.where("not state.is_deleted").select("bucket", "key", "state.*")
+    return kept.select(*SCHEMA.names)
+
+
+def entries(news: DataFrame, ttl_ms: int | None) -> DataFrame:
+    """As a cache takes them: a null deletes."""
+    value = F.when(~F.col("is_deleted"), F.col("value")).alias("value")
+    if ttl_ms is None:
+        return news.select("key", value)
+    return news.select("key", value, F.lit(ttl_ms).cast("long").alias("ttl_ms"))
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def start(run: Run) -> None:
+    settings = run.settings
+    target: Target = settings["to"]
+    query = writer_name(f"{settings['topic']}.{target.kind}.{target.name}")
+    messages = run.stream(
+        topic=settings["topic"],
+        columns="key,value,timestamp,partition,offset",
+        maxRowsPerTrigger=settings["max_rows"],
+        failOnDataLoss=settings["fail_on_data_loss"],
+        failOnDeletedTopic=True,
+    )
+
+    def write(frame: DataFrame, batch: int) -> None:
+        found = latest(told(frame, settings["tombstone"])).persist()
+        news = found.where("key != ''")
+        try:
+            _tell_keyless(run, found, batch)
+            if target.kind == "cache":
+                _to_cache(run, news, batch, target.name)
+            else:
+                _to_table(news, table(run.lake, target.name), settings["buckets"])
+        finally:
+            found.unpersist()
+
+    run.start(query, messages, write)
+
+
+def _tell_keyless(run: Run, found: DataFrame, batch: int) -> None:
+    row = found.where("key = ''").select("messages").first()
+    if row is not None:
+        run.report(
+            f"{run.name}: batch {batch} of {run.settings['topic']} has {row['messages']} messages "
+            "without a key; they are left out"
+        )
+
+
+def _to_cache(run: Run, news: DataFrame, batch: int, cache: str) -> None:
+    run.write(
+        entries(news, run.settings["ttl_ms"]),
+        txn=run.name,
+        txnBatch=batch,
+        cache=cache,
+    )
+
+
+def _to_table(news: DataFrame, target: Table, buckets: int) -> None:
+    there = target.read()
+    if _has_other_buckets(target, buckets):
+        target.replace(merged(there, news, buckets))
+        return
+    of_news = news.select(bucket("key", buckets).alias("bucket")).distinct()
+    touched = [row.bucket for row in of_news.collect()]
+    old = there.where(F.col("bucket").isin(touched))
+    target.replace(merged(old, news, buckets), [[one] for one in touched])
+
+
+def _has_other_buckets(target: Table, buckets: int) -> bool:
+    return any(not one.endswith(f"-of-{buckets}") for (one,) in target.partitions())
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _target(text: str) -> Target:
+    kind, _, name = text.partition(":")
+    parts = name.split("/")
+    if kind not in ("cache", "table") or len(parts) != (3 if kind == "cache" else 1):
+        raise ValueError(text)
+    return Target(kind, "/".join(_name(part) for part in parts))
+
+
+def _name(text: str) -> str:
+    try:
+        return clean_name(text, "it")
+    except PenstockError as error:
+        raise ValueError(text) from error
+
+
+def _topic(text: str) -> str:
+    if any(sign in text for sign in f",{PATTERN_SIGNS}"):
+        raise ValueError(text)
+    return _name(text)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return read
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = int(text)
+        if not 1 <= number <= most:
+            raise ValueError(text)
+        return number
+
+    return read
+
+
+def _switch(text: str) -> bool:
+    return _one_of("true", "false")(text) == "true"
+
+
+PIPELINE = Pipeline(
+    name="materialize",
+    summary="the latest value of each key of a topic, into a cache or a table",
+    start=start,
+    options=(
+        Option("topic", "a topic", read=_topic, is_required=True),
+        Option("to", "cache:tenant/namespace/cache, or table:name", read=_target, is_required=True),
+        Option(
+            "tombstone",
+            "what deletes a key: null (a value that is JSON's null) or none (nothing)",
+            "null",
+            _one_of("null", "none"),
+        ),
+        Option("ttl_ms", "milliseconds that a cache keeps a value", read=_count(2**53)),
+        Option(
+            "buckets", "a whole number, 1 to 10000: parts of a table", str(BUCKETS), _count(10_000)
+        ),
+        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _count(2**53)),
+        Option(
+            "fail_on_data_loss",
+            "true or false: false goes on without what retention removed before it was read",
+            "true",
+            _switch,
+        ),
+    ),
+)

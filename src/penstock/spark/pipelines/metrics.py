@@ -1,0 +1,258 @@
+"""Windows of the journal: how much, how fast and how often in vain, by topic, group, tenant, label.
+
+Invariant: a row of the journal is counted in one window of one key, or was late: it came when its
+window had been written. A window is written once, whole, when the watermark has passed its end. So
+the counts of the table and those of the journal can be compared, sum by sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from pyspark.sql.window import Window
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_CACHE_KEY_BYTES
+from penstock.model.units import format_duration, parse_duration_ms
+from penstock.spark.options import SinkSettings
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.metrics_report import tell_all, tell_late
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.table import Table
+from penstock.spark.pipelines.window_progress import WindowProgress
+
+KEYS = ("topic", "group", "tenant_id", "routing_label")
+KINDS = (
+    "produced",
+    "delivered",
+    "returned",
+    "acked",
+    "nacked",
+    "timed_out",
+    "dead_lettered",
+    "skipped",
+)
+SPANS = ("waiting", "running", "end_to_end")
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+ACCURACY = 10_000
+"""Of percentiles: exact to 5,000 values in a window, else wrong by a ten-thousandth of the ranks.
+It bounds what a window holds in memory."""
+
+MAX_WINDOW_MS = 31 * 86_400_000
+
+COLUMNS = ",".join(("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS))
+"""What is read of the journal."""
+
+_TIME, _TEXT, _LONG, _DOUBLE = TimestampType(), StringType(), LongType(), DoubleType()
+_TYPES: dict[str, DataType] = {
+    "window_start": _TIME,
+    "window_end": _TIME,
+    **dict.fromkeys(KEYS, _TEXT),
+    **dict.fromkeys((*KINDS, "retries"), _LONG),
+    **dict.fromkeys(("produced_per_s", "delivered_per_s", "acked_per_s", "failed_per_s"), _DOUBLE),
+    "error_share": _DOUBLE,
+    **{f"{span}_{figure}_ms": _DOUBLE for span in SPANS for figure in (*PERCENTILES, "max", "avg")},
+    "window_ms": _LONG,
+    "date": DateType(),
+}
+SCHEMA = StructType([StructField(name, kind) for name, kind in _TYPES.items()])
+
+
+def windows(journal: DataFrame, window_ms: int = 60_000, watermark_ms: int = 60_000) -> DataFrame:
+    """A row for each window and key that has events; `SCHEMA` says which columns.
+
+    Of a stream, those windows whose end the newest event has passed by `watermark_ms`.
+    """
+    span = f"{window_ms} milliseconds"
+    counted = (
+        journal.withWatermark("timestamp", f"{watermark_ms} milliseconds")
+        .groupBy(F.window("timestamp", span).alias("window"), *KEYS)
+        .agg(*_counts(), *_latencies())
+    )
+    return counted.select(*_columns(window_ms))
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """The newest window of each key as an entry of a cache."""
+    by_key = Window.partitionBy(*KEYS).orderBy(F.desc("window_start"))
+    entries = (
+        rows.withColumn("rank", F.row_number().over(by_key))
+        .where("rank = 1")
+        .drop("rank", "date")
+        .select(
+            F.to_json(F.array(*KEYS)).alias("key"),
+            F.to_json(
+                F.struct(*(name for name in SCHEMA.names if name != "date")),
+                {"ignoreNullFields": "false", "timeZone": "UTC"},
+            ).alias("value"),
+        )
+    )
+    # Ids may be long. A key that the broker refuses would end the pipeline for all others.
+    return entries.where(F.octet_length("key") <= MAX_CACHE_KEY_BYTES)
+
+
+def metrics_table(lake: Lake) -> Table:
+    return lake.table("metrics", SCHEMA, ("date",))
+
+
+# -- the figures of a window -----------------------------------------------------------------------
+
+
+def _counts() -> list[Column]:
+    is_retry = (F.col("kind") == "delivered") & (F.col("attempt") > 1)
+    return [
+        *(F.count_if(F.col("kind") == kind).alias(kind) for kind in KINDS),
+        F.count_if(is_retry).alias("retries"),
+    ]
+
+
+def _latencies() -> list[Column]:
+    """In microseconds, which are whole: a sum of them is the same in whichever order."""
+    is_first = (F.col("kind") == "delivered") & (F.col("attempt") == 1)
+    is_acked = F.col("kind") == "acked"
+    spans = {
+        "waiting": F.when(is_first, _between("produced_at", "delivered_at")),
+        "running": F.when(is_acked, _between("delivered_at", "timestamp")),
+        "end_to_end": F.when(is_acked, _between("produced_at", "timestamp")),
+    }
+    shares = F.array(*map(F.lit, PERCENTILES.values()))
+    figures = []
+    for name, span in spans.items():
+        figures += [
+            F.percentile_approx(span, shares, F.lit(ACCURACY)).alias(f"{name}_percentiles"),
+            F.max(span).alias(f"{name}_max"),
+            F.avg(span).alias(f"{name}_avg"),
+        ]
+    return figures
+
+
+def _between(begin: str, end: str) -> Column:
+    return F.unix_micros(end) - F.unix_micros(begin)
+
+
+def _columns(window_ms: int) -> list[Column]:
+    failed = F.col("nacked") + F.col("timed_out")
+    ended = F.col("acked") + failed
+    figures = {
+        "window_start": F.col("window.start"),
+        "window_end": F.col("window.end"),
+        "produced_per_s": F.col("produced") * 1000 / window_ms,
+        "delivered_per_s": F.col("delivered") * 1000 / window_ms,
+        "acked_per_s": F.col("acked") * 1000 / window_ms,
+        "failed_per_s": failed * 1000 / window_ms,
+        "error_share": F.when(ended > 0, failed / ended),
+        "window_ms": F.lit(window_ms).cast("long"),
+        "date": _utc_date(F.col("window.start")),
+    }
+    for name in SPANS:
+        for place, figure in enumerate(PERCENTILES):
+            figures[f"{name}_{figure}_ms"] = F.col(f"{name}_percentiles")[place] / 1000
+        figures[f"{name}_max_ms"] = F.col(f"{name}_max") / 1000
+        figures[f"{name}_avg_ms"] = F.col(f"{name}_avg") / 1000
+    return [figures.get(name, F.col(name)).alias(name) for name in SCHEMA.names]
+
+
+def _utc_date(moment: Column) -> Column:
+    """Whatever the session's zone: a row must not change its partition with who runs it."""
+    return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))
+
+
+# -- the pipeline ----------------------------------------------------------------------------------
+
+
+def _start(run: Run) -> None:
+    window_ms, cache = run.settings["window"], run.settings["cache"]
+    journal = run.stream(
+        log="journal",
+        columns=COLUMNS,
+        maxRowsPerTrigger=run.settings["max_rows"],
+        failOnDataLoss=run.settings["fail_on_data_loss"],
+    )
+    rows = windows(journal, window_ms, run.settings["watermark"])
+    # Windows of another length are another query: state of the one means nothing to the other.
+    query = f"windows-{format_duration(window_ms)}"
+    table = metrics_table(run.lake)
+    progress = WindowProgress()
+
+    def write(frame: DataFrame, batch: int) -> None:
+        progress.follow(run.spark, run.query_id())
+        tell_late(run, progress)
+        # Taken several times: else the journal would be read, and late rows counted, each time.
+        made = frame.persist()
+        try:
+            # Counted whatever comes, for that goes through all of Spark's state. A batch that is in
+            # the table already leaves its frame alone, and then Spark would not let it end.
+            if made.count() > 0:
+                table.append(made, f"{run.name}/{query}", batch)
+                if cache:
+                    # Batches come in the order of their windows: what is put last is the newest.
+                    run.write(latest(made), f"{run.name}-{query}", txnBatch=batch, cache=cache)
+        finally:
+            made.unpersist()
+
+    run.start(query, rows, write)
+    if run.once:
+        run.repeat("report", lambda: tell_all(run, progress, table, window_ms))
+
+
+def _duration(least_ms: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        ms = parse_duration_ms(text)
+        if ms is None or not least_ms <= ms <= MAX_WINDOW_MS:
+            raise ValueError(text)
+        return ms
+
+    return read
+
+
+def _cache(text: str) -> str:
+    try:
+        return SinkSettings.from_options({"cache": text}, "write").cache
+    except InvalidArgument as error:
+        raise ValueError(error.message) from error
+
+
+def _rows(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _switch(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.strip().lower() == "true"
+
+
+PIPELINE = Pipeline(
+    "metrics",
+    "Rates, latencies, retries and error share in windows, from the journal to the lake",
+    _start,
+    (
+        Option("window", "a duration from 1ms to 31d, like 30s, 1m or 1h", "1m", _duration(1)),
+        Option("watermark", "a duration to 31d, like 0s, 30s or 1m", "1m", _duration(0)),
+        Option("cache", "tenant/namespace/cache, for the newest window of each key", read=_cache),
+        Option("max_rows", "a whole number from 1 on: of one batch", "1000000", _rows),
+        Option(
+            "fail_on_data_loss",
+            "true or false: false goes on without what retention removed before it was counted",
+            "true",
+            _switch,
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""A streaming query whose batches a function of the run's takes.
+
+Invariant: a batch is given to the function whole, by its number, and never after a stop was asked
+for; one that the function did not finish is given again when the query goes on. What the function
+raises is kept as it is: Spark's own report of it is a page of two languages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines.activity import Activity
+from penstock.spark.pipelines.job import give_up
+from penstock.spark.pipelines.tally import Tally
+
+WriteBatch = Callable[[DataFrame, int], None]
+
+_LAST_WORDS_S = 5.0
+_GIVING_UP_S = 10.0
+
+
+class StopAsked(Exception):
+    """Leaves a batch for the next start of the query."""
+
+
+class Query(Activity):
+    kind = "query"
+
+    def __init__(
+        self,
+        pipeline: str,
+        name: str,
+        spark: SparkSession,
+        write: WriteBatch,
+        broker: BrokerSettings,
+    ) -> None:
+        super().__init__(pipeline, name)
+        self._spark = spark
+        self._write = write
+        self._broker = broker
+        self._tally = Tally()
+        self._stopping = threading.Event()
+        self._raised: BaseException | None = None
+        self._query: StreamingQuery | None = None
+        self._last_heard = threading.Event()
+
+    def start(self, writer: DataStreamWriter) -> None:
+        self._query = writer.foreachBatch(self._take).start()
+        threading.Thread(target=self._await, name=self.where(), daemon=True).start()
+
+    def stop(self, patience_s: float, hurry: threading.Event | None = None) -> None:
+        self._stopping.set()
+        query = self._query
+        if query is None:
+            return
+        if not self.bear_with(patience_s, hurry, lambda: not query.status["isTriggerActive"]):
+            # Interrupting Java while it waits for Python ends badly: the batch's jobs are ended
+            # first, so that the function fails.
+            give_up(self._spark, str(query.runId))
+            self.bear_with(_GIVING_UP_S)
+        query.stop()
+        self.wait()
+
+    def saw(self, progress: Any) -> None:
+        """Spark has committed a batch; called by the session's listener."""
+        self.batches += 1
+        self._tally.add(progress.sources)
+
+    def count(self) -> None:
+        self._tally.settle(self._broker)
+        self.rows, self.lag = self._tally.rows, self._tally.lag
+
+    def heard_last(self) -> None:
+        """There is no more to see."""
+        self._last_heard.set()
+
+    def where(self) -> str:
+        said = super().where()
+        return said if self.last_batch is None else f"{said}, batch {self.last_batch}"
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        if self._stopping.is_set():
+            raise StopAsked
+        self.last_batch = batch
+        try:
+            self._write(frame, batch)
+        except BaseException as error:
+            if not self._stopping.is_set():
+                self._raised = error
+            raise
+
+    def _await(self) -> None:
+        query = self._query
+        if query is None:
+            return
+        failure: BaseException | None = None
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - kept, and told by whoever watches the run
+            failure = error
+        # Events of the last batches are still on their way.
+        self._last_heard.wait(_LAST_WORDS_S)
+        self.count()
+        if self._raised is not None:
+            self.end("failed", self._raised)
+        elif self._stopping.is_set():
+            self.end("stopped")
+        elif failure is not None:
+            self.end("failed", failure)
+        else:
+            self.end("finished")

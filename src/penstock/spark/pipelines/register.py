@@ -1,0 +1,189 @@
+"""The runs of this machine: a small file for each, which its process keeps up to date.
+
+Invariant: a run is taken for running only while the very process that wrote its file is; a process
+id that was given to another since does not count. Files hold no token. What cannot be read is left
+out: the register is for people, and no pipeline depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from penstock.model.errors import FailedPrecondition
+
+KEPT_S = 7 * 86_400
+MOST_ENDED = 50
+RUN_ID = "PENSTOCK_RUN_ID"
+"""Names the file of a run that another process waits for."""
+
+_LOOK_S = 0.1
+_ID = re.compile(r"[0-9a-f]{32}")
+
+RunState = Literal["running", "ended", "failed", "died"]
+
+
+class Figures(msgspec.Struct):
+    """How far a query or job of the run is."""
+
+    pipeline: str
+    name: str
+    state: str
+    batches: int
+    rows: int
+    rows_per_s: float
+    lag: int | None
+    error: str = ""
+
+
+class Entry(msgspec.Struct):
+    """A run. `born` is when its process was started, as the system says it."""
+
+    id: str
+    name: str
+    pid: int
+    born: str
+    pipelines: list[str]
+    lake: str
+    master: str
+    url: str
+    once: bool
+    started_s: float
+    seen_s: float
+    claims: list[str] = []
+    activities: list[Figures] = []
+    ended_s: float | None = None
+    exit_code: int | None = None
+
+    @property
+    def state(self) -> RunState:
+        if self.exit_code is not None:
+            return "ended" if self.exit_code == 0 else "failed"
+        return "running" if born_of(self.pid) == self.born else "died"
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+
+class Register:
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory or default_directory(os.environ)
+
+    def enter(
+        self, name: str, pipelines: list[str], lake: str, master: str, url: str, *, once: bool
+    ) -> Entry:
+        """A run of this process."""
+        now, given = time.time(), os.environ.get(RUN_ID, "")
+        entry = Entry(
+            id=given if _ID.fullmatch(given) else uuid.uuid4().hex,
+            name=name,
+            pid=os.getpid(),
+            born=born_of(os.getpid()),
+            pipelines=pipelines,
+            lake=lake,
+            master=master,
+            url=url,
+            once=once,
+            started_s=now,
+            seen_s=now,
+        )
+        self.keep(entry)
+        self.prune()
+        return entry
+
+    def claim(self, entry: Entry, pipeline: str, name: str) -> None:
+        """A query or job is this run's. Refused if another run has it on that lake: two would take
+        each other's batches for their own. Told first and looked at then, so that of two at the
+        same moment one at most goes on."""
+        claimed = f"{pipeline}/{name}"
+        entry.claims.append(claimed)
+        self.keep(entry)
+        for other in self.entries():
+            is_other = other.id != entry.id and other.is_running and other.lake == entry.lake
+            if is_other and claimed in other.claims:
+                entry.claims.remove(claimed)
+                raise FailedPrecondition(
+                    f"{name} runs on {entry.lake} already, in process {other.pid}; "
+                    f"`penstock pipeline stop {other.pid}` ends it"
+                )
+
+    def keep(self, entry: Entry) -> None:
+        """Whole or not at all. A disk that is full, or a home that is not there, stops nothing."""
+        path = self._directory / f"{entry.id}.json"
+        with suppress(OSError):
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode(entry))
+            draft.replace(path)
+
+    def find(self, run_id: str) -> Entry | None:
+        try:
+            return msgspec.json.decode(
+                (self._directory / f"{run_id}.json").read_bytes(), type=Entry
+            )
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def entries(self) -> list[Entry]:
+        """The oldest first."""
+        found = [self.find(path.stem) for path in self._directory.glob("*.json")]
+        return sorted((each for each in found if each is not None), key=lambda e: e.started_s)
+
+    def prune(self) -> None:
+        """Removes what ended long ago, and the oldest of what is too many."""
+        over = [entry for entry in self.entries() if not entry.is_running]
+        recent = [e for e in over if (e.ended_s or e.seen_s) > time.time() - KEPT_S]
+        kept = {entry.id for entry in recent[-MOST_ENDED:]}
+        for entry in over:
+            if entry.id not in kept:
+                with suppress(OSError):
+                    (self._directory / f"{entry.id}.json").unlink()
+
+    def stop(self, entry: Entry, timeout_s: float) -> bool:
+        """Asks the run's process to stop, and waits. False: it has not, in that time."""
+        deadline = time.monotonic() + timeout_s
+        if entry.is_running:
+            with suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGTERM)
+        while born_of(entry.pid) == entry.born:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    chosen = environ.get("XDG_STATE_HOME")
+    state = Path(chosen) if chosen else Path.home() / ".local" / "state"
+    return state / "penstock" / "pipelines"
+
+
+def born_of(pid: int) -> str:
+    """When the process was started; empty if there is none, or it has ended and not been reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return "" if Path("/proc/self/stat").exists() else _told_by_ps(pid)
+    except OSError:
+        return ""
+    # The name of the program is in brackets and may have anything in it.
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def _told_by_ps(pid: int) -> str:
+    done = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()

@@ -1,0 +1,276 @@
+"""replay: stored messages to a topic once more, from a topic's history, dead letters or the lake.
+
+    penstock pipeline run replay --once --set topic=dlq.orders --set reason='no memory'
+    penstock pipeline run replay --once --set topic=dlq.orders --set apply=true
+
+Invariant: nothing is sent without `apply`, and what was sent under a replay's name is not sent
+under it again. How that is kept is in `replays.py`; which messages are taken, in `selection.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.names import clean_name, is_dead_letter_topic
+from penstock.model.units import parse_duration_ms
+from penstock.spark.broker import Broker
+from penstock.spark.logs import Records, is_pattern
+from penstock.spark.pipelines.archive import records_table
+from penstock.spark.pipelines.pace import Pace
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
+from penstock.spark.pipelines.replays import Replay
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.selection import Criteria, chosen, marked
+from penstock.spark.pipelines.targets import partitions_of
+
+MIN_RATE = 0.1
+"""A run that waits for the turn of a message cannot be stopped meanwhile."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+Moment = datetime | timedelta
+"""A time, or how long ago."""
+
+
+def _start(run: Run) -> None:
+    said = run.settings
+    if said["to"] is None and not all(map(is_dead_letter_topic, said["topic"])):
+        raise InvalidArgument(
+            "pipeline replay needs option to: only dead letters, of topics like dlq.orders, know "
+            "the topic they are from"
+        )
+    _check_no_circle(said, datetime.now(UTC))
+    name = said["name"] or default_name(said["topic"], said["to"])
+    run.repeat("replay", lambda: _replay(run, Replay(run, name)))
+
+
+def _replay(run: Run, replay: Replay, pace: Pace | None = None) -> int:
+    """The rows sent."""
+    said = run.settings
+    if said["to"] is not None:
+        partitions_of(run.broker, [said["to"]])
+    rows = chosen(_records(run, said["topic"]), criteria_of(said, datetime.now(UTC)))
+    rows = rows.filter(F.col("target").isNotNull())
+    if not said["apply"]:
+        return _tell(run, replay, rows)
+    pace = pace or Pace(said["rate"])
+    sent = 0
+    pending = replay.pending()
+    if pending is not None:
+        run.report(f"replay {replay.name}: {unfinished(pending)}; it is finished first")
+        sent += replay.send(pending, pace)
+    pending = replay.select(rows, pace, said["limit"])
+    if pending is None:
+        run.report(f"replay {replay.name}: nothing is left to send")
+        return sent
+    to = ", ".join(pending.targets)
+    run.report(f"replay {replay.name}: {pending.rows} messages are selected, and go to {to}")
+    return sent + replay.send(pending, pace)
+
+
+def criteria_of(said: Mapping[str, Any], now: datetime) -> Criteria:
+    return Criteria(
+        since=_at(said["since"], now),
+        until=_at(said["until"], now),
+        **{name: said[name] for name in ("to", "run", "tenant", "reason", "where", "keep_keys")},
+    )
+
+
+def default_name(topics: Sequence[str], to: str | None) -> str:
+    """Of source and target, with what a path cannot have left out."""
+    text = f"{'+'.join(topics)}-to-{'origin' if to is None else to}"
+    if _NAME.fullmatch(text):
+        return text
+    digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80] + f"-{digest}"
+
+
+# -- where messages are ----------------------------------------------------------------------------
+
+
+def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
+    """Of topics that are there: a name must be, and a pattern must find one."""
+    if run.settings["from"] == "lake":
+        return _archived(run, topics)
+    with Broker(run.broker) as broker:
+        records = Records(broker, topics)
+        found = records.find()
+        for topic in filter(records.is_named, found):
+            records.spans(topic)
+    if not found:
+        raise NotFound(f"no topic at {run.broker.url} fits {', '.join(topics)}")
+    return run.read(topic=",".join(found), pushdown="true")
+
+
+def _archived(run: Run, topics: tuple[str, ...]) -> DataFrame:
+    table = records_table(run.lake)
+    if not table.exists():
+        raise FailedPrecondition(
+            f"the lake {run.lake.path} has no table {table.path.rpartition('/')[2]}; "
+            "`penstock pipeline run archive` makes it, and from=broker needs none"
+        )
+    rows = table.read()
+    there = sorted(row.topic for row in rows.select("topic").distinct().collect())
+    found = [topic for topic in there if _fits(topic, topics)]
+    for topic in topics:
+        if not found or (not is_pattern(topic) and topic not in found):
+            raise NotFound(
+                f"the lake {run.lake.path} has nothing of {topic!r}; it has "
+                f"{', '.join(there) or 'no messages yet'}"
+            )
+    return rows.filter(F.col("topic").isin(found))
+
+
+def _check_no_circle(said: Mapping[str, Any], now: datetime) -> None:
+    """Copies of a replay into its own source look like any message of it. Only the time tells them
+    from those that were there before."""
+    to, until = said["to"], said["until"]
+    if to is None or not _fits(to, said["topic"]):
+        return
+    if not isinstance(until, datetime) or until > now:
+        raise InvalidArgument(
+            f"topic {to!r} is source and target: without an end, a second run would take the "
+            f"copies of the first for messages. Say until={now.isoformat(timespec='seconds')}, and "
+            "the same each time"
+        )
+
+
+def _fits(topic: str, wanted: Sequence[str]) -> bool:
+    return topic in wanted or any(is_pattern(one) and fnmatchcase(topic, one) for one in wanted)
+
+
+# -- the dry run -----------------------------------------------------------------------------------
+
+
+def _tell(run: Run, replay: Replay, rows: DataFrame) -> int:
+    pending = replay.pending()
+    both = marked(rows, replay.done()).persist()
+    try:
+        left = ~F.col("is_done")
+        groups = (
+            both.groupBy("source_topic", "target")
+            .agg(
+                F.count_if(left).alias("left"),
+                F.count_if("is_done").alias("done"),
+                F.min(F.when(left, F.col("source_timestamp"))).alias("first"),
+                F.max(F.when(left, F.col("source_timestamp"))).alias("last"),
+            )
+            .orderBy("source_topic", "target")
+            .collect()
+        )
+        samples = both.filter(left).orderBy("source_topic", "source_offset").limit(SAMPLES)
+        found = samples.collect()
+    finally:
+        both.unpersist()
+    partitions_of(run.broker, {row.target for row in groups})
+    run.report(plan(replay.name, groups, found, pending, run.settings["limit"]))
+    return 0
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _at(moment: Moment | None, now: datetime) -> datetime | None:
+    return now - moment if isinstance(moment, timedelta) else moment
+
+
+def read_moment(text: str) -> Moment:
+    """A bare number may be anything, and a time without a zone several moments."""
+    ms = parse_duration_ms(text)
+    if ms is not None and not text.strip().isdigit():
+        return timedelta(milliseconds=ms)
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        raise ValueError(text)
+    return moment
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_topic(word) for word in text.split(",")))
+
+
+def _topic(text: str) -> str:
+    try:
+        return clean_name(text, "it")
+    except InvalidArgument as error:
+        raise ValueError(error.message) from error
+
+
+def _target(text: str) -> str:
+    if is_pattern(text):
+        raise ValueError(text)
+    return _topic(text)
+
+
+def _origin(text: str) -> str:
+    if text not in ("broker", "lake"):
+        raise ValueError(text)
+    return text
+
+
+def _replay_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(text)
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MAX_OFFSET:
+        raise ValueError(text)
+    return count
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not MIN_RATE <= rate < math.inf:
+        raise ValueError(text)
+    return rate
+
+
+_WHEN = "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d"
+
+PIPELINE = Pipeline(
+    "replay",
+    "Stored messages to a topic once more: history, dead letters or the lake's archive",
+    _start,
+    (
+        Option("from", "broker, or lake: what the archive has", "broker", _origin),
+        Option(
+            "topic",
+            "a topic, several with commas between, or a pattern like dlq.*",
+            read=_topics,
+            is_required=True,
+        ),
+        Option("to", "a topic; of dead letters, if not said, the one each is from", read=_target),
+        Option("since", _WHEN, read=read_moment),
+        Option("until", f"{_WHEN}; not included", read=read_moment),
+        Option("run", "a run_id"),
+        Option("tenant", "a tenant_id"),
+        Option("reason", "a part of a dead letter's last error, or its group's normalised reason"),
+        Option("where", "a predicate of Spark SQL over the columns, like key = 'cart-1'"),
+        Option("limit", "a whole number from 1 on: only the first so many", read=_count),
+        Option("rate", f"messages a second, {MIN_RATE:g} or more", read=_rate),
+        Option("name", "a name of letters, digits, points and dashes", read=_replay_name),
+        Option("keep_keys", "true or false: do idempotency keys travel?", "false", _switch),
+        Option("apply", "true or false: false only tells what would be sent", "false", _switch),
+    ),
+)

@@ -1,0 +1,155 @@
+"""A replay under its name: what it has sent, what it is about to send, and the sending.
+
+The steps, and what is there after each: a selection is stored in the lake, whole and with a name
+for the broker; its chunks are written as batches of that name; its rows are noted in the table
+`replayed`; the selection is removed. Whoever is killed between two steps finds the selection the
+next time, asks the broker for the last chunk it has, and goes on behind it.
+
+Invariant: a message goes to a target once under one name. What is sent was fixed before the first
+chunk; nothing is selected anew while a selection is there. One run of a name at a time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from penstock.model.errors import FailedPrecondition
+from penstock.spark.broker import Broker
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.pace import Pace
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
+from penstock.spark.pipelines.table import Table
+from penstock.spark.pipelines.targets import as_sent, partitions_of
+from penstock.spark.staging import Staging
+
+TABLE = "replayed"
+FOLDER = "_replays"
+
+SCHEMA = StructType(
+    [
+        StructField("name", StringType()),
+        *PLACE.fields,
+        StructField("target", StringType()),
+        StructField("at", TimestampType()),
+        StructField("batch", LongType()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A selection that is stored: nothing of it is in the table `replayed`."""
+
+    batch: int
+    rows: int
+    chunks: int
+    chunk_rows: int
+    txn: str
+    targets: tuple[str, ...]
+
+
+class Replay:
+    def __init__(self, run: Run, name: str) -> None:
+        self.name = name
+        self._run = run
+        self._batch: int | None = None
+
+    def done(self) -> DataFrame:
+        """The identities that were sent under this name, or are about to be."""
+        sent = self._ledger().read().filter(F.col("name") == self.name).select(*IDENTITY)
+        return sent.unionByName(self._selection(self._next()).read().select(*IDENTITY))
+
+    def pending(self) -> Pending | None:
+        """The selection that was not finished, if there is one."""
+        batch = self._next()
+        table = self._selection(batch)
+        if not table.exists():
+            return None
+        found = table.read().agg(
+            F.count("*").alias("rows"),
+            (F.max("chunk") + 1).alias("chunks"),
+            F.count_if(F.col("chunk") == 0).alias("chunk_rows"),
+            F.collect_set("txn").alias("txns"),
+            F.collect_set("target").alias("targets"),
+        )
+        row = found.collect()[0]
+        if not row.rows:
+            return None
+        if len(row.txns) > 1:
+            raise FailedPrecondition(
+                f"{table.path} is the selection of two runs of replay {self.name} at a time; "
+                "nothing of it was sent. Stop both, remove it, and start one of them"
+            )
+        targets = tuple(sorted(row.targets))
+        return Pending(batch, row.rows, row.chunks, row.chunk_rows, row.txns[0], targets)
+
+    def select(self, rows: DataFrame, pace: Pace, limit: int | None) -> Pending | None:
+        """Stores those of the rows that were not sent before; None if there are none. Only where
+        nothing is pending."""
+        batch = self._next()
+        # One that was noted and not removed, and one that was not stored whole or has no rows.
+        for old in (batch - 1, batch):
+            self._remove(old)
+        # The lake may be removed and begun anew; the broker would take its first chunks for done.
+        txn = f"replay-{self.name}-{batch}-{uuid.uuid4().hex[:12]}"
+        fresh = without(rows, self.done())
+        chunks = in_chunks(fresh, pace.chunk_rows, txn, limit)
+        if self._selection(batch).append(chunks, "selection", 0):
+            return self.pending()
+        self._remove(batch)
+        return None
+
+    def send(self, pending: Pending, pace: Pace) -> int:
+        """The rows sent by this call; with those of calls before, all of the selection."""
+        partitions = partitions_of(self._run.broker, pending.targets)
+        rows = self._selection(pending.batch).read()
+        first = self._last_chunk(pending) + 1
+        for chunk in range(first, pending.chunks):
+            pace.await_turn(pending.chunk_rows)
+            of_chunk = rows.filter(F.col("chunk") == chunk).orderBy("number")
+            sent = as_sent(of_chunk, "target", partitions, datetime.now(UTC))
+            self._run.write(sent, pending.txn, txnBatch=chunk)
+        self._note(rows, pending)
+        self._batch = pending.batch + 1
+        self._remove(pending.batch)
+        return max(0, pending.rows - first * pending.chunk_rows)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _ledger(self) -> Table:
+        return self._run.lake.table(TABLE, SCHEMA)
+
+    def _selection(self, batch: int) -> Table:
+        return self._run.lake.table(f"{FOLDER}/{self.name}/{batch}", SELECTED)
+
+    def _next(self) -> int:
+        """The number of the selection that is there, or will be next."""
+        if self._batch is None:
+            of_name = self._ledger().read().filter(F.col("name") == self.name)
+            last = of_name.agg(F.max("batch")).collect()[0][0]
+            self._batch = 0 if last is None else int(last) + 1
+        return self._batch
+
+    def _last_chunk(self, pending: Pending) -> int:
+        """The last one that the broker has decided to store; -1 before the first."""
+        with Broker(self._run.broker) as broker:
+            return Staging(broker, pending.txn, 0).last_committed()
+
+    def _note(self, rows: DataFrame, pending: Pending) -> None:
+        noted = rows.select(
+            F.lit(self.name).alias("name"),
+            *IDENTITY,
+            F.current_timestamp().alias("at"),
+            F.lit(pending.batch).cast("long").alias("batch"),
+        )
+        self._ledger().append(noted, f"replay-{self.name}", pending.batch)
+
+    def _remove(self, batch: int) -> None:
+        Files(self._run.spark, self._run.lake.path).delete(f"{FOLDER}/{self.name}/{batch}")

@@ -1,0 +1,272 @@
+"""route: the messages of an intake topic to the topics that a user's function names.
+
+    penstock pipeline run route --set topic=intake --set function=rules.py:label --set to=work
+
+A batch: the function's verdicts are stored in the lake, once; from there the routed rows are
+written to the broker under the batch's number, and those that cannot be routed into `rejects`; then
+the stored verdicts go. A batch that is repeated takes the verdicts that are stored, so a function
+that says something else the second time changes nothing, and each write does nothing twice.
+
+Invariant: every message of the intake is in one target or among the rejects, once. Must not know
+what the function does, nor how it is called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
+from penstock.model.names import clean_name
+from penstock.spark.logs import is_pattern
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.functions import TAKES, UserFunction, load
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS, as_sent, partitions_of
+from penstock.spark.pipelines.verdicts import judged
+
+FOLDER = "_routed"
+LABEL = "{label}"
+MAX_ROWS = 100_000
+
+_TEXT = StringType()
+
+PLACE = StructType(
+    [
+        StructField("source_topic", _TEXT),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+    ]
+)
+ROUTED = StructType(
+    [
+        *PLACE.fields,
+        StructField("target", _TEXT),
+        StructField("error", _TEXT),
+        *ENVELOPE_FIELDS.fields,
+    ]
+)
+
+
+def _start(run: Run) -> None:
+    said = run.settings
+    function = load(said["function"])
+    if function.kind == "series" and said["to"] is None:
+        raise InvalidArgument(
+            f"pipeline route needs option to: {function.name} gives labels, and no topics"
+        )
+    route = Route(run, said["topic"], function, said["to"], said["unrouted"])
+    source = run.stream(
+        topic=said["topic"],
+        startingOffsets=said["start"],
+        maxRowsPerTrigger=said["max_rows"],
+        group=said["group"],
+    )
+    run.start(route.query, source, route.write)
+
+
+class Route:
+    """`to` is a topic, or a template of one with a label in it; None: the function says topics."""
+
+    def __init__(
+        self,
+        run: Run,
+        intake: str,
+        function: UserFunction,
+        to: str | None = None,
+        unrouted: str | None = None,
+    ) -> None:
+        self.query = _path_name(intake)
+        self._run = run
+        self._intake = intake
+        self._function = function
+        self._to = to
+        self._unrouted = unrouted
+
+    def write(self, frame: DataFrame, batch: int) -> None:
+        """A batch of the intake, as often as Spark wants."""
+        run = self._run
+        # The numbers of a query with another checkpoint are of other batches.
+        name = f"{FOLDER}/{self.query}/{run.query_id()}-{batch}"
+        stored = run.lake.table(name, ROUTED)
+        # The frame is looked at only where nothing is stored.
+        stored.append(routed(frame, self._function, self._to, self._unrouted), "route", 0)
+        rows = stored.read()
+        is_good = F.col("error").isNull()
+        found = rows.agg(
+            F.collect_set(F.when(is_good, F.col("target"))).alias("targets"),
+            F.count_if(~is_good).alias("rejected"),
+        ).collect()[0]
+        if found.targets:
+            self._send(rows.filter(is_good), found.targets, batch)
+        if found.rejected:
+            rejected = rows.filter(~is_good).withColumnRenamed("source_topic", "topic")
+            Rejects(run).keep(rejected, self.query, batch)
+            run.report(f"batch {batch}: {found.rejected} messages are in the table rejects")
+        Files(run.spark, run.lake.path).delete(name)
+
+    def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
+        circle = [topic for topic in targets if _is_intake(topic, self._intake)]
+        if circle:
+            raise InvalidArgument(
+                f"topic {circle[0]!r} is a target of the route, and its intake: it would be fed "
+                "with its own messages for ever"
+            )
+        partitions = partitions_of(self._run.broker, targets)
+        ordered = rows.orderBy("source_topic", "offset")
+        sent = as_sent(ordered, "target", partitions, datetime.now(UTC))
+        self._run.write(sent, f"{self._run.name}-{self.query}", txnBatch=batch)
+
+
+def routed(
+    records: DataFrame, function: UserFunction, to: str | None, unrouted: str | None
+) -> DataFrame:
+    """The messages as `ROUTED`: each with a target or an error. `records` has the columns of
+    format("penstock"); a frame's function may leave some out, and rows too."""
+    if function.kind == "frame":
+        rows = _framed(records, function)
+    else:
+        rows = judged(records, function).select(
+            F.col("topic").alias("source_topic"),
+            "partition",
+            "offset",
+            *(name for name in ENVELOPE if name not in ("value", "routing_label", "routing_meta")),
+            F.coalesce("said_value", "value").alias("value"),
+            F.col("said_label").alias("routing_label"),
+            F.col("said_meta").alias("routing_meta"),
+            F.trim("said_topic").alias("said_topic"),
+            "error",
+        )
+    rows = rows.withColumn("partition_override", F.lit(None).cast("int"))
+    target = _target(F.col("said_topic"), F.col("routing_label"), to, unrouted)
+    rows = rows.withColumn("target", F.when(F.col("error").isNull(), target))
+    return rows.withColumn("error", F.coalesce("error", *_faults(to))).select(*ROUTED.names)
+
+
+def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
+    """The function gets no column `topic`, so that what it says is its own."""
+    made = function.callable()(rows.withColumnRenamed("topic", "source_topic"))
+    where = f"function {function.name} of {function.path}"
+    if not isinstance(made, DataFrame):
+        raise InvalidArgument(f"{where} returned {type(made).__name__}, and no DataFrame")
+    if "value" not in made.columns:
+        raise InvalidArgument(f"{where} returned rows without the column value")
+    if "topic" not in made.columns and "routing_label" not in made.columns:
+        raise InvalidArgument(f"{where} returned neither the column topic nor routing_label")
+    known = {one.name: one.dataType for one in (*PLACE.fields, *ENVELOPE_FIELDS.fields)}
+    columns = [
+        (F.col(name) if name in made.columns else F.lit(None)).cast(kind).alias(name)
+        for name, kind in known.items()
+    ]
+    topic = F.trim("topic") if "topic" in made.columns else F.lit(None)
+    return made.select(
+        *columns,
+        topic.cast(_TEXT).alias("said_topic"),
+        F.lit(None).cast(_TEXT).alias("error"),
+    )
+
+
+def _target(topic: Column, label: Column, to: str | None, unrouted: str | None) -> Column:
+    """What the function says, else what is made of its label, else where rows without one go."""
+    given = F.when(topic != "", topic)
+    has_label = F.coalesce(label, F.lit("")) != ""
+    if to is not None:
+        made = F.replace(F.lit(to), F.lit(LABEL), label) if LABEL in to else F.lit(to)
+        given = F.coalesce(given, F.when(has_label, made))
+    if unrouted is not None:
+        given = F.coalesce(given, F.when(~has_label, F.lit(unrouted)))
+    return given
+
+
+def _faults(to: str | None) -> list[Column]:
+    """What the broker would refuse a whole batch for, and what cannot be sent: null if all is well,
+    else what is wrong with the row."""
+    target, label, meta = F.col("target"), F.col("routing_label"), F.col("routing_meta")
+    nowhere = "the function gave no topic and no label"
+    if to is None:
+        nowhere += ", or a label and the option to says not where to"
+    faults = {
+        nowhere: target.isNull(),
+        f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(target)
+        > MAX_NAME_BYTES,
+        "the topic's name has control characters in it": target.rlike(r"[\x00-\x1f\x7f-\x9f]"),
+        "the value is null or empty": F.coalesce(F.octet_length("value"), F.lit(0)) == 0,
+        f"the label is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes": F.octet_length(label)
+        > MAX_ENVELOPE_FIELD_BYTES,
+        "the meta has a null in it": F.exists(F.map_values(meta), lambda value: value.isNull()),
+    }
+    return [F.when(is_so, F.lit(said)) for said, is_so in faults.items()]
+
+
+def _is_intake(topic: str, intake: str) -> bool:
+    return any(
+        fnmatchcase(topic, one.strip()) if is_pattern(one) else topic == one.strip()
+        for one in intake.split(",")
+    )
+
+
+def _path_name(text: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80]
+    if plain == text:
+        return text
+    return f"{plain}-{hashlib.blake2s(text.encode(), digest_size=4).hexdigest()}"
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _topic(text: str) -> str:
+    try:
+        return clean_name(text, "it")
+    except InvalidArgument as error:
+        raise ValueError(error.message) from error
+
+
+def _template(text: str) -> str:
+    if "{" in text.replace(LABEL, "") or "}" in text.replace(LABEL, ""):
+        raise ValueError(text)
+    return _topic(text)
+
+
+def _start_at(text: str) -> str:
+    if text not in ("earliest", "latest"):
+        raise ValueError(text)
+    return text
+
+
+def _rows(text: str) -> int:
+    rows = int(text)
+    if rows < 1:
+        raise ValueError(text)
+    return rows
+
+
+PIPELINE = Pipeline(
+    "route",
+    "Messages of an intake topic to the topics that a function of yours names",
+    _start,
+    (
+        Option(
+            "topic",
+            "the intake: a topic, several with commas between, or a pattern",
+            read=_topic,
+            is_required=True,
+        ),
+        Option("function", TAKES, is_required=True),
+        Option("to", "a topic, or a template of one like work.{label}", read=_template),
+        Option("unrouted", "a topic, for messages without a label", read=_topic),
+        Option("start", "earliest or latest: where the first run begins", "earliest", _start_at),
+        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
+        Option("group", "a group of the intake, which is told how far the route has come"),
+    ),
+)

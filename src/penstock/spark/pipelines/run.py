@@ -1,0 +1,160 @@
+"""A run of a pipeline: its Spark, its broker, its lake, and the queries and jobs it has begun.
+
+Invariant: a query's checkpoint is named by pipeline and query and lies beside the lake's tables, so
+that the same command started again goes on where this one was. Nothing that fails in a batch is
+taken for done. The token is an option of reads and writes, which Spark does not show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines.activity import Activity
+from penstock.spark.pipelines.failure import PipelineFailed
+from penstock.spark.pipelines.job import Job
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.query import Query, WriteBatch
+from penstock.spark.pipelines.watch import watch_of
+from penstock.spark.progress import follow
+from penstock.spark.sink import QUERY_ID
+
+STOP_PATIENCE_S = 30.0
+
+__all__ = ["Run", "WriteBatch"]
+
+
+class Run:
+    """`once`: take what is there and end. Else go on, looking for more every `every_s`. `claim` is
+    asked before a query or job begins, and may refuse."""
+
+    def __init__(
+        self,
+        name: str,
+        spark: SparkSession,
+        broker: BrokerSettings,
+        lake: Lake,
+        settings: Mapping[str, Any],
+        *,
+        once: bool = True,
+        every_s: float = 10.0,
+        say: Callable[[str], None] = print,
+        claim: Callable[[str, str], None] = lambda pipeline, name: None,
+    ) -> None:
+        self.name = name
+        self.spark = spark
+        self.broker = broker
+        self.lake = lake
+        self.settings = settings
+        self.once = once
+        self.every_s = every_s
+        self.activities: list[Activity] = []
+        self._say = say
+        self._claim = claim
+
+    # -- for pipelines -------------------------------------------------------------------------
+
+    def read(self, **options: Any) -> DataFrame:
+        """A batch of format("penstock") from the run's broker."""
+        return self.spark.read.format("penstock").options(**self._options(options)).load()
+
+    def stream(self, **options: Any) -> DataFrame:
+        """The same as a stream."""
+        if "group" in options:
+            follow(self.spark, self.broker.url, self.broker.token)
+        return self.spark.readStream.format("penstock").options(**self._options(options)).load()
+
+    def write(self, frame: DataFrame, txn: str, **options: Any) -> None:
+        """A batch to a topic or a cache of the run's broker, once for all tries under `txn`. In a
+        batch of a query the name is that query's own: with a new checkpoint, numbers begin anew."""
+        chosen = self._options({"txn": "-".join(filter(None, (txn, self.query_id())))} | options)
+        frame.write.format("penstock").mode("append").options(**chosen).save()
+
+    def start(
+        self, query: str, frame: DataFrame, write: WriteBatch, *, output_mode: str = "append"
+    ) -> None:
+        """Begins a streaming query whose batches `write` takes, each at least once by its number:
+        it must do nothing the second time."""
+        self._claim(self.name, query)
+        begun = Query(self.name, query, self.spark, write, self.broker)
+        name = f"{self.name}-{query}"
+        watch_of(self.spark).expect(name, begun)
+        writer = (
+            frame.writeStream.queryName(name)
+            .outputMode(output_mode)
+            .option("checkpointLocation", self.lake.checkpoint(self.name, query))
+        )
+        if self.once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{round(self.every_s * 1000)} milliseconds")
+        begun.start(writer)
+        self.activities.append(begun)
+
+    def repeat(self, job: str, work: Callable[[], int]) -> None:
+        """Begins a job that makes tables anew. It returns its rows. A run that takes what is there
+        does it once, when what was begun before has ended; else it is done each `every_s`."""
+        self._claim(self.name, job)
+        begun = Job(
+            self.name,
+            job,
+            self.spark,
+            work,
+            after=tuple(self.activities) if self.once else (),
+            every_s=None if self.once else self.every_s,
+        )
+        begun.start()
+        self.activities.append(begun)
+
+    def query_id(self) -> str:
+        """In a batch of a query: what is its own as long as its checkpoint is. Else empty."""
+        return self.spark.sparkContext.getLocalProperty(QUERY_ID) or ""
+
+    def report(self, text: str) -> None:
+        """A line, or a small table, for the person who started the run."""
+        self._say(text)
+
+    # -- for whoever started it ----------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until everything has ended, or the time is over. Raises the first failure."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for activity in self.activities:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not activity.wait(left):
+                raise TimeoutError(f"{activity.where()}: still running after {timeout_s:g} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raises the first failure there is."""
+        for activity in self.activities:
+            if activity.error is not None:
+                raise PipelineFailed(activity.where(), activity.error) from activity.error
+
+    def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+        """Ends everything, none in the middle of a batch. The last begun is ended first."""
+        for activity in reversed(self.activities):
+            activity.stop(patience_s)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Of format("penstock"), with the run's broker; what is None is not said."""
+        own = {"url": self.broker.url, "retrySeconds": f"{self.broker.retry_s:g}"}
+        if self.broker.token:
+            own["token"] = self.broker.token
+        return own | {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,138 @@
+"""Steps: what became of messages, put together by the ids of their envelopes.
+
+A step is what one group did with the messages of one step of a run in one topic. Invariant: what
+has not ended is counted in no length of time, and no length is negative. Dead letters that nobody
+has taken are no step: their message's own step says that it was dead-lettered. Must not know the
+journal's rows.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+
+from penstock.model.journal import ACKED, DEAD_LETTERED, NACKED, TIMED_OUT
+from penstock.spark.pipelines.attempts import OF_GROUP, at_least_0, is_below_0, millis
+from penstock.spark.pipelines.lineage_tables import (
+    DEAD_LETTER_PREFIX,
+    LAST_MESSAGE,
+    LENGTHS,
+    RUNNING,
+    STEPS,
+    SUCCEEDED,
+    UNTRACED_STEPS,
+    WAITING,
+)
+from penstock.spark.pipelines.tracing import trace_runs
+
+
+def of_dead_letters() -> Column:
+    return F.col("topic").startswith(DEAD_LETTER_PREFIX)
+
+
+def steps(deliveries: DataFrame) -> DataFrame:
+    """Of the runs that have an id; not yet traced. A run's rows are side by side."""
+    taken = _messages(deliveries.where("run_id is not null")).where(
+        F.col("group").isNotNull() | ~of_dead_letters()
+    )
+    ended_at = F.coalesce("finished_at", "last_at").alias("ended_at")
+    summed = (
+        taken.repartition("run_id")
+        .groupBy("run_id", "step_id", "topic", "group")
+        .agg(
+            F.array_sort(F.collect_set("parent_step_id")).alias("parents"),
+            F.min("tenant_id").alias("tenant_id"),
+            _first_found("outcome", RUNNING, WAITING, DEAD_LETTERED, SUCCEEDED).alias("outcome"),
+            F.max("failure").alias("failure"),
+            F.count("*").alias("messages"),
+            F.sum("attempts").alias("attempts"),
+            F.sum("failures").alias("failures"),
+            F.sum(F.greatest(F.col("attempts") - 1, F.lit(0))).alias("retries"),
+            F.count_if(F.col("outcome") == DEAD_LETTERED).alias("dead_letters"),
+            F.min("produced_at").alias("produced_at"),
+            F.min("delivered_at").alias("delivered_at"),
+            F.count("finished_at").alias("finished"),
+            F.max("finished_at").alias("last_finished_at"),
+            *(F.sum(name).alias(name) for name in LENGTHS),
+            F.max(F.struct(ended_at, "produced_at", "place", *LENGTHS)).alias("last_message"),
+            F.max("has_skew").alias("has_skew"),
+        )
+    )
+    is_finished = F.col("finished") == F.col("messages")
+    last = F.struct(*(F.col(f"last_message.{name}") for name in LAST_MESSAGE.names))
+    return (
+        summed.withColumn("finished_at", F.when(is_finished, F.col("last_finished_at")))
+        .withColumn("reason", F.col("failure.reason"))
+        .withColumn("last_message", last)
+        .select(*UNTRACED_STEPS.names)
+        .sortWithinPartitions("run_id")
+    )
+
+
+def traced(steps: DataFrame) -> DataFrame:
+    """With what the run's other steps say of each: the columns of STEPS."""
+    return steps.mapInArrow(trace_runs, STEPS)
+
+
+def _messages(deliveries: DataFrame) -> DataFrame:
+    """A row for each message and group; one with group null where no group has been given it."""
+    is_failure = F.col("outcome").isin(NACKED, TIMED_OUT)
+    summed = deliveries.groupBy(*OF_GROUP).agg(
+        *(F.max(name).alias(name) for name in ("run_id", "step_id", "parent_step_id", "tenant_id")),
+        F.max("produced_at").alias("produced_at"),
+        F.min("delivered_at").alias("delivered_at"),
+        F.max("last_at").alias("last_at"),
+        F.max("position").alias("place"),
+        F.count("attempt").alias("attempts"),
+        F.count_if(is_failure).alias("failures"),
+        F.max(F.when(is_failure, F.struct("position", "reason"))).alias("failure"),
+        F.max(F.struct("position", "delivered_at", "ended_at", "outcome")).alias("last"),
+        F.max("finish").alias("finish"),
+        F.max("has_skew").alias("had_skew"),
+    )
+    # A group that is deleted and made again is given what it had finished.
+    is_done = F.col("finish.position") >= F.col("last.position")
+    outcome = (
+        F.when(F.col("done.kind") == DEAD_LETTERED, DEAD_LETTERED)
+        .when(F.col("done").isNotNull(), SUCCEEDED)
+        .when(F.col("last.outcome") == RUNNING, RUNNING)
+        .otherwise(WAITING)
+    )
+    return _measured(
+        summed.withColumn("done", F.when(is_done, F.col("finish")))
+        .withColumn("outcome", outcome)
+        .withColumn("finished_at", F.col("done.at"))
+    )
+
+
+def _measured(messages: DataFrame) -> DataFrame:
+    """Until it is first taken a message waits; it runs from the delivery that is acked; what is
+    between, or after the first delivery of one that is never acked, is retries."""
+    is_acked = F.coalesce(F.col("done.kind") == ACKED, F.lit(False))
+    waiting = millis("produced_at", F.coalesce("delivered_at", "finished_at"))
+    running = F.when(is_acked, millis("last.delivered_at", "finished_at"))
+    lost_until = (
+        F.when(is_acked | (F.col("outcome") == RUNNING), F.col("last.delivered_at"))
+        .when(F.col("done").isNotNull(), F.col("finished_at"))
+        .otherwise(F.col("last.ended_at"))
+    )
+    lengths = (waiting, running, millis("delivered_at", lost_until))
+    has_skew = F.col("had_skew")
+    for length in lengths:
+        has_skew = has_skew | is_below_0(length)
+    return messages.select(
+        "*",
+        *(
+            F.coalesce(at_least_0(length), F.lit(0)).alias(name)
+            for name, length in zip(LENGTHS, lengths, strict=True)
+        ),
+        has_skew.alias("has_skew"),
+    )
+
+
+def _first_found(name: str, *words: str) -> Column:
+    """The first of these that any row has in the column."""
+    chosen = F.lit(None)
+    for word in reversed(words):
+        chosen = F.when(F.max(F.col(name) == word), word).otherwise(chosen)
+    return chosen

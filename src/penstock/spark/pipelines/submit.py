@@ -1,0 +1,243 @@
+"""A run from its beginning: what is wrong is found in order of what it costs to find, then Spark.
+
+This module is also the program of a driver: `python -m penstock.spark.pipelines.submit archive
+--once`, or what spark-submit is given for a master that is not this machine. Invariant: the token
+goes by the environment, never on a command line. Nothing starts on a lake that cannot be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.model.units import parse_duration_ms
+from penstock.spark.broker import Broker
+from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines.catalog import Chosen, choose
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.register import Entry, Figures, Register
+from penstock.spark.pipelines.screen import Screen
+from penstock.spark.pipelines.supervisor import Supervisor, quieten, stopped_by_signals
+from penstock.spark.pipelines.user_file import NeedsSpark
+from penstock.spark.sessions import session
+
+DEFAULT_LAKE = "lake"
+DEFAULT_EVERY_S = 10.0
+FIRST_TRY_S = 3.0
+"""How long a broker is waited for before anything has started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is to run, and where. The token is not in it."""
+
+    words: tuple[str, ...]
+    lake: str = DEFAULT_LAKE
+    master: str | None = None
+    url: str | None = None
+    once: bool = False
+    every_s: float = DEFAULT_EVERY_S
+    name: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    conf: tuple[tuple[str, str], ...] = ()
+    verbose: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        return self.master is None or self.master.startswith("local")
+
+    def arguments(self) -> list[str]:
+        """What `launch_of` makes the same launch of; where Spark runs is spark-submit's."""
+        said = [*self.words, "--lake", self.lake, "--every", f"{round(self.every_s * 1000)}ms"]
+        if self.url is not None:
+            said += ["--url", self.url]
+        if self.name:
+            said += ["--name", self.name]
+        for name, value in self.options:
+            said += ["--set", f"{name}={value}"]
+        said += ["--once"] if self.once else []
+        return said + (["--verbose"] if self.verbose else [])
+
+
+def launch_of(arguments: Sequence[str]) -> Launch:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.spark.pipelines.submit",
+        description="Runs pipelines in this process; `penstock pipeline run` says more.",
+    )
+    parser.add_argument("words", nargs="+", metavar="NAME|FILE")
+    parser.add_argument("--lake", default=os.environ.get("PENSTOCK_LAKE", DEFAULT_LAKE))
+    parser.add_argument("--master")
+    parser.add_argument("--url")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--every", default="10s")
+    parser.add_argument("--name", default="")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
+    parser.add_argument("--conf", action="append", default=[], metavar="SPARK.X=Y")
+    parser.add_argument("--verbose", action="store_true")
+    said = parser.parse_args(arguments)
+    return Launch(
+        words=tuple(said.words),
+        lake=said.lake,
+        master=said.master,
+        url=said.url,
+        once=said.once,
+        every_s=seconds(said.every),
+        name=said.name,
+        options=pairs(said.set, "--set"),
+        conf=pairs(said.conf, "--conf"),
+        verbose=said.verbose,
+    )
+
+
+def pairs(texts: Sequence[str], flag: str) -> tuple[tuple[str, str], ...]:
+    found = tuple((name.strip(), value) for name, _, value in (t.partition("=") for t in texts))
+    for text, (name, _) in zip(texts, found, strict=True):
+        if not name or "=" not in text:
+            raise InvalidArgument(f"{flag} {text!r} has no value: it takes name=value")
+    return found
+
+
+def seconds(text: str) -> float:
+    """A bare number is in seconds here."""
+    ms = parse_duration_ms(f"{text.strip()}s" if text.strip().isdigit() else text)
+    if ms is None:
+        raise InvalidArgument(f"--every {text!r} is no duration; it looks like 500ms, 10s or 5m")
+    return ms / 1000
+
+
+def execute(launch: Launch, token: str | None = None) -> int:
+    """Runs the launch in this process. 0, or 1 if a pipeline has failed."""
+    broker = BrokerSettings.of(launch.url, token)
+    try:
+        chosen = _chosen(launch)
+        check_broker(broker)
+        if chosen is None:
+            start_spark(launch)
+            chosen = choose(launch.words, launch.options)
+        names = [each.name for each in chosen]
+        register = Register()
+        entry = register.enter(
+            launch.name or "+".join(names),
+            names,
+            _placed(launch),
+            launch.master or "local[*]",
+            broker.url,
+            once=launch.once,
+        )
+        try:
+            entry.exit_code = _supervise(launch, chosen, broker, register, entry)
+        finally:
+            entry.ended_s = time.time()
+            entry.exit_code = 1 if entry.exit_code is None else entry.exit_code
+            register.keep(entry)
+        return entry.exit_code
+    finally:
+        stop_spark()
+
+
+def _chosen(launch: Launch) -> list[Chosen] | None:
+    """None: a file among them needs Spark to be loaded."""
+    try:
+        return choose(launch.words, launch.options)
+    except NeedsSpark:
+        return None
+
+
+def start_spark(launch: Launch) -> SparkSession:
+    """The session of this process; there is one."""
+    name = f"penstock {launch.name or '+'.join(launch.words)}"
+    spark = session(name, launch.master, dict(launch.conf), quiet=not launch.verbose)
+    if not launch.verbose:
+        quieten(spark)
+    return spark
+
+
+def is_submitted() -> bool:
+    """Has spark-submit started Java already?"""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_spark() -> None:
+    spark = SparkSession.getActiveSession()
+    if spark is not None:
+        spark.stop()
+
+
+def _supervise(
+    launch: Launch,
+    chosen: Sequence[Chosen],
+    broker: BrokerSettings,
+    register: Register,
+    entry: Entry,
+) -> int:
+    screen = Screen()
+    if SparkSession.getActiveSession() is None and not is_submitted():
+        screen.warn(f"starting Spark on {entry.master}")
+    spark = start_spark(launch)
+    entry.master = str(spark.sparkContext.master)
+    lake = Lake(spark, entry.lake)
+    check_lake(lake)
+    supervisor = Supervisor(
+        spark,
+        broker,
+        lake,
+        once=launch.once,
+        every_s=launch.every_s,
+        screen=screen,
+        keep=lambda figures: _keep(register, entry, figures),
+        claim=lambda pipeline, name: register.claim(entry, pipeline, name),
+    )
+    how = "once" if launch.once else "until it is stopped (Ctrl-C)"
+    names = ", ".join(entry.pipelines)
+    screen.warn(f"running {names} {how}: {entry.url} → {lake.path}, on {entry.master}")
+    with stopped_by_signals(supervisor):
+        return 0 if supervisor.run(chosen) else 1
+
+
+def check_broker(settings: BrokerSettings) -> None:
+    """Is it there, and does it take the token? Asked before Spark is started."""
+    first = BrokerSettings(url=settings.url, token=settings.token, retry_s=FIRST_TRY_S)
+    with Broker(first) as broker:
+        try:
+            broker.call("GET", "/v1/topics")
+        except Unavailable as error:
+            # Without the advice to be more patient.
+            raise error.__cause__ or error from None
+
+
+def check_lake(lake: Lake) -> None:
+    files = Files(lake.spark, lake.path)
+    files.put("_writable", "")
+    files.delete("_writable")
+
+
+def _placed(launch: Launch) -> str:
+    """On this machine a path is below where the command was given."""
+    if launch.is_local and ":" not in launch.lake:
+        return os.path.abspath(launch.lake)
+    return launch.lake
+
+
+def _keep(register: Register, entry: Entry, figures: list[Figures]) -> None:
+    entry.activities, entry.seen_s = figures, time.time()
+    register.keep(entry)
+
+
+def main() -> int:
+    try:
+        return execute(launch_of(sys.argv[1:]))
+    except PenstockError as error:
+        print(f"Error: {error.code}: {error.message}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidArgument) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""A table of a lake: Parquet files, and commits that add and remove files all at once.
+
+Readers of Parquet see `<column>=<value>/…/*.parquet` and nothing else. What is not rows has a name
+with an underscore: `_table-*.json` (the schema; the last one counts), `_staging` (files that Spark
+is writing), `_commits`.
+
+Invariant: a batch of a writer is in the table once, whatever is killed when: Spark writes its files
+where nobody looks, and `commits.py` moves them. Several writers may append at a time, if each has
+a name of its own; `replace` and `compact` are for one at a time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
+
+from penstock.model.errors import FailedPrecondition, InvalidArgument, Unavailable
+from penstock.spark.pipelines.commits import Commit, Commits, writer_name
+from penstock.spark.pipelines.compaction import Bin, bins_of, joined
+from penstock.spark.pipelines.files import Files
+from penstock.spark.pipelines.table_schema import TableSchema, check_added, fitted
+from penstock.spark.sink import QUERY_ID
+
+TARGET_BYTES = 128 << 20
+REPLACE, COMPACT = "replace", "compact"
+READ_TRIES = 20
+
+_ABOUT = "_table-*.json"
+_STAGING = "_staging"
+_TIMES = "spark.sql.parquet.outputTimestampType"
+
+_decode = msgspec.json.Decoder(TableSchema).decode
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Files that Spark has written, by name, and how many rows they have."""
+
+    token: str
+    folder: str
+    names: tuple[str, ...]
+    rows: int
+
+
+class Table:
+    """`files` is for tests."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        path: str,
+        schema: StructType,
+        partition_by: tuple[str, ...] = (),
+        *,
+        files: Files | None = None,
+    ) -> None:
+        self.spark = spark
+        self.path = path
+        self.schema = schema
+        self.partition_by = partition_by
+        self._files = files or Files(spark, path)
+        self._commits = Commits(self._files)
+        self._data = "/".join([*(f"{column}=*" for column in partition_by), "*.parquet"])
+        self._is_open = False
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def append(self, frame: DataFrame, writer: str, batch: int) -> int:
+        """The rows added: none if this batch of this writer is in the table already."""
+        self._open()
+        self._commits.finish_all()
+        name = writer_name(writer)
+        query = self.spark.sparkContext.getLocalProperty(QUERY_ID) or ""
+        last = self._commits.last(name)
+        if last is not None:
+            is_other = bool(query and last.query) and query != last.query
+            if is_other or batch < last.batch:
+                raise FailedPrecondition(
+                    f"{self.path} has batch {last.batch} of {writer}, and this is batch {batch} of "
+                    "another checkpoint. Nothing was written, for it may be there already. Bring "
+                    "the checkpoint back, or move both checkpoint and table away to begin anew"
+                )
+            if batch == last.batch:
+                if query:
+                    # Sums that Spark keeps from batch to batch are kept only by what is computed.
+                    frame.write.format("noop").mode("overwrite").save()
+                return 0
+        return self.commit(self.stage(frame, name), name, batch, query=query)
+
+    def replace(self, frame: DataFrame, partitions: Sequence[Sequence[str]] | None = None) -> int:
+        """The rows instead of all others; with `partitions` (values of `partition_by`), instead of
+        those of these partitions."""
+        self._open()
+        self._commits.finish_all()
+        staged = self.stage(frame, REPLACE)
+        old = self._committed()
+        if partitions is not None:
+            wanted = {tuple(values) for values in partitions}
+            self._check_within(staged, wanted)
+            old = [name for name in old if partition_of(name) in wanted]
+        return self.commit(staged, REPLACE, self._commits.next_batch(REPLACE), old)
+
+    def compact(self, target_bytes: int = TARGET_BYTES) -> int:
+        """Joins small files of a partition; how many files went."""
+        if not self.exists():
+            return 0
+        self._open()
+        self._commits.finish_all()
+        gone = 0
+        for bins in bins_of(self._files, self._committed(), target_bytes):
+            staged, old = self.stage_joined(bins)
+            self.commit(staged, COMPACT, self._commits.next_batch(COMPACT), old)
+            gone += len(old) - len(staged.names)
+        return gone
+
+    def recover(self) -> None:
+        """Finishes what was decided. Everything else here does that first."""
+        self._commits.finish_all()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self) -> DataFrame:
+        """The rows that are committed; none, with the schema, before there are any. A column that
+        came later is null in older rows."""
+        kept = self._kept()
+        if kept is None:
+            return self.spark.createDataFrame([], self.schema)
+        check_added(self.path, kept, self.schema, self.partition_by, is_read=True)
+        for _ in range(READ_TRIES):
+            self._commits.finish_all()
+            before = self._commits.state()
+            # Spark lists the files now, and reads these later.
+            frame = self.spark.read.schema(self.schema).parquet(self._files.path())
+            if self._commits.state() == before and all(one.is_done for one in before):
+                return frame.select(*(F.col(f"`{name}`") for name in self.schema.names))
+        raise Unavailable(f"{self.path} changes faster than it can be listed; try again")
+
+    def partitions(self) -> list[tuple[str, ...]]:
+        """The values of `partition_by` that there are files of, as text."""
+        return sorted({partition_of(name) for name in self._files.find(self._data)})
+
+    def exists(self) -> bool:
+        return bool(self._files.find(_ABOUT))
+
+    # -- the two halves of writing -------------------------------------------------------------
+
+    def stage(self, frame: DataFrame, writer: str) -> Staged:
+        """Has Spark write the rows where nobody looks. A try has a directory of its own, for tasks
+        of a driver that was killed may still be writing."""
+        wanted = fitted(frame, self.path, self.schema)
+        self._files.delete(f"{_STAGING}/{writer}")
+        token = uuid.uuid4().hex[:8]
+        folder = f"{_STAGING}/{writer}/{token}"
+        self._files.make_dirs(folder)
+        rows = self._write(wanted, self._files.path(folder))
+        names = self._files.find(f"{folder}/{self._data}") if rows else []
+        return Staged(token, folder, tuple(sorted(names)), rows)
+
+    def stage_joined(self, bins: Sequence[Bin]) -> tuple[Staged, list[str]]:
+        """The rows of small files in larger ones, and the names of the small."""
+        old = [name for each in bins for name in each.names]
+        reader = self.spark.read.schema(self.schema).option("basePath", self._files.path())
+        rows = reader.parquet(*(self._files.path(name) for name in old))
+        return self.stage(joined(rows, bins), COMPACT), old
+
+    def commit(
+        self,
+        staged: Staged,
+        writer: str,
+        batch: int,
+        removals: Sequence[str] = (),
+        *,
+        query: str = "",
+    ) -> int:
+        """The staged files into the table and others out of it, as this batch of the writer."""
+        moves = [
+            (name, _target(name.removeprefix(f"{staged.folder}/"), writer, batch, staged.token, at))
+            for at, name in enumerate(staged.names)
+        ]
+        self._commits.make(Commit(writer, batch, staged.rows, moves, list(removals), query))
+        self._files.delete(f"{_STAGING}/{writer}")
+        return staged.rows
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _write(self, frame: DataFrame, path: str) -> int:
+        _write_plain_times(frame.sparkSession)
+        seen = Observation()
+        counted = frame.observe(seen, F.count(F.lit(1)).alias("rows"))
+        counted.write.mode("append").partitionBy(*self.partition_by).parquet(path)
+        return int(seen.get["rows"])
+
+    def _open(self) -> None:
+        """Makes the table, or sees that it is the same one, or that columns are added."""
+        if self._is_open:
+            return
+        kept = self._kept()
+        wanted = TableSchema.of(self.schema, self.partition_by)
+        if kept is not None:
+            check_added(self.path, kept, self.schema, self.partition_by)
+        if kept is None or kept.schema != wanted.schema:
+            self._files.make_dirs("")
+            number = len(self._files.find(_ABOUT)) + 1
+            name = _ABOUT.replace("*", f"{number:04}")
+            self._files.write(name, msgspec.json.encode(wanted).decode())
+        self._is_open = True
+
+    def _kept(self) -> TableSchema | None:
+        names = self._files.find(_ABOUT)
+        text = self._files.read(max(names)) if names else None
+        return None if text is None else _decode(text)
+
+    def _committed(self) -> list[str]:
+        """The data files, but for those of a commit that another is just making."""
+        found = self._files.find(self._data)
+        moving = {to for commit in self._commits.pending() for _, to in commit.moves}
+        return [name for name in found if name not in moving]
+
+    def _check_within(self, staged: Staged, wanted: set[tuple[str, ...]]) -> None:
+        for name in staged.names:
+            partition = partition_of(name.removeprefix(f"{staged.folder}/"))
+            if partition not in wanted:
+                raise InvalidArgument(
+                    f"{self.path}: a row belongs to partition {'/'.join(partition)}, which is not "
+                    "among those that are replaced"
+                )
+
+
+def _write_plain_times(spark: SparkSession) -> None:
+    """Microseconds in UTC, which every reader knows; Spark's default has no statistics and is a
+    type that others have given up."""
+    if spark.conf.get(_TIMES) == "INT96":
+        spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
+
+
+def partition_of(name: str) -> tuple[str, ...]:
+    """The values of a file's directories, as text."""
+    return tuple(unquote(part.partition("=")[2]) for part in name.split("/")[:-1])
+
+
+def _target(name: str, writer: str, batch: int, token: str, at: int) -> str:
+    """In the same partition, under a name that is used once."""
+    folder, slash, _ = name.rpartition("/")
+    return f"{folder}{slash}part-{writer}-{batch:010}-{token}-{at:05}.parquet"

@@ -1,0 +1,140 @@
+"""How many rows a query has taken, and how many are there for it to take.
+
+Spark counts what its sources have given, and that is a multiple when a batch's frame is evaluated
+more than once. Positions at the broker have gaps. So rows are counted by asking the broker how
+many there are between two positions; where it cannot say, Spark's count is taken.
+
+Progress is added by Spark's listener, which must not wait; `settle` asks, on another thread.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.model.errors import PenstockError
+from penstock.model.splits import MAX_SPLIT_ROWS
+from penstock.spark.broker import Broker
+from penstock.spark.logs import JOURNAL, Journal, Log, Place, Positions, Records, splits
+from penstock.spark.options import BrokerSettings
+from penstock.spark.planning import find_spans
+
+
+@dataclass
+class _Stretch:
+    """What a source has given since the last settling. `start` None: since its beginning."""
+
+    start: Positions | None
+    end: Positions | None
+    latest: Positions | None
+    told: int = 0
+
+
+class Tally:
+    def __init__(self) -> None:
+        self._settled = 0
+        self._lag: int | None = None
+        self._stretches: dict[int, _Stretch] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> int:
+        with self._lock:
+            return self._settled + sum(each.told for each in self._stretches.values())
+
+    @property
+    def lag(self) -> int | None:
+        return self._lag
+
+    def add(self, sources: list[Any]) -> None:
+        """A committed batch, as Spark reports its sources."""
+        with self._lock:
+            for number, source in enumerate(sources):
+                end = positions(source.endOffset)
+                stretch = self._stretches.get(number)
+                if stretch is None:
+                    stretch = _Stretch(positions(source.startOffset), end, None)
+                    self._stretches[number] = stretch
+                stretch.end = end
+                stretch.latest = positions(source.latestOffset)
+                stretch.told += max(0, source.numInputRows)
+
+    def settle(self, settings: BrokerSettings) -> None:
+        """Asks for what was added meanwhile, and for the lag."""
+        with self._lock:
+            taken = {number: replace(each) for number, each in self._stretches.items()}
+        lags: list[int | None] = []
+        with Broker(_in_one_try(settings)) as broker:
+            for number, stretch in taken.items():
+                self._enter(number, stretch, _rows(broker, stretch))
+                lags.append(_lag(broker, stretch))
+        known = [lag for lag in lags if lag is not None]
+        self._lag = sum(known) if known else None
+
+    def _enter(self, number: int, stretch: _Stretch, rows: int) -> None:
+        with self._lock:
+            self._settled += rows
+            self._stretches[number].told -= stretch.told
+            self._stretches[number].start = stretch.end
+
+
+def positions(offset: str | None) -> Positions | None:
+    """Of one of our sources; None for others, and where there is none yet."""
+    try:
+        known = json.loads(offset or "null")
+    except ValueError:
+        return None
+    if not isinstance(known, dict):
+        return None
+    if isinstance(known.get("journal"), int):
+        return {JOURNAL: known["journal"]}
+    records = known.get("records")
+    if not isinstance(records, dict):
+        return None
+    return {
+        Place(topic, int(partition)): position
+        for topic, partitions in records.items()
+        for partition, position in partitions.items()
+    }
+
+
+def _in_one_try(settings: BrokerSettings) -> BrokerSettings:
+    """One try: a count can do without."""
+    return BrokerSettings(url=settings.url, token=settings.token, retry_s=0)
+
+
+def _rows(broker: Broker, stretch: _Stretch) -> int:
+    if not stretch.told or stretch.end is None:
+        return stretch.told
+    try:
+        start = _earliest(broker, stretch.end) if stretch.start is None else stretch.start
+        return min(stretch.told, _between(broker, start, stretch.end))
+    except PenstockError:
+        return stretch.told  # the broker is away, or no longer has them
+
+
+def _lag(broker: Broker, stretch: _Stretch) -> int | None:
+    if stretch.end is None or stretch.latest is None:
+        return None
+    try:
+        return _between(broker, stretch.end, stretch.latest)
+    except PenstockError:
+        return None
+
+
+def _earliest(broker: Broker, places: Iterable[Place]) -> Positions:
+    topics = {place.topic for place in places}
+    log: Log = Journal(broker) if topics == {JOURNAL.topic} else Records(broker, topics)
+    return {place: span.earliest for place, span in find_spans(log).items()}
+
+
+def _between(broker: Broker, start: Positions, end: Positions) -> int:
+    return sum(
+        split.rows
+        for place, stop in end.items()
+        if start.get(place, stop) < stop
+        for split in splits(broker, place, start[place], stop, MAX_SPLIT_ROWS)[0]
+    )

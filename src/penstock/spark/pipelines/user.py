@@ -1,0 +1,230 @@
+"""A user's own pipeline: a function of DataFrames, with where they come from and where it goes.
+
+    from penstock.spark import pipeline
+
+    @pipeline(source="orders", sink="table:totals", mode="complete")
+    def totals(orders):
+        return orders.groupBy("key").count()
+
+Invariant: the function only describes; it is called once, when the run starts, and what it returns
+is checked against the sink before a batch is taken. A batch reaches its sink once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from penstock.model.errors import InvalidArgument
+from penstock.spark.pipelines.catalog import BUILT_IN
+from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, Endpoint, sink_of, source_of
+from penstock.spark.pipelines.pipeline import Option, Pipeline
+
+Mode = Literal["append", "update", "complete"]
+
+MODES = ("append", "update", "complete")
+_SWITCH = {"true": True, "false": False}
+
+
+class UserPipeline:
+    """What `@pipeline` makes of a function; it can still be called, as in a test of it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        sources: Mapping[str, Endpoint | UserPipeline],
+        sink: Endpoint | None,
+        *,
+        name: str,
+        mode: Mode,
+        options: Mapping[str, Any],
+        stream: bool | None,
+        partition_by: tuple[str, ...],
+        rejects: str | None,
+    ) -> None:
+        self.function = function
+        self.sources = sources
+        self.sink = sink
+        self.name = name
+        self.mode = mode
+        self.source_options = options
+        self.partition_by = partition_by
+        self.rejects = rejects
+        self.is_stream = self._can_stream() if stream is None else stream
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self._check(stream)
+
+    def __call__(self, *frames: Any, **named: Any) -> Any:
+        return self.function(*frames, **named)
+
+    def as_pipeline(self) -> Pipeline:
+        return Pipeline(self.name, self.summary, self._start, self.settings())
+
+    @property
+    def summary(self) -> str:
+        said = inspect.getdoc(self.function)
+        return said.splitlines()[0] if said else f"{', '.join(self._origins())} → {self.sink}"
+
+    def settings(self) -> tuple[Option, ...]:
+        """The function's keyword-only parameters."""
+        return tuple(
+            _option(self.name, each)
+            for each in inspect.signature(self.function).parameters.values()
+            if each.kind is each.KEYWORD_ONLY
+        )
+
+    def endpoints(self) -> list[Endpoint]:
+        """Where it reads, also through those that feed it directly."""
+        return [
+            endpoint
+            for source in self.sources.values()
+            for endpoint in ([source] if isinstance(source, Endpoint) else source.endpoints())
+        ]
+
+    def _start(self, run: Any) -> None:
+        from penstock.spark.pipelines.flow import start
+
+        start(self, run)
+
+    def _can_stream(self) -> bool:
+        return any(endpoint.is_stream for endpoint in self.endpoints())
+
+    def _origins(self) -> list[str]:
+        return [
+            str(source) if isinstance(source, Endpoint) else source.name
+            for source in self.sources.values()
+        ]
+
+    def _check(self, stream: bool | None) -> None:
+        where = f"pipeline {self.name}"
+        if not TABLE_NAME.fullmatch(self.name):
+            raise InvalidArgument(f"{where}: a name has letters, digits, - and _ only")
+        if self.name in BUILT_IN:
+            raise InvalidArgument(f"{where}: the name is taken by one of Penstock's own")
+        if self.mode not in MODES:
+            raise InvalidArgument(f"{where}: mode {self.mode!r} is none of {', '.join(MODES)}")
+        if stream and not self._can_stream():
+            raise InvalidArgument(f"{where}: only topics and the journal can be read as a stream")
+        kind = self.sink.kind if self.sink else ""
+        if self.is_stream and kind == "table" and self.mode == "update":
+            raise InvalidArgument(
+                f"{where}: rows of a table are not changed one by one; use mode='complete', which "
+                "replaces them all, or a cache"
+            )
+        if self.is_stream and kind == "topic" and self.mode == "complete":
+            raise InvalidArgument(
+                f"{where}: mode='complete' would produce every row again with every batch; use "
+                "mode='update', or a cache or a table"
+            )
+        if not self.is_stream and kind == "topic":
+            raise InvalidArgument(
+                f"{where}: it is not a stream, so each run would produce every row again; use a "
+                "table or a cache"
+            )
+        if self.partition_by and kind != "table":
+            raise InvalidArgument(f"{where}: partition_by is for a table")
+        if self.rejects and self.mode == "complete":
+            raise InvalidArgument(f"{where}: rejects are rows of a batch, not of mode='complete'")
+
+
+def pipeline(
+    *,
+    source: Any,
+    sink: str | None = None,
+    name: str | None = None,
+    mode: Mode = "append",
+    options: Mapping[str, Any] | None = None,
+    stream: bool | None = None,
+    partition_by: str | Sequence[str] = (),
+    rejects: str | None = None,
+) -> Callable[[Callable[..., Any]], UserPipeline]:
+    """Makes a pipeline of a function of DataFrames.
+
+    `source`: a topic, "journal", "table:name", "parquet:/path", another such function, or several
+    in a list, in the order of the parameters, or in a dict, by their names. `sink`: "topic:name",
+    "cache:tenant/namespace/cache" or "table:name"; none for one that only feeds others. `options`
+    are those of reading format("penstock"). `stream`: False reads everything anew each time.
+    `rejects`: a column; rows where it is not null are kept aside in the table `rejects`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> UserPipeline:
+        chosen = name or function.__name__
+        return UserPipeline(
+            function,
+            _sources(chosen, function, source),
+            None if sink is None else sink_of(sink),
+            name=chosen,
+            mode=mode,
+            options=dict(options or {}),
+            stream=stream,
+            partition_by=(partition_by,) if isinstance(partition_by, str) else tuple(partition_by),
+            rejects=rejects,
+        )
+
+    return decorate
+
+
+def _sources(
+    name: str, function: Callable[..., Any], said: Any
+) -> dict[str, Endpoint | UserPipeline]:
+    """By the parameters' names."""
+    parameters = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if not isinstance(said, Mapping):
+        listed = list(said) if isinstance(said, (list, tuple)) else [said]
+        if len(listed) != len(parameters):
+            raise InvalidArgument(
+                f"pipeline {name} takes {len(parameters)} frames ({', '.join(parameters)}) and has "
+                f"{len(listed)} sources"
+            )
+        said = dict(zip(parameters, listed, strict=True))
+    elif set(said) != set(parameters):
+        raise InvalidArgument(
+            f"pipeline {name} takes {', '.join(parameters)}; its sources are {', '.join(said)}"
+        )
+    return {parameter: _source(name, said[parameter]) for parameter in parameters}
+
+
+def _source(name: str, said: object) -> Endpoint | UserPipeline:
+    if isinstance(said, UserPipeline):
+        return said
+    if not isinstance(said, str):
+        raise InvalidArgument(
+            f"pipeline {name}: a source is {SOURCES}, or another pipeline; not {said!r}"
+        )
+    return source_of(said)
+
+
+def _option(pipeline_name: str, parameter: inspect.Parameter) -> Option:
+    """`*, minimum: int = 3`: what it reads is of the default's type, or of the annotation's."""
+    has_default = parameter.default is not parameter.empty
+    kind = type(parameter.default) if has_default else parameter.annotation
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    by_name: dict[object, type] = {each.__name__: each for each in kinds}
+    kind = by_name.get(kind, kind)
+    if kind is parameter.empty:
+        kind = str
+    if kind not in kinds:
+        raise InvalidArgument(
+            f"pipeline {pipeline_name}: option {parameter.name} is a {kind}; it can be a bool, an "
+            "int, a float or a str"
+        )
+    return Option(
+        parameter.name,
+        kinds[kind],
+        str(parameter.default) if has_default else None,
+        _switch if kind is bool else kind,
+        is_required=not has_default,
+    )
+
+
+def _switch(text: str) -> bool:
+    try:
+        return _SWITCH[text.strip().lower()]
+    except KeyError:
+        raise ValueError(text) from None

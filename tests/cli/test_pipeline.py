@@ -1,0 +1,162 @@
+"""`penstock pipeline`: what it lists and refuses, and one run from its start to its stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.spark.pipelines.register import Register
+from tests.broker_process import SOURCE, BrokerProcess, eventually
+from tests.cli.conftest import Ran, run_penstock
+
+pytest.importorskip("pyspark")
+
+FILE = """
+from penstock.spark import pipeline
+
+@pipeline(source="fruit", sink="table:fruit")
+def kept(fruit):
+    "Everything that grows."
+    return fruit.select("offset", "value")
+
+@pipeline(source="fruit", sink="table:spoilt")
+def spoilt(fruit, *, least: int = 3):
+    return fruit.selectExpr("assert_true(value <> 'worm', 'a worm') as ok", "value")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    """The register of this test alone."""
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def pipeline(*words: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Ran:
+    return run_penstock("pipeline", *words, env=env, cwd=cwd)
+
+
+def test_the_pipelines_there_are_and_those_of_a_file_are_listed(file: Path) -> None:
+    told = pipeline("list", "--options").out
+    for name in ("archive", "lineage", "metrics", "deadletters", "replay", "materialize", "route"):
+        assert f"\n{name} " in f"\n{told}"
+    assert "max_rows" in told
+    found = [json.loads(line) for line in pipeline("list", "--json", str(file)).out.splitlines()]
+    assert [each["name"] for each in found] == ["kept", "spoilt"]
+    assert found[0]["summary"] == "Everything that grows."
+    option = {"name": "least", "takes": "a whole number", "default": "3", "required": False}
+    assert found[1]["options"] == [option]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["archiv"], 1, "NOT_FOUND: there is no pipeline 'archiv'"),
+        (["archive", "--set", "topics"], 2, "--set 'topics' has no value"),
+        (["archive", "--set", "topcs=a"], 2, "pipeline archive has no option topcs; it has topics"),
+        (["archive", "--every", "soon"], 2, "--every 'soon' is no duration"),
+        (["materialize"], 2, "needs option topic"),
+        (["archive", "--url", "http://127.0.0.1:9"], 1, "UNAVAILABLE: no broker answers at"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_spark_is_started(
+    words: list[str], code: int, said: str
+) -> None:
+    ran = pipeline("run", *words, "--once")
+    assert ran.code == code
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_without_spark_it_says_what_to_install(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(name='pyspark')\n")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
+    ran = pipeline("run", str(file), env=env)
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "pip install 'penstock[spark]'" in ran.err
+    assert pipeline("--help", env=env).code == 0
+
+
+def test_nothing_to_show_or_stop_is_said(state: dict[str, str]) -> None:
+    assert "nothing runs" in pipeline("status", env=state).out
+    assert "nothing runs" in pipeline("stop", "--all", env=state).out
+    ran = pipeline("stop", "archive", env=state)
+    assert (ran.code, "is called archive" in ran.err) == (1, True)
+    assert pipeline("stop", env=state).code == 2
+
+
+def runs(state: dict[str, str], *words: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for line in pipeline("status", "--json", *words, env=state).out.splitlines()
+    ]
+
+
+def test_a_run_is_seen_in_the_status_and_ends_when_it_is_stopped(
+    broker: BrokerProcess, file: Path, state: dict[str, str], tmp_path: Path
+) -> None:
+    broker.create_topic("fruit")
+    for value in ("fig", "nut"):
+        broker.put("fruit", value)
+    register = Register(Path(state["XDG_STATE_HOME"]) / "penstock" / "pipelines")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    running = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "mine.py"),
+            *("--every", "1s", "--name", "mine", "--master", "local[2]"),
+            *("--conf", "spark.sql.shuffle.partitions=2"),
+        ],
+        env=inherited | state | {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        eventually(
+            lambda: [each.rows for run in register.entries() for each in run.activities],
+            lambda rows: rows == [2, 2],
+            timeout_s=120,
+        )
+        broker.put("fruit", "worm")
+        eventually(
+            lambda: [each.state for run in register.entries() for each in run.activities],
+            lambda states: states == ["running", "failed"],
+            timeout_s=60,
+        )
+        (line,) = [x for x in pipeline("status", env=state).out.splitlines() if "kept" in x]
+        assert line.split()[:3] == ["mine", str(running.pid), "running"]
+
+        stopped = pipeline("stop", "mine", env=state)
+        out, err = running.communicate(timeout=60)
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+    assert running.returncode == 1
+    assert f"stopped mine (process {running.pid}, exit code 1)" in stopped.out
+    assert [line.split()[::6] for line in out.splitlines()[2:]] == [
+        ["kept", "stopped"],
+        ["spoilt", "failed"],
+    ]
+    (told,) = [line for line in err.splitlines() if "a worm" in line]
+    assert told.startswith("pipeline spoilt, query rows, batch ")
+    assert "Traceback" not in err
+    assert "at org.apache" not in err
+    assert runs(state) == []
+    assert [run["exit_code"] for run in runs(state, "--all")] == [1]
+    written = sorted(path.name for path in (tmp_path / "lake").iterdir())
+    assert written == ["_checkpoints", "fruit", "spoilt"]

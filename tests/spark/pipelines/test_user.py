@@ -1,0 +1,283 @@
+"""A user's own pipelines: what a decorator takes, what feeds what, and rows from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.model.errors import InvalidArgument, NotFound, PenstockError
+from penstock.spark import pipeline as exported
+from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines import pipeline, user_file
+from penstock.spark.pipelines.catalog import choose
+from penstock.spark.pipelines.failure import PipelineFailed
+from penstock.spark.pipelines.flow import table_of
+from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.run import Run
+from penstock.spark.pipelines.user import UserPipeline
+from tests.broker_process import BrokerProcess
+from tests.contract.checks import new_name
+from tests.spark.sinks import cached
+from tests.spark.sources import rows_at
+
+WAIT_S = 90
+
+FILE = """
+from pyspark.sql import functions as F
+from penstock.spark import pipeline
+
+FACTOR = 10
+
+@F.udf("int")
+def scaled(count):
+    return None if count is None else count * FACTOR
+
+@pipeline(source="table:totals", sink="cache:default/default/default")
+def cached(totals):
+    return totals.selectExpr("item as key", "string(count) as value")
+
+@pipeline(source="{topic}", options={{"maxRowsPerTrigger": 10}})
+def parsed(orders):
+    "Orders as columns."
+    order = F.from_json("value", "item string, count int").alias("order")
+    return orders.select("topic", "partition", "offset", "key", "value", order)
+
+@pipeline(source=parsed, sink="table:totals", mode="complete")
+def totals(rows, *, least: int = 1):
+    "What was ordered, by item."
+    sums = rows.groupBy("order.item").agg(F.sum(scaled("order.count")).alias("count"))
+    return sums.where(F.col("count") >= least)
+
+@pipeline(source=parsed, sink="topic:{target}", rejects="problem")
+def loud(rows):
+    problem = F.when(F.col("order.item").isNull(), "no item").alias("problem")
+    value = F.upper("value").alias("value")
+    return rows.select("topic", "partition", "offset", "key", value, problem)
+
+@pipeline(source={{"lines": "{topic}"}}, sink="table:lines", partition_by="key")
+def lines(lines):
+    return lines.select("key", "value")
+"""
+
+
+def put(broker: BrokerProcess, topic: str, *values: str) -> None:
+    for number, value in enumerate(values):
+        broker.put(topic, value, key=f"k{number % 2}")
+
+
+def run_file(
+    path: Path, spark: SparkSession, broker: BrokerProcess, lake: Lake, *options: tuple[str, str]
+) -> dict[str, Run]:
+    runs: dict[str, Run] = {}
+    for chosen in choose([str(path)], options):
+        settings = BrokerSettings(url=broker.url, retry_s=10)
+        with Run(chosen.name, spark, settings, lake, chosen.settings, say=lambda text: None) as run:
+            runs[chosen.name] = run
+            chosen.pipeline.start(run)
+            run.wait(WAIT_S)
+    return runs
+
+
+def rows_of(run: Run, table: str) -> list[dict[str, Any]]:
+    return [row.asDict() for row in table_of(run, table).read().collect()]
+
+
+def test_the_pipelines_of_a_file_feed_each_other_and_each_row_arrives_once(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+):
+    target = broker.create_topic(new_name("loud"))
+    file = tmp_path / "mine.py"
+    file.write_text(FILE.format(topic=topic, target=target))
+    lake = Lake(spark, str(tmp_path / "lake"))
+    orders = [
+        json.dumps({"item": item, "count": n}) for n, item in enumerate(["fig", "fig", "nut"])
+    ]
+    put(broker, topic, *orders, "junk")
+
+    runs = run_file(file, spark, broker, lake, ("least", "15"))
+    assert list(runs) == ["totals", "cached", "loud", "lines"]
+    run = runs["totals"]
+    assert rows_of(run, "totals") == [{"item": "nut", "count": 20}]
+    assert sorted(row["value"] for row in rows_at(broker, target)) == sorted(
+        order.upper() for order in orders
+    )
+    (reject,) = rows_of(run, "rejects")
+    assert (reject["pipeline"], reject["error"]) == ("loud", "no item")
+    assert (reject["topic"], reject["value"]) == (topic, "JUNK")
+    assert {(row["key"], row["value"]) for row in rows_of(run, "lines")} == {
+        ("k0", orders[0]), ("k1", orders[1]), ("k0", orders[2]), ("k1", "junk"),
+    }  # fmt: skip
+    assert (tmp_path / "lake" / "lines" / "key=k0").is_dir()
+
+    put(broker, topic, json.dumps({"item": "nut", "count": 7}))
+    runs = run_file(file, spark, broker, lake, ("least", "15"))
+    assert rows_of(runs["totals"], "totals") == [{"item": "nut", "count": 90}]
+    assert cached(broker, "default/default/default", "nut") == "90"
+    assert len(rows_at(broker, target)) == 4
+    assert len(rows_of(runs["lines"], "lines")) == 5
+    assert len(rows_of(runs["loud"], "rejects")) == 1
+
+
+def test_a_function_that_raises_is_told_with_its_own_lines_only(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+):
+    file = tmp_path / "poor.py"
+    file.write_text(
+        "from pyspark.sql import functions as F\n"
+        "from penstock.spark import pipeline\n"
+        '@F.udf("string")\n'
+        "def spoil(value):\n"
+        "    return value.no_such()\n"
+        f'@pipeline(source="{topic}", sink="table:poor")\n'
+        "def poor(rows):\n"
+        "    return rows.select(spoil('value').alias('value'))\n"
+        f'@pipeline(source="{topic}", sink="table:poor")\n'
+        "def worse(rows):\n"
+        "    return rows.nothing\n"
+    )
+    put(broker, topic, "one")
+    lake = Lake(spark, str(tmp_path / "lake"))
+    with pytest.raises(PipelineFailed) as failure:
+        run_file(Path(f"{file}:poor"), spark, broker, lake)
+    assert failure.value.message.splitlines() == [
+        "pipeline poor, query rows, batch 0: "
+        "AttributeError: 'str' object has no attribute 'no_such'",
+        f'  File "{file}", line 5, in spoil',
+        "    return value.no_such()",
+    ]
+    with pytest.raises(Exception, match="nothing"):
+        run_file(Path(f"{file}:worse"), spark, broker, lake)
+    assert not (tmp_path / "lake" / "poor").exists() or not list(
+        (tmp_path / "lake" / "poor").glob("*.parquet")
+    )
+
+
+def test_what_does_not_fit_the_sink_is_refused_before_a_batch(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+):
+    def refused(user: UserPipeline) -> str:
+        settings = BrokerSettings(url=broker.url, retry_s=5)
+        run = Run(user.name, spark, settings, Lake(spark, str(tmp_path / "lake")), {})
+        with pytest.raises(PenstockError) as failure:
+            user.as_pipeline().start(run)
+        assert run.activities == []
+        return failure.value.message
+
+    def plain(rows: DataFrame) -> Any:
+        return rows.select("offset")
+
+    def nothing(rows: DataFrame) -> Any:
+        return None
+
+    assert "no column `value`" in refused(pipeline(source=topic, sink="topic:x")(only_key))
+    assert "offset" in refused(pipeline(source=topic, sink="cache:a/b/c")(plain))
+    assert "to partition by" in refused(
+        pipeline(source=topic, sink="table:x", partition_by="day")(plain)
+    )
+    assert "returned NoneType" in refused(pipeline(source=topic, sink="table:x")(nothing))
+    assert "no column problem" in refused(
+        pipeline(source=topic, sink="table:x", rejects="problem")(plain)
+    )
+
+
+def only_key(rows: DataFrame) -> DataFrame:
+    return rows.select("key")
+
+
+# -- without Spark ---------------------------------------------------------------------------------
+
+
+def one(rows: Any) -> Any:
+    return rows
+
+
+def test_the_decorator_is_the_same_wherever_it_is_imported_from():
+    assert exported is pipeline
+    made = pipeline(source="orders", sink="table:x")(one)
+    assert made("a frame") == "a frame"
+    assert (made.name, made.is_stream, made.summary) == ("one", True, "topic:orders → table:x")
+    assert pipeline(source="table:x", sink="table:y")(one).is_stream is False
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"source": "queue:x"}, "source 'queue:x' does not fit"),
+        ({"source": 7}, "not 7"),
+        ({"source": ["a", "b"]}, "takes 1 frames (rows) and has 2 sources"),
+        ({"source": {"orders": "a"}}, "its sources are orders"),
+        ({"sink": "somewhere"}, "sink 'somewhere' does not fit"),
+        ({"sink": "cache:x"}, "cache:TENANT/NAMESPACE/CACHE"),
+        ({"sink": "table:../x"}, "does not fit"),
+        ({"name": "a b"}, "letters, digits"),
+        ({"name": "archive"}, "taken by one of Penstock's own"),
+        ({"mode": "all"}, "none of append, update, complete"),
+        ({"mode": "update"}, "use mode='complete'"),
+        ({"sink": "topic:x", "mode": "complete"}, "every row again with every batch"),
+        ({"sink": "topic:x", "stream": False}, "each run would produce every row again"),
+        ({"source": "table:x", "stream": True}, "only topics and the journal"),
+        ({"sink": "topic:x", "partition_by": "a"}, "partition_by is for a table"),
+    ],
+)
+def test_a_decorator_that_cannot_be_is_refused(said: dict[str, Any], why: str):
+    with pytest.raises(InvalidArgument) as failure:
+        pipeline(**{"source": "orders", "sink": "table:x"} | said)(one)
+    assert why in failure.value.message
+
+
+def test_keyword_parameters_are_options():
+    def chosen(rows: Any, *, least: int = 1, share: float = 0.5, on: bool = False, who: str) -> Any:
+        return rows
+
+    made = pipeline(source="a", sink="table:x")(chosen).as_pipeline()
+    assert made.settings({"who": "ada", "on": "True"}) == {
+        "least": 1, "share": 0.5, "on": True, "who": "ada",
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match="option least: 'many' does not fit"):
+        made.settings({"who": "ada", "least": "many"})
+    with pytest.raises(InvalidArgument, match="needs option who"):
+        made.settings({})
+
+
+def made(name: str, source: Any, sink: str) -> UserPipeline:
+    return pipeline(source=source, sink=sink, name=name)(one)
+
+
+def test_pipelines_come_after_those_that_feed_them():
+    last = made("last", "table:b", "table:c")
+    middle = made("middle", "loud-*, other", "table:b")
+    first = made("first", "orders", "topic:loud-orders")
+    assert user_file.in_order([last, middle, first]) == [first, middle, last]
+
+
+@pytest.mark.parametrize(
+    "circle",
+    [
+        [("a", "orders", "topic:orders")],
+        [("a", "in", "topic:mid"), ("b", "mid", "topic:end"), ("c", "en*", "topic:in")],
+        [("a", "table:x", "table:y"), ("b", "table:y", "table:x")],
+    ],
+)
+def test_a_circle_is_refused(circle: list[tuple[str, str, str]]):
+    with pytest.raises(InvalidArgument, match=r"in a circle: .*a"):
+        user_file.in_order([made(*each) for each in circle])
+
+
+def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path):
+    file = tmp_path / "broken.py"
+    file.write_text("import penstock\n\nraise OSError('no model')\n")
+    with pytest.raises(InvalidArgument) as failure:
+        user_file.load(str(file))
+    first, second, *_ = failure.value.message.splitlines()
+    assert first == f"{file} cannot be loaded: OSError: no model"
+    assert second == f'  File "{file}", line 3, in <module>'
+    file.write_text("x = 1\n")
+    with pytest.raises(InvalidArgument, match="has no pipeline"):
+        user_file.load(str(file))
+    file.write_text(FILE.format(topic="a", target="b"))
+    with pytest.raises(NotFound, match="no pipeline nobody; it has parsed, totals, cached"):
+        user_file.choose(str(file), "nobody")
