@@ -1,7 +1,8 @@
 """A process with a Spark session of its own: it reads a job a line and says how long each took.
 
 A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`. The session uses
-every core it is let on. Must not know the broker but through the connector.
+every core it is let on; its Java has the options of the command line. Must not know the broker but
+through the connector.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Job = Callable[..., int]
 
 
 def main() -> None:
-    spark = session("bench")
+    java_options = sys.argv[1] if len(sys.argv) > 1 else ""
+    spark = session("bench", config={"spark.driver.extraJavaOptions": java_options})
     print(flush=True)  # an empty line: the session is there
     for line in sys.stdin:
         arguments = msgspec.json.decode(line)

@@ -23,19 +23,23 @@ class Done(msgspec.Struct):
 
 
 class SparkProcess:
-    """Use it in a `with`. `nice`: it yields the cores to everybody else."""
+    """Use it in a `with`. `nice`: it yields the cores to everybody else. `java_options` are those
+    of the driver's Java."""
 
-    def __init__(self, cores: Cores, directory: Path, *, nice: int = 0) -> None:
+    def __init__(
+        self, cores: Cores, directory: Path, *, nice: int = 0, java_options: str = ""
+    ) -> None:
         self._cores = cores
         self._directory = directory
         self._nice = nice
+        self._java_options = java_options
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SparkProcess:
         self._directory.mkdir(parents=True, exist_ok=True)
         with open(self._directory / "spark.txt", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.spark_jobs"],
+                [sys.executable, "-m", "bench.spark_jobs", self._java_options],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -30,7 +30,7 @@ def test_a_batch_that_is_in_the_table_still_counts_for_those_after_it(
     def write(frame: DataFrame, batch: int) -> None:
         table.append(frame, "sums", batch)
         if is_dying:
-            raise ConnectionError("gone")
+            raise SystemExit(3)
 
     def take_what_is_there() -> None:
         run = Run(name, spark, BrokerSettings(url=broker.url, retry_s=10), lake, {})
@@ -39,7 +39,7 @@ def test_a_batch_that_is_in_the_table_still_counts_for_those_after_it(
         run.wait(90)
 
     produce(broker, topic, [1, 1, 2])
-    with pytest.raises(PipelineFailed):
+    with pytest.raises(PipelineFailed, match="SystemExit: 3"):
         take_what_is_there()
     is_dying = False
     take_what_is_there()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -178,16 +179,15 @@ def test_a_stop_lets_the_batch_end_and_begins_no_other(
 
 
 def test_a_batch_that_does_not_end_is_given_up(
-    make_run: MakeRun, broker: BrokerProcess, topic: str
+    make_run: MakeRun, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("penstock.spark.pipelines.query._GIVING_UP_S", 60.0)
     produce(broker, topic, range(2))
     inside = threading.Event()
     jobs: list[str] = []
 
     @F.udf("string")
     def endless(value):
-        import time
-
         time.sleep(600)
         return value
 
@@ -197,14 +197,16 @@ def test_a_batch_that_does_not_end_is_given_up(
 
     def work() -> int:
         jobs.append("begun")
-        return run.spark.range(1).select(endless(F.col("id").cast("string"))).count()
+        return len(run.spark.range(1).select(endless(F.col("id").cast("string"))).collect())
 
     run = make_run(once=False, every_s=0.05)
     run.start("rows", run.stream(topic=topic).select(endless("value")), stuck)
     assert inside.wait(WAIT_S)
     run.repeat("job", work)
     eventually(lambda: jobs)
+    began = time.monotonic()
     run.stop(patience_s=0.2)
+    assert time.monotonic() - began < 45, "it was interrupted, not given up"
     assert [(each.state, each.batches) for each in run.activities] == [("stopped", 0)] * 2
 
 

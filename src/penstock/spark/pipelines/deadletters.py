@@ -8,7 +8,7 @@ bounded by the groups, not by their letters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
@@ -27,9 +27,9 @@ from pyspark.sql.window import Window, WindowSpec
 from penstock.model.names import DLQ_PREFIX
 from penstock.spark.pipelines.archive import records_table
 from penstock.spark.pipelines.lake import Lake
+from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pipeline import Option, Pipeline
 from penstock.spark.pipelines.reasons import normalised_column
-from penstock.spark.pipelines.replay import read_moment
 from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.screen import table as text_table
 from penstock.spark.pipelines.table import Table
@@ -171,9 +171,7 @@ def _make(run: Run) -> int:
 
 
 def _letters(run: Run) -> DataFrame:
-    since: datetime | timedelta | None = run.settings["since"]
-    if isinstance(since, timedelta):
-        since = datetime.now(UTC) - since
+    since = moment_at(run.settings["since"], datetime.now(UTC))
     if run.settings["from"] == "lake":
         letters = records_table(run.lake).read().where(F.startswith("topic", F.lit(DLQ_PREFIX)))
     else:

@@ -128,7 +128,7 @@ def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
         else:
             table.append(frame, user.name, batch)
     else:
-        run.write(frame, f"{user.name}-{batch}", **{sink.kind: sink.name})
+        run.write(frame, user.name, txnBatch=batch, **{sink.kind: sink.name})
 
 
 def _make_anew(user: UserPipeline, run: Run) -> int:

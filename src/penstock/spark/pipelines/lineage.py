@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from pyspark import StorageLevel
@@ -31,8 +31,8 @@ from penstock.spark.pipelines.lineage_tables import (
     STEPS,
     SUCCEEDED,
 )
+from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.replay import read_moment
 from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.screen import table
@@ -120,9 +120,7 @@ def steps_table(rows: Sequence[Any]) -> str:
 
 
 def _journal(run: Run) -> DataFrame:
-    since: datetime | timedelta | None = run.settings["since"]
-    if isinstance(since, timedelta):
-        since = datetime.now(UTC) - since
+    since = moment_at(run.settings["since"], datetime.now(UTC))
     if run.settings["from"] == "lake":
         rows = journal_table(run.lake).read()
         return rows if since is None else rows.where(F.col("timestamp") >= F.lit(since))

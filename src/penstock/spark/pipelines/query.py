@@ -94,7 +94,10 @@ class Query(Activity):
         except BaseException as error:
             if not self._stopping.is_set():
                 self._raised = error
-            raise
+            if isinstance(error, Exception):
+                raise
+            # Who asks to exit here would end the thread that answers Java, which then waits.
+            raise RuntimeError(f"{type(error).__name__} in a batch") from error
 
     def _await(self) -> None:
         query = self._query

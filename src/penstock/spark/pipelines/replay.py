@@ -13,7 +13,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,10 +23,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name, is_dead_letter_topic
-from penstock.model.units import parse_duration_ms
 from penstock.spark.broker import Broker
 from penstock.spark.logs import Records, is_pattern
 from penstock.spark.pipelines.archive import records_table
+from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.pipeline import Option, Pipeline
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
@@ -39,9 +39,6 @@ MIN_RATE = 0.1
 """A run that waits for the turn of a message cannot be stopped meanwhile."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-Moment = datetime | timedelta
-"""A time, or how long ago."""
 
 
 def _start(run: Run) -> None:
@@ -82,8 +79,8 @@ def _replay(run: Run, replay: Replay, pace: Pace | None = None) -> int:
 
 def criteria_of(said: Mapping[str, Any], now: datetime) -> Criteria:
     return Criteria(
-        since=_at(said["since"], now),
-        until=_at(said["until"], now),
+        since=moment_at(said["since"], now),
+        until=moment_at(said["until"], now),
         **{name: said[name] for name in ("to", "run", "tenant", "reason", "where", "keep_keys")},
     )
 
@@ -180,21 +177,6 @@ def _tell(run: Run, replay: Replay, rows: DataFrame) -> int:
 
 
 # -- options ---------------------------------------------------------------------------------------
-
-
-def _at(moment: Moment | None, now: datetime) -> datetime | None:
-    return now - moment if isinstance(moment, timedelta) else moment
-
-
-def read_moment(text: str) -> Moment:
-    """A bare number may be anything, and a time without a zone several moments."""
-    ms = parse_duration_ms(text)
-    if ms is not None and not text.strip().isdigit():
-        return timedelta(milliseconds=ms)
-    moment = datetime.fromisoformat(text.strip())
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return moment
 
 
 def _topics(text: str) -> tuple[str, ...]:
