@@ -18,12 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.synthetic_journal import journal_of
 from penstock.spark import session
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, journal_table
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.lineage import PIPELINE as LINEAGE
 from penstock.spark.pipelines.lineage import make_tables
-from penstock.spark.pipelines.run import Run
+from penstock.spark.running.run import Run
 
 Job = Callable[..., int]
 

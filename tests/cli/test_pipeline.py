@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.pipelines.register import Register
+from penstock.spark.launching.register import Register
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
 

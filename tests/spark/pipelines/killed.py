@@ -7,9 +7,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
+from penstock.spark.running.run import Run
 
 
 class Killed(Exception):

@@ -11,12 +11,13 @@ from urllib.parse import quote
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.spark.lake import compaction
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines import archive, compaction
+from penstock.spark.pipelines import archive
 from penstock.spark.pipelines.archive import PIPELINE, dated, journal_table, records_table
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.run import Run
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.spark.sources import Rows, as_told, frame, produce, rows_at, trim, values_of

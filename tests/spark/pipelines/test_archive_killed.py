@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from penstock.spark.lake.lake import Lake
 from penstock.spark.pipelines.archive import journal_table, records_table
-from penstock.spark.pipelines.lake import Lake
 from tests.broker_process import SOURCE, BrokerProcess, eventually, wait_until
 from tests.spark.pipelines.test_archive import produced
 from tests.spark.sources import as_told, frame, produce

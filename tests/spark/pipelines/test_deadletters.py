@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, records_table
 from penstock.spark.pipelines.deadletters import PIPELINE, SCHEMA, dead_letters_table, groups
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.run import Run
+from penstock.spark.running.run import Run
 from penstock.spark.schemas import schema_of
 from tests.spark.pipelines.golden import Golden
 from tests.spark.pipelines.golden_metrics import by_group, dead_letters

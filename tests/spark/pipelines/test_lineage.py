@@ -12,16 +12,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, journal_table
 from penstock.spark.pipelines.attempts import attempts, deliveries
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.lineage import PIPELINE
 from penstock.spark.pipelines.lineage_tables import ATTEMPTS, CRITICAL_PATH, RUNS, STEPS
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.steps import steps, traced
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from penstock.spark.schemas import schema_of
 from tests.spark.pipelines import golden_lineage
 from tests.spark.pipelines.golden import COLUMNS, Golden

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.materialize import PIPELINE, latest, merged, table, told
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.pipelines.killed import Killed

@@ -14,9 +14,9 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_CACHE_KEY_BYTES
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.metrics import (
     ACCURACY,
     KEYS,
@@ -27,8 +27,8 @@ from penstock.spark.pipelines.metrics import (
     metrics_table,
     windows,
 )
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
 from tests.spark.pipelines.golden import Golden
 from tests.spark.pipelines.golden_metrics import by_key, closed, metrics

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import FailedPrecondition
-from penstock.spark.pipelines import register as registers
-from penstock.spark.pipelines.register import Entry, Register, born_of
+from penstock.spark.launching import register as registers
+from penstock.spark.launching.register import Entry, Register, born_of
 
 LAKE = "/data/lake"
 

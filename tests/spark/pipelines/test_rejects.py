@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.rejects import Rejects
-from penstock.spark.pipelines.run import Run
+from penstock.spark.running.run import Run
 
 
 def test_a_batch_of_rejects_is_kept_once_with_what_is_known_of_its_rows(

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, records_table
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.replay import PIPELINE, default_name
 from penstock.spark.pipelines.replay_plan import plan
 from penstock.spark.pipelines.replays import SCHEMA, Pending
+from penstock.spark.running.failure import PipelineFailed
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.pipelines.killed import Deadly, DeadlyRun

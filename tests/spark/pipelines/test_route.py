@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.failure import PipelineFailed
 from penstock.spark.pipelines.functions import load
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.rejects import SCHEMA
 from penstock.spark.pipelines.route import PIPELINE, routed
+from penstock.spark.running.failure import PipelineFailed
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.pipelines.killed import Deadly, DeadlyRun

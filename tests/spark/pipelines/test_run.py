@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.run import Run
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.spark.sources import produce, rows_at
@@ -181,7 +181,7 @@ def test_a_stop_lets_the_batch_end_and_begins_no_other(
 def test_a_batch_that_does_not_end_is_given_up(
     make_run: MakeRun, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.spark.pipelines.query._GIVING_UP_S", 60.0)
+    monkeypatch.setattr("penstock.spark.running.query._GIVING_UP_S", 60.0)
     produce(broker, topic, range(2))
     inside = threading.Event()
     jobs: list[str] = []

@@ -18,16 +18,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument, PenstockError, Unauthenticated, Unavailable
+from penstock.spark.lake.lake import Lake
+from penstock.spark.launching import submit
+from penstock.spark.launching.catalog import Chosen, choose
+from penstock.spark.launching.cluster import Asked, command, environment
+from penstock.spark.launching.register import RUN_ID, Figures, Register, born_of
+from penstock.spark.launching.screen import Screen, progress_text
+from penstock.spark.launching.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines import submit
-from penstock.spark.pipelines.catalog import Chosen, choose
-from penstock.spark.pipelines.cluster import Asked, command, environment
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.register import RUN_ID, Figures, Register, born_of
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.screen import Screen, progress_text, table
-from penstock.spark.pipelines.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
+from penstock.spark.running.text_table import text_table
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.spark.sources import free_port, produce
@@ -147,7 +148,7 @@ def test_options_reach_the_pipelines_that_have_them(monkeypatch: pytest.MonkeyPa
         return Pipeline(name, "", lambda run: None, tuple(Option(o, "a text") for o in options))
 
     known = [pipeline("archive", "topics", "max_rows"), pipeline("metrics", "max_rows")]
-    monkeypatch.setattr("penstock.spark.pipelines.catalog.find", lambda words: known)
+    monkeypatch.setattr("penstock.spark.launching.catalog.find", lambda words: known)
     chosen = choose((), [("max_rows", "5"), ("metrics.max_rows", "7"), ("topics", "a")])
     assert [each.settings for each in chosen] == [
         {"topics": "a", "max_rows": "5"},
@@ -280,7 +281,7 @@ def test_elsewhere_progress_comes_line_by_line():
 
 
 def test_a_table_ends_its_numbers_in_one_line():
-    assert table(("name", " rows"), [("archive", "1,000"), ("x", 7)]) == (
+    assert text_table(("name", " rows"), [("archive", "1,000"), ("x", 7)]) == (
         "name      rows\n-------  -----\narchive  1,000\nx            7"
     )
 

@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument
-from penstock.spark.pipelines.commits import Commit, Commits, writer_name
-from penstock.spark.pipelines.compaction import FEW, packed
-from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.table import Table
+from penstock.spark.lake.commits import Commit, Commits, writer_name
+from penstock.spark.lake.compaction import FEW, packed
+from penstock.spark.lake.files import Files
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.sink import QUERY_ID
 
 SCHEMA = "name string, day date, count long, at timestamp"

@@ -11,14 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError
 from penstock.spark import pipeline as exported
+from penstock.spark.lake.lake import Lake
+from penstock.spark.launching.catalog import choose
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines import pipeline, user_file
-from penstock.spark.pipelines.catalog import choose
-from penstock.spark.pipelines.failure import PipelineFailed
 from penstock.spark.pipelines.flow import table_of
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.user import UserPipeline
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.sinks import cached

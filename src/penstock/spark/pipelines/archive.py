@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DateType, StructField, StructType
 
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.run import Run, WriteBatch
-from penstock.spark.pipelines.table import Table
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
 
 GROUP = "archive"
@@ -96,7 +96,7 @@ def _rows(text: str) -> int:
 
 PIPELINE = Pipeline(
     name="archive",
-    summary="topics and journal into the lake, by topic and date",
+    summary="Topics and journal into the lake, by topic and date",
     start=start,
     options=(
         Option("topics", "a topic, several with commas between, or a pattern", "*"),

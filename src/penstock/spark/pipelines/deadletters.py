@@ -25,14 +25,14 @@ from pyspark.sql.types import (
 from pyspark.sql.window import Window, WindowSpec
 
 from penstock.model.names import DLQ_PREFIX
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.archive import records_table
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.moments import moment_at, read_moment
-from penstock.spark.pipelines.pipeline import Option, Pipeline
 from penstock.spark.pipelines.reasons import normalised_column
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.screen import table as text_table
-from penstock.spark.pipelines.table import Table
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
+from penstock.spark.running.text_table import text_table
 
 MAX_SAMPLES = 5
 MAX_SAMPLE_CHARS = 200

@@ -16,16 +16,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import InvalidArgument, NotFound
+from penstock.spark.lake.files import Files
+from penstock.spark.lake.table import Table
+from penstock.spark.lake.table_schema import TableSchema
 from penstock.spark.pipelines.endpoints import Endpoint
-from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.rejects import Rejects
-from penstock.spark.pipelines.table import Table
-from penstock.spark.pipelines.table_schema import TableSchema
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
 
 if TYPE_CHECKING:
-    from penstock.spark.pipelines.run import Run
     from penstock.spark.pipelines.user import UserPipeline
+    from penstock.spark.running.run import Run
 
 QUERY = "rows"
 _PLACE = ("topic", "partition", "offset")

@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from penstock.model.errors import InvalidArgument, NotFound
+from penstock.spark.lake.files import Files
 from penstock.spark.pipelines.archive import journal_table
 from penstock.spark.pipelines.attempts import attempts, deliveries
-from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.lineage_tables import (
     ATTEMPTS,
     CRITICAL_PATH,
@@ -32,11 +32,11 @@ from penstock.spark.pipelines.lineage_tables import (
     SUCCEEDED,
 )
 from penstock.spark.pipelines.moments import moment_at, read_moment
-from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.runs import critical_paths, runs
-from penstock.spark.pipelines.screen import table
 from penstock.spark.pipelines.steps import steps, traced
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
+from penstock.spark.running.text_table import text_table
 
 MAX_SHOWN_STEPS = 2_000
 MAX_DRAWN_ATTEMPTS = 20_000
@@ -90,7 +90,7 @@ def summary(of_lake: DataFrame) -> str:
         for row in slowest.collect()
     ]
     counts = f"{sum(counted.values())} runs: {said}"
-    return f"{counts}\n{table(header, rows)}" if rows else counts
+    return f"{counts}\n{text_table(header, rows)}" if rows else counts
 
 
 def steps_table(rows: Sequence[Any]) -> str:
@@ -101,7 +101,7 @@ def steps_table(rows: Sequence[Any]) -> str:
     ordered = sorted(
         rows, key=lambda row: (row["produced_at"] or row["delivered_at"], row["topic"])
     )
-    return table(
+    return text_table(
         header,
         [
             (

@@ -24,12 +24,12 @@ from pyspark.sql.types import (
 
 from penstock.model.errors import PenstockError
 from penstock.model.names import clean_name
+from penstock.spark.lake.commits import writer_name
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import PATTERN_SIGNS
-from penstock.spark.pipelines.commits import writer_name
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
 
 MAX_ROWS = 1_000_000
 BUCKETS = 16
@@ -217,7 +217,7 @@ def _switch(text: str) -> bool:
 
 PIPELINE = Pipeline(
     name="materialize",
-    summary="the latest value of each key of a topic, into a cache or a table",
+    summary="The latest value of each key of a topic, into a cache or a table",
     start=start,
     options=(
         Option("topic", "a topic", read=_topic, is_required=True),

@@ -26,13 +26,13 @@ from pyspark.sql.window import Window
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_CACHE_KEY_BYTES
 from penstock.model.units import format_duration, parse_duration_ms
+from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import SinkSettings
-from penstock.spark.pipelines.lake import Lake
 from penstock.spark.pipelines.metrics_report import tell_all, tell_late
-from penstock.spark.pipelines.pipeline import Option, Pipeline
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
 from penstock.spark.pipelines.window_progress import WindowProgress
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
 
 KEYS = ("topic", "group", "tenant_id", "routing_label")
 KINDS = (

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.units import format_duration
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.screen import table as text_table
-from penstock.spark.pipelines.table import Table
+from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.window_progress import WindowProgress
+from penstock.spark.running.run import Run
+from penstock.spark.running.text_table import text_table
 
 MAX_ROWS = 20
 

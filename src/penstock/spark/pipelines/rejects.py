@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.pipelines.run import Run
-from penstock.spark.pipelines.table import Table
+from penstock.spark.lake.table import Table
+from penstock.spark.running.run import Run
 
 TABLE = "rejects"
 

@@ -28,12 +28,12 @@ from penstock.spark.logs import Records, is_pattern
 from penstock.spark.pipelines.archive import records_table
 from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pace import Pace
-from penstock.spark.pipelines.pipeline import Option, Pipeline
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
 from penstock.spark.pipelines.replays import Replay
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
 from penstock.spark.pipelines.targets import partitions_of
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
 
 MIN_RATE = 0.1
 """A run that waits for the turn of a message cannot be stopped meanwhile."""

@@ -21,12 +21,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark.broker import Broker
-from penstock.spark.pipelines.files import Files
+from penstock.spark.lake.files import Files
+from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.pace import Pace
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
-from penstock.spark.pipelines.table import Table
 from penstock.spark.pipelines.targets import as_sent, partitions_of
+from penstock.spark.running.run import Run
 from penstock.spark.staging import Staging
 
 TABLE = "replayed"

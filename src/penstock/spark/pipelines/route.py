@@ -26,14 +26,14 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
 from penstock.model.names import clean_name
+from penstock.spark.lake.files import Files
 from penstock.spark.logs import is_pattern
-from penstock.spark.pipelines.files import Files
 from penstock.spark.pipelines.functions import TAKES, UserFunction, load
-from penstock.spark.pipelines.pipeline import Option, Pipeline
 from penstock.spark.pipelines.rejects import Rejects
-from penstock.spark.pipelines.run import Run
 from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS, as_sent, partitions_of
 from penstock.spark.pipelines.verdicts import judged
+from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.run import Run
 
 FOLDER = "_routed"
 LABEL = "{label}"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.pipelines.catalog import BUILT_IN
 from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, Endpoint, sink_of, source_of
-from penstock.spark.pipelines.pipeline import Option, Pipeline
+from penstock.spark.pipelines.names import BUILT_IN
+from penstock.spark.running.pipeline import Option, Pipeline
 
 Mode = Literal["append", "update", "complete"]
 

@@ -16,8 +16,8 @@ from types import ModuleType
 from pyspark import SparkContext, cloudpickle
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
-from penstock.spark.pipelines.failure import said
 from penstock.spark.pipelines.user import UserPipeline
+from penstock.spark.running.failure import said
 
 
 class NeedsSpark(FailedPrecondition):

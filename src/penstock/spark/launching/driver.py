@@ -6,7 +6,7 @@ import sys
 # Python looks beside the file it runs first: modules here would hide others of the same names.
 sys.path[:] = [each for each in sys.path if each != os.path.dirname(os.path.abspath(__file__))]
 
-from penstock.spark.pipelines.submit import main  # noqa: E402
+from penstock.spark.launching.submit import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from penstock.spark.pipelines.files import Files, exactly
+from penstock.spark.lake.files import Files, exactly
 
 FEW = 8
 MOST_FILES = 2000

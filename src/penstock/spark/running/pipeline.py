@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from penstock.spark.pipelines.run import Run
+    from penstock.spark.running.run import Run
 
 
 @dataclass(frozen=True)

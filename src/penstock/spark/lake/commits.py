@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.model.errors import Internal
-from penstock.spark.pipelines.files import Files
+from penstock.spark.lake.files import Files
 
 FOLDER = "_commits"
 

@@ -23,14 +23,15 @@ from typing import Any
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from penstock.spark.lake.lake import Lake
+from penstock.spark.launching.catalog import Chosen
+from penstock.spark.launching.register import Figures
+from penstock.spark.launching.screen import Screen, rate_text
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.activity import Activity
-from penstock.spark.pipelines.catalog import Chosen
-from penstock.spark.pipelines.failure import said
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.register import Figures
-from penstock.spark.pipelines.run import STOP_PATIENCE_S, Run
-from penstock.spark.pipelines.screen import Screen, rate_text, table
+from penstock.spark.running.activity import Activity
+from penstock.spark.running.failure import said
+from penstock.spark.running.run import STOP_PATIENCE_S, Run
+from penstock.spark.running.text_table import text_table
 
 _LOOK_S = 0.1
 _KEPT_EVERY_S = 2.0
@@ -198,7 +199,7 @@ class Supervisor:
         ]
         columns = ("pipeline", "query", " batches", " rows", " rows/s", " seconds", "state")
         if rows:
-            self._screen.say(table(columns, rows))
+            self._screen.say(text_table(columns, rows))
 
     def _activities(self) -> Iterator[Activity]:
         for run in self._runs:

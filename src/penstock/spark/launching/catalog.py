@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.model.errors import InvalidArgument, NotFound
-from penstock.spark.pipelines.pipeline import Pipeline
-
-BUILT_IN = ("archive", "lineage", "metrics", "deadletters", "replay", "materialize", "route")
-"""Each is a module of this package with a PIPELINE."""
+from penstock.spark.pipelines.names import BUILT_IN
+from penstock.spark.running.pipeline import Pipeline
 
 
 @dataclass(frozen=True)

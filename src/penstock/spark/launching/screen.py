@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from penstock.spark.pipelines.register import Figures
+from penstock.spark.launching.register import Figures
 
 LINE_EVERY_S = 10.0
 REDRAWN_EVERY_S = 0.5
@@ -79,20 +79,6 @@ def progress_text(figures: Figures) -> str:
 
 def rate_text(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 or not per_s else f"{per_s:.1f}"
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns of numbers are those whose name begins with a space: they end where they begin."""
-    cells = [[column.strip() for column in columns], *([str(cell) for cell in r] for r in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column.startswith(" ") else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def safe(text: str) -> str:

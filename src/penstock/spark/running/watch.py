@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from penstock.spark.pipelines.query import Query
+from penstock.spark.running.query import Query
 
 
 class Watch(StreamingQueryListener):

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.activity import Activity
-from penstock.spark.pipelines.job import give_up
-from penstock.spark.pipelines.tally import Tally
+from penstock.spark.running.activity import Activity
+from penstock.spark.running.job import give_up
+from penstock.spark.running.tally import Tally
 
 WriteBatch = Callable[[DataFrame, int], None]
 

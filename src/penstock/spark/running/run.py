@@ -14,14 +14,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.activity import Activity
-from penstock.spark.pipelines.failure import PipelineFailed
-from penstock.spark.pipelines.job import Job
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.query import Query, WriteBatch
-from penstock.spark.pipelines.watch import watch_of
 from penstock.spark.progress import follow
+from penstock.spark.running.activity import Activity
+from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.job import Job
+from penstock.spark.running.query import Query, WriteBatch
+from penstock.spark.running.watch import watch_of
 from penstock.spark.sink import QUERY_ID
 
 STOP_PATIENCE_S = 30.0

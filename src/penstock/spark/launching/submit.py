@@ -1,6 +1,6 @@
 """A run from its beginning: what is wrong is found in order of what it costs to find, then Spark.
 
-This module is also the program of a driver: `python -m penstock.spark.pipelines.submit archive
+This module is also the program of a driver: `python -m penstock.spark.launching.submit archive
 --once`, or what spark-submit is given for a master that is not this machine. Invariant: the token
 goes by the environment, never on a command line. Nothing starts on a lake that cannot be written.
 """
@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.model.units import parse_duration_ms
 from penstock.spark.broker import Broker
+from penstock.spark.lake.files import Files
+from penstock.spark.lake.lake import Lake
+from penstock.spark.launching.catalog import Chosen, choose
+from penstock.spark.launching.register import Entry, Figures, Register
+from penstock.spark.launching.screen import Screen
+from penstock.spark.launching.supervisor import Supervisor, quieten, stopped_by_signals
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.catalog import Chosen, choose
-from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.lake import Lake
-from penstock.spark.pipelines.register import Entry, Figures, Register
-from penstock.spark.pipelines.screen import Screen
-from penstock.spark.pipelines.supervisor import Supervisor, quieten, stopped_by_signals
 from penstock.spark.pipelines.user_file import NeedsSpark
 from penstock.spark.sessions import session
 
@@ -69,7 +69,7 @@ class Launch:
 
 def launch_of(arguments: Sequence[str]) -> Launch:
     parser = argparse.ArgumentParser(
-        prog="python -m penstock.spark.pipelines.submit",
+        prog="python -m penstock.spark.launching.submit",
         description="Runs pipelines in this process; `penstock pipeline run` says more.",
     )
     parser.add_argument("words", nargs="+", metavar="NAME|FILE")

@@ -19,8 +19,8 @@ from types import FrameType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark.java import find_java_home
-from penstock.spark.pipelines.register import RUN_ID, Register
-from penstock.spark.pipelines.submit import Launch
+from penstock.spark.launching.register import RUN_ID, Register
+from penstock.spark.launching.submit import Launch
 from penstock.spark.sessions import settings_for
 
 _LOOK_S = 0.2

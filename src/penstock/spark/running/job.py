@@ -13,7 +13,7 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from penstock.spark.pipelines.activity import Activity
+from penstock.spark.running.activity import Activity
 
 
 class Job(Activity):

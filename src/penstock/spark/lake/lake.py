@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.spark.pipelines.table import Table
+from penstock.spark.lake.table import Table
 
 
 class Lake:

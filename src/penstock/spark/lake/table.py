@@ -22,10 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument, Unavailable
-from penstock.spark.pipelines.commits import Commit, Commits, writer_name
-from penstock.spark.pipelines.compaction import Bin, bins_of, joined
-from penstock.spark.pipelines.files import Files
-from penstock.spark.pipelines.table_schema import TableSchema, check_added, fitted
+from penstock.spark.lake.commits import Commit, Commits, writer_name
+from penstock.spark.lake.compaction import Bin, bins_of, joined
+from penstock.spark.lake.files import Files
+from penstock.spark.lake.table_schema import TableSchema, check_added, fitted
 from penstock.spark.sink import QUERY_ID
 
 TARGET_BYTES = 128 << 20
