@@ -1,1 +1,1 @@
-"""A lake: tables of Parquet files with commits, on any file system Spark reaches. Knows no pipeline."""
+"""Tables of Parquet files with commits, on any file system Spark reaches. Knows no pipeline."""
