@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WRITE_BYTES = 256 * KIB
 
+_NOTHING = memoryview(b"")
+
 _FORMATS: dict[str, tuple[RangeFormat, bytes]] = {
     "arrow": ("arrow", b"content-type: application/vnd.apache.arrow.stream\r\n"),
     "ndjson": ("ndjson", NDJSON_TYPE),
@@ -40,7 +42,7 @@ class RangeStream:
         self._content_type = content_type
         self._lane: Lane | None = None
         self._range: Range | None = None
-        self._left = memoryview(b"")
+        self._left = _NOTHING
         self._is_reading = False
 
     def opened(self, outcome: Range | PenstockError) -> None:
@@ -64,7 +66,8 @@ class RangeStream:
             return
         while self._left and not lane.flow.write_paused:
             lane.write_chunk(self._left[:WRITE_BYTES])
-            self._left = self._left[WRITE_BYTES:]
+            # An empty rest would keep the whole piece in memory.
+            self._left = self._left[WRITE_BYTES:] or _NOTHING
         if not self._left and not self._is_reading:
             self._is_reading = True
             source.next(self._got)
