@@ -16,7 +16,8 @@ from penstock.spark.launching.register import Register
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
 
-pytest.importorskip("pyspark")
+if os.environ.get("CI") != "true":
+    pytest.importorskip("pyspark")
 
 FILE = """
 from penstock.spark import pipeline

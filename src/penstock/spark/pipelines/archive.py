@@ -19,6 +19,7 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import switch
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
 
@@ -81,12 +82,6 @@ def _into(run: Run, table: Table, query: str) -> WriteBatch:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _switch(text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.strip().lower() == "true"
-
-
 def _rows(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -100,14 +95,14 @@ PIPELINE = Pipeline(
     start=start,
     options=(
         Option("topics", "a topic, several with commas between, or a pattern", "*"),
-        Option("journal", "true or false", "true", _switch),
+        Option("journal", "true or false", "true", switch),
         Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
-        Option("compact", "true or false: are small files joined?", "true", _switch),
+        Option("compact", "true or false: are small files joined?", "true", switch),
         Option(
             "fail_on_data_loss",
             "true or false: false goes on without what retention removed before it was archived",
             "true",
-            _switch,
+            switch,
         ),
     ),
 )

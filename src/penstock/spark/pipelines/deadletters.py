@@ -31,6 +31,7 @@ from penstock.spark.pipelines.archive import records_table
 from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import origin
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 
@@ -202,18 +203,12 @@ def report(largest: Sequence[Row], rows: int) -> str:
     return "\n".join(lines)
 
 
-def _origin(text: str) -> str:
-    if text not in ("broker", "lake"):
-        raise ValueError(text)
-    return text
-
-
 PIPELINE = Pipeline(
     "deadletters",
     "Groups of similar failures among the dead letters, with counts, samples and runs",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has of them", "broker", _origin),
+        Option("from", "broker, or lake: what the archive has of them", "broker", origin),
         Option(
             "since",
             "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",

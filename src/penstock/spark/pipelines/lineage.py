@@ -35,6 +35,7 @@ from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.steps import steps, traced
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import origin
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 
@@ -179,18 +180,12 @@ def _start(run: Run) -> None:
         run.repeat("tables", lambda: make_tables(run))
 
 
-def _origin(text: str) -> str:
-    if text not in ("broker", "lake"):
-        raise ValueError(text)
-    return text
-
-
 PIPELINE = Pipeline(
     "lineage",
     "Where runs spend their time: attempts, steps, runs and critical paths from the journal",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has of the journal", "broker", _origin),
+        Option("from", "broker, or lake: what the archive has of the journal", "broker", origin),
         Option(
             "since",
             "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",

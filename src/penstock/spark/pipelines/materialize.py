@@ -29,6 +29,7 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import one_of, switch
 from penstock.spark.running.run import Run
 
 MAX_ROWS = 1_000_000
@@ -192,15 +193,6 @@ def _topic(text: str) -> str:
     return _name(text)
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(text)
-        return text
-
-    return read
-
-
 def _count(most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         number = int(text)
@@ -209,10 +201,6 @@ def _count(most: int) -> Callable[[str], int]:
         return number
 
     return read
-
-
-def _switch(text: str) -> bool:
-    return _one_of("true", "false")(text) == "true"
 
 
 PIPELINE = Pipeline(
@@ -226,7 +214,7 @@ PIPELINE = Pipeline(
             "tombstone",
             "what deletes a key: null (a value that is JSON's null) or none (nothing)",
             "null",
-            _one_of("null", "none"),
+            one_of("null", "none"),
         ),
         Option("ttl_ms", "milliseconds that a cache keeps a value", read=_count(2**53)),
         Option(
@@ -237,7 +225,7 @@ PIPELINE = Pipeline(
             "fail_on_data_loss",
             "true or false: false goes on without what retention removed before it was read",
             "true",
-            _switch,
+            switch,
         ),
     ),
 )

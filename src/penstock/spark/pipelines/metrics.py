@@ -32,6 +32,7 @@ from penstock.spark.options import SinkSettings
 from penstock.spark.pipelines.metrics_report import tell_all, tell_late
 from penstock.spark.pipelines.window_progress import WindowProgress
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import switch
 from penstock.spark.running.run import Run
 
 KEYS = ("topic", "group", "tenant_id", "routing_label")
@@ -233,12 +234,6 @@ def _rows(text: str) -> int:
     return number
 
 
-def _switch(text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.strip().lower() == "true"
-
-
 PIPELINE = Pipeline(
     "metrics",
     "Rates, latencies, retries and error share in windows, from the journal to the lake",
@@ -252,7 +247,7 @@ PIPELINE = Pipeline(
             "fail_on_data_loss",
             "true or false: false goes on without what retention removed before it was counted",
             "true",
-            _switch,
+            switch,
         ),
     ),
 )

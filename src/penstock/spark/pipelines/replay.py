@@ -33,6 +33,7 @@ from penstock.spark.pipelines.replays import Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
 from penstock.spark.pipelines.targets import partitions_of
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import origin, switch
 from penstock.spark.running.run import Run
 
 MIN_RATE = 0.1
@@ -196,22 +197,10 @@ def _target(text: str) -> str:
     return _topic(text)
 
 
-def _origin(text: str) -> str:
-    if text not in ("broker", "lake"):
-        raise ValueError(text)
-    return text
-
-
 def _replay_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(text)
     return text
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.lower() == "true"
 
 
 def _count(text: str) -> int:
@@ -235,7 +224,7 @@ PIPELINE = Pipeline(
     "Stored messages to a topic once more: history, dead letters or the lake's archive",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has", "broker", _origin),
+        Option("from", "broker, or lake: what the archive has", "broker", origin),
         Option(
             "topic",
             "a topic, several with commas between, or a pattern like dlq.*",
@@ -252,7 +241,7 @@ PIPELINE = Pipeline(
         Option("limit", "a whole number from 1 on: only the first so many", read=_count),
         Option("rate", f"messages a second, {MIN_RATE:g} or more", read=_rate),
         Option("name", "a name of letters, digits, points and dashes", read=_replay_name),
-        Option("keep_keys", "true or false: do idempotency keys travel?", "false", _switch),
-        Option("apply", "true or false: false only tells what would be sent", "false", _switch),
+        Option("keep_keys", "true or false: do idempotency keys travel?", "false", switch),
+        Option("apply", "true or false: false only tells what would be sent", "false", switch),
     ),
 )

@@ -20,11 +20,11 @@ from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, Endpoint, sink_of, source_of
 from penstock.spark.pipelines.names import BUILT_IN
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import switch
 
 Mode = Literal["append", "update", "complete"]
 
 MODES = ("append", "update", "complete")
-_SWITCH = {"true": True, "false": False}
 
 
 class UserPipeline:
@@ -218,13 +218,6 @@ def _option(pipeline_name: str, parameter: inspect.Parameter) -> Option:
         parameter.name,
         kinds[kind],
         str(parameter.default) if has_default else None,
-        _switch if kind is bool else kind,
+        switch if kind is bool else kind,
         is_required=not has_default,
     )
-
-
-def _switch(text: str) -> bool:
-    try:
-        return _SWITCH[text.strip().lower()]
-    except KeyError:
-        raise ValueError(text) from None
