@@ -26,8 +26,9 @@ Added = tuple[Message, int, int]
 
 CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
-CHUNK_SPAN = 2**62
-"""How far apart in the log a chunk's first and last message may be."""
+CHUNK_SPAN = 2**31
+"""How far behind a chunk's first message in the log one that is added to it may begin. Those that
+are added with it end within another 2 GiB."""
 MOST_REMOVED = 1000
 """Removed chunks that may wait in the queue of those to evict, however few there are."""
 MESSAGE_OVERHEAD = 320
@@ -47,8 +48,9 @@ class Chunk:
         self.msgs = 0
         self.bytes = 0
         self.messages: list[Message] | None = []
-        # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
-        self.places = array("Q")
+        # Positions in the log, counted from `base`. They are all that is kept of messages which
+        # wait for their sealing, and that may be millions: 4 bytes each.
+        self.places = array("I")
 
     def positions_from(self, first: int) -> list[int]:
         """Where in the log the messages are, without what lies below `first`."""
