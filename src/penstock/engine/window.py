@@ -26,9 +26,8 @@ Added = tuple[Message, int, int]
 
 CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
-CHUNK_SPAN = 2**31
-"""How far behind a chunk's first message in the log one that is added to it may begin. Those that
-are added with it end within another 2 GiB."""
+CHUNK_SPAN = 2**62
+"""How far apart in the log a chunk's first and last message may be."""
 MOST_REMOVED = 1000
 """Removed chunks that may wait in the queue of those to evict, however few there are."""
 MESSAGE_OVERHEAD = 320
@@ -48,14 +47,20 @@ class Chunk:
         self.msgs = 0
         self.bytes = 0
         self.messages: list[Message] | None = []
-        # Positions in the log, counted from `base`. They are all that is kept of messages which
-        # wait for their sealing, and that may be millions: 4 bytes each.
-        self.places = array("I")
+        # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
+        self.places = array("Q")
 
     def positions_from(self, first: int) -> list[int]:
         """Where in the log the messages are, without what lies below `first`."""
         base = self.base
         return [base + place for place in self.places if base + place >= first]
+
+    def evict(self) -> None:
+        """The messages go. Their positions are all that is kept of what waits for its sealing,
+        which may be millions; of neighbours in the log they fit in half the bytes."""
+        self.messages = None
+        if self.places[-1] < 2**32:
+            self.places = array("I", self.places)
 
 
 class PartitionLog:
@@ -238,7 +243,7 @@ class Window:
 
     def _evict(self, chunk: Chunk) -> None:
         if chunk.messages is not None:
-            chunk.messages = None
+            chunk.evict()
             self.used_bytes -= chunk.bytes + chunk.msgs * MESSAGE_OVERHEAD
 
 
