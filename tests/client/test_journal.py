@@ -62,3 +62,16 @@ def test_refusals_are_raised(lively: BrokerProcess, client: Client) -> None:
             durable.journal(kind="exploded").open()
     with pytest.raises(FailedPrecondition, match="no journal"):
         client.journal_offsets()
+
+
+def test_how_far_it_is_archived_can_be_said(lively: BrokerProcess) -> None:
+    with Client(lively.url) as client:
+        end = client.journal_offsets(fresh=True).next
+        assert client.set_journal_archived(end).next == end
+        assert client.journal_offsets().archived == end
+
+    async def say() -> int:
+        async with AsyncClient(lively.url) as aclient:
+            return (await aclient.set_journal_archived(0)).next
+
+    assert asyncio.run(say()) == end

@@ -161,7 +161,7 @@ def test_offsets_say_where_the_journal_begins_and_ends_and_is_at_a_time(filled: 
     assert found["earliest"] <= found["at_time"] == rows(filled)[0]["position"] < found["next"]
     later = int(time.time() * 1000) + 60_000
     assert offsets(filled, f"time_ms={later}")["at_time"] == found["next"]
-    assert set(offsets(filled, "")) == {"earliest", "next"}
+    assert set(offsets(filled, "")) - {"archived"} == {"earliest", "next"}
 
 
 def test_what_was_acknowledged_before_a_fresh_look_is_in_it(filled: BrokerProcess):
@@ -181,6 +181,30 @@ def test_splits_share_out_the_journal(filled: BrokerProcess):
     assert list(chain(*parts)) == rows(filled, f"to={found['next']}")
     reply = filled.client.get("/v1/journal/splits?max_rows=10")
     assert sum(split["rows"] for split in reply.json()["splits"]) == 10
+
+
+def test_how_far_the_journal_is_archived_is_kept_and_told(filled: BrokerProcess):
+    end = offsets(filled)["next"]
+    reply = filled.client.post("/v1/journal/archived", json={"next": end})
+    assert (reply.status_code, reply.json()) == (200, {"next": end})
+    assert filled.client.post("/v1/journal/archived", json={"next": 1}).json() == {"next": end}
+    assert offsets(filled)["archived"] == end
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 400, "INVALID_ARGUMENT"),
+        ({"next": -1}, 400, "INVALID_ARGUMENT"),
+        ({"next": "all"}, 400, "INVALID_ARGUMENT"),
+        ({"next": 5, "group": "g"}, 400, "INVALID_ARGUMENT"),
+        ({"next": 2**63 - 1}, 416, "OUT_OF_RANGE"),
+    ],
+)
+def test_what_cannot_be_archived_is_refused(
+    filled: BrokerProcess, body: dict[str, Any], status: int, code: str
+):
+    assert_error(filled.client.post("/v1/journal/archived", json=body), status, code)
 
 
 @pytest.mark.parametrize(
@@ -214,3 +238,5 @@ def test_without_a_journal_all_of_it_is_409(start_broker: StartBroker, is_in_mem
     broker = start_broker(memory=is_in_memory, env=env)
     for path in ("/v1/journal", "/v1/journal/offsets?fresh=true", "/v1/journal/splits"):
         assert_error(broker.client.get(path), 409, "FAILED_PRECONDITION")
+    reply = broker.client.post("/v1/journal/archived", json={"next": 0})
+    assert_error(reply, 409, "FAILED_PRECONDITION")

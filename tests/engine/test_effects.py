@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.core.effects import Effect
 from penstock.core.image import comparable, take_image
 from penstock.core.invariants import check
@@ -14,7 +16,7 @@ TTL_MS = 10_000
 
 
 def broker_with_ttl(**limits: int) -> Broker:
-    broker = on_disk(limits=Limits(idempotency_ttl_ms=TTL_MS, **limits))
+    broker = on_disk(limits=replace(Limits(idempotency_ttl_ms=TTL_MS), **limits))
     broker.topic()
     return broker
 

@@ -509,6 +509,7 @@ def test_without_a_journal_every_question_is_refused_with_the_reason(on_a_disk: 
         broker.call(journal.open, JournalRequest()),
         broker.call(journal.offsets, True, None),
         broker.call(journal.splits, None, None, 10, 10),
+        broker.call(journal.set_archived, 0),
     ):
         assert type(outcome) is FailedPrecondition
         assert ("journal_retention_ms" in outcome.message) == on_a_disk

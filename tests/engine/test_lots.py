@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.image import take_image
 from penstock.core.invariants import check
@@ -38,7 +39,7 @@ MIXED = [
 
 
 def two_topics(options: WalOptions = ROOMY, **limits: int) -> Broker:
-    broker = on_disk(options=options, limits=Limits(**limits))
+    broker = on_disk(options=options, limits=replace(Limits(), **limits))
     broker.topic("t", partitions=3)
     broker.topic("other")
     return broker

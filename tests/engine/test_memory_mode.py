@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.core.invariants import check
 from penstock.model.errors import ResourceExhausted
 from penstock.model.limits import KIB, Limits
@@ -13,7 +15,7 @@ MESSAGE = "x" * 1000
 
 
 def in_memory(**limits: int) -> Broker:
-    return Broker(limits=Limits(memory_bytes=MEMORY, **limits))
+    return Broker(limits=replace(Limits(memory_bytes=MEMORY), **limits))
 
 
 def is_full(outcome: object) -> bool:

@@ -157,7 +157,7 @@ def test_an_unknown_option_is_refused_with_its_near_match():
     [
         ({}, "option topic is required"),
         ({"log": "journal", "topic": "orders"}, "option topic has no meaning here"),
-        ({"log": "journal", "group": "g"}, "option group has no meaning here"),
+        ({"log": "journal", "group": "g"}, "option group: of the journal the broker knows only"),
         ({"log": "journal", "startingOffsets": '{"orders": {"0": 1}}'}, "one position"),
         (
             {"topic": "orders", "startingOffsets": "earliest", "startingTimestamp": "0"},

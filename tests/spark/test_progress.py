@@ -77,6 +77,13 @@ def test_what_a_batch_has_reached_is_told(broker: BrokerProcess, topic: str):
     assert lags(broker, topic) == [6, 9]
 
 
+def test_how_far_the_journal_is_archived_is_told(broker: BrokerProcess, topic: str):
+    end = broker.client.get("/v1/journal/offsets?fresh=true").json()["next"]
+    told = {"journal": end, "group": "archive", "url": broker.url}
+    GroupProgress().onQueryProgress(progressed(json.dumps(told)))
+    assert broker.client.get("/v1/journal/offsets").json()["archived"] == end
+
+
 def test_what_could_not_be_told_is_told_with_the_next_event(start_broker: StartBroker):
     broker = start_broker(port=free_port())
     topic = broker.create_topic("t")

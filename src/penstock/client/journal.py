@@ -1,11 +1,11 @@
-"""The journal: where it begins and ends, and its rows. No IO."""
+"""The journal: where it begins and ends, its rows, and how far they are archived. No IO."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from penstock.client.calls import Call, list_of, query_of, reader
-from penstock.model.journal import JournalReport
+from penstock.client.calls import Call, encode, list_of, query_of, reader
+from penstock.model.journal import JournalArchive, JournalReport
 
 
 def journal_offsets(*, fresh: bool = False, time_ms: int | None = None) -> Call[JournalReport]:
@@ -13,6 +13,13 @@ def journal_offsets(*, fresh: bool = False, time_ms: int | None = None) -> Call[
     that was durable when this was asked for can be read; that may take a while."""
     query = query_of(fresh="true" if fresh else "false", time_ms=time_ms)
     return Call("GET", f"/v1/journal/offsets?{query}", reader(JournalReport))
+
+
+def set_journal_archived(next_: int) -> Call[JournalArchive]:
+    """Every row below this position is kept elsewhere; a broker with `journal_after_archive` may
+    let it go. It never goes back: the answer is how far it is."""
+    body = encode({"next": next_})
+    return Call("POST", "/v1/journal/archived", reader(JournalArchive), body)
 
 
 def journal_path(

@@ -56,6 +56,7 @@ class Client:
     offsets = _operation(ranges.offsets)
     splits = _operation(ranges.splits)
     journal_offsets = _operation(journal.journal_offsets)
+    set_journal_archived = _operation(journal.set_journal_archived)
     produce = _operation(requests.produce)
     produce_batch = _operation(requests.produce_batch)
     ack = _operation(requests.ack)

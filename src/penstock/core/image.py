@@ -137,6 +137,7 @@ class StateImage(msgspec.Struct, array_like=True):
     caches: list[CacheImage] = []
     cache_floor: int = 0
     writers: list[WriterImage] = []
+    journal_archived: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -162,6 +163,7 @@ def take_image(state: BrokerState) -> StateImage:
         [_cache_image(cache, state.last_ts) for _, cache in sorted(state.caches.items())],
         state.cache_floor,
         [_writer_image(writer) for writer in state.writers],
+        state.journal_archived,
     )
 
 
@@ -169,6 +171,7 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     state = BrokerState(limits)
     state.next_id = image.next_id
     state.last_ts = image.last_ts
+    state.journal_archived = image.journal_archived
     for topic in image.topics:
         _restore_topic(state, topic)
     state.produced.restore(list(zip(image.produced_keys, image.produced_until, strict=True)))
@@ -196,6 +199,7 @@ def comparable(image: StateImage, now_ms: int) -> StateImage:
         [_comparable_cache(cache, now_ms) for cache in image.caches],
         image.cache_floor,
         image.writers,
+        image.journal_archived,
     )
 
 

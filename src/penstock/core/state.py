@@ -33,6 +33,7 @@ from penstock.model.records import (
     Finished,
     GroupCreated,
     GroupDeleted,
+    JournalArchived,
     Message,
     Record,
     RegistryChanged,
@@ -58,6 +59,7 @@ class BrokerState:
         "caches",
         "effect_totals",
         "groups",
+        "journal_archived",
         "last_ts",
         "limits",
         "next_id",
@@ -87,6 +89,8 @@ class BrokerState:
             self.caches[entry.id] = Cache(entry, 0, self.cache_memory)
         self.next_id = 1
         self.last_ts = 0
+        # Nothing of the journal from here on is archived, as far as the broker was told.
+        self.journal_archived = 0
 
 
 def apply(state: BrokerState, record: Record) -> None:
@@ -369,6 +373,10 @@ def _cache_removed(state: BrokerState, record: CacheRemoved) -> None:
     state.caches[record.cache_id].remove(record)
 
 
+def _journal_archived(state: BrokerState, record: JournalArchived) -> None:
+    state.journal_archived = record.next
+
+
 def _write_committed(state: BrokerState, record: WriteCommitted) -> None:
     state.writers.commit(record)
 
@@ -388,6 +396,7 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Returned: _returned,
     Finished: _finished,
     Advanced: _advanced,
+    JournalArchived: _journal_archived,
     Skipped: _skipped,
     Released: _released,
     Trimmed: _trimmed,

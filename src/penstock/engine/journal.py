@@ -2,6 +2,7 @@
 
 Invariant: a range is fixed when it is opened and each of its rows is given once and in order,
 whatever is sealed or merged meanwhile; if retention takes something of it first, the read fails.
+How far the journal is archived never goes back.
 Everything that can be read lies below the log's first position, and so is durable. Must not know
 what the rows say.
 """
@@ -12,12 +13,25 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
+from penstock.core.state import BrokerState
 from penstock.engine.ledger import Done, Ledger, Then
 from penstock.engine.lookups import Lookups
 from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
-from penstock.model.errors import FailedPrecondition, OutOfRange, PenstockError
-from penstock.model.journal import JournalReport, JournalRequest, JournalSelection
+from penstock.model.errors import (
+    FailedPrecondition,
+    NotYet,
+    OutOfRange,
+    PenstockError,
+    Unavailable,
+)
+from penstock.model.journal import (
+    JournalArchive,
+    JournalReport,
+    JournalRequest,
+    JournalSelection,
+)
+from penstock.model.records import JournalArchived
 from penstock.model.splits import MAX_SPLITS, Splits
 from penstock.storage import splitting
 from penstock.storage.journal_files import JournalIndex, JournalReader, JournalRef
@@ -38,16 +52,19 @@ class Journal:
         log: Log,
         reader: JournalReader | None,
         index: JournalIndex,
-        retention_ms: int,
+        state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
         lookups: Lookups,
     ) -> None:
-        self.refusal = NO_DISK if reader is None else "" if retention_ms else TURNED_OFF
+        self.refusal = (
+            NO_DISK if reader is None else "" if state.limits.journal_retention_ms else TURNED_OFF
+        )
         self.freshen: Callable[[Then], None] = lambda then: then(None)
         self.files = {file.number for file in index.files}
         self._log = log
         self._reader = reader
+        self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
         self._lookups = lookups
@@ -92,7 +109,7 @@ class Journal:
             if failure is not None:
                 done(failure)
             elif time_ms is None:
-                done(JournalReport(self.earliest, self.next))
+                done(JournalReport(self.earliest, self.next, archived=self._archived))
             else:
                 self._lookups.run(partial(self._search, time_ms), done)
 
@@ -124,6 +141,25 @@ class Journal:
 
         self._lookups.run(look, done)
 
+    def set_archived(self, next_: int, done: Done) -> None:
+        """Outcome: a JournalArchive, which never goes back. What has no rows is not recorded: the
+        record would itself move the journal's end, and somebody who archives all there is would
+        never be done."""
+        try:
+            self._opened()
+            if self._ledger.failure is not None:
+                raise self._ledger.failure
+            if next_ > self.next:
+                raise NotYet(f"the journal ends at {self.next}; {next_} was said to be archived")
+            if self._has_rows(self._state.journal_archived, next_):
+                record = JournalArchived(self._ledger.now_ms(), next_)
+                if not self._ledger.record(record):
+                    raise Unavailable("the disk is full; nothing can be recorded")
+            outcome: JournalArchive | PenstockError = JournalArchive(self._state.journal_archived)
+        except PenstockError as error:
+            outcome = error
+        self._ledger.answer(done, outcome)
+
     @property
     def earliest(self) -> int:
         return self.next if self._start < 0 else self._start
@@ -132,6 +168,10 @@ class Journal:
     def next(self) -> int:
         """What is not sealed yet cannot be read."""
         return self._log.first_position
+
+    @property
+    def _archived(self) -> int | None:
+        return self._state.journal_archived or None
 
     # -- finding -------------------------------------------------------------------------------
 
@@ -164,13 +204,18 @@ class Journal:
     def _search(self, time_ms: int) -> Callable[[], JournalReport]:
         """How to find the first position of that time or later; times never go back."""
         reader, earliest, next_ = self._opened(), self.earliest, self.next
+        archived = self._archived
         ref = next((ref for ref in self._refs if ref.last_ts >= time_ms), None)
 
         def search() -> JournalReport:
             at = next_ if ref is None else max(earliest, reader.position_at(ref, time_ms))
-            return JournalReport(earliest, next_, at)
+            return JournalReport(earliest, next_, at, archived)
 
         return search
+
+    def _has_rows(self, start: int, end: int) -> bool:
+        at = self._index_of(start)
+        return at < len(self._refs) and self._refs[at].first < end
 
     def _index_of(self, position: int) -> int:
         """The first batch that has rows at `position` or behind it."""

@@ -78,7 +78,7 @@ class Parts:
             log,
             disk.journal if disk else None,
             disk.journal_index if disk else JournalIndex(),
-            state.limits.journal_retention_ms,
+            state,
             self.ledger,
             scheduler,
             lookups,

@@ -72,7 +72,7 @@ class RangesPart(Protocol):
 
 
 class JournalPart(Protocol):
-    """Reading what happened to messages."""
+    """Reading what happened to messages, and how far it is archived."""
 
     def open(self, request: JournalRequest, done: Done) -> None:
         """Outcome: a Range."""
@@ -80,6 +80,10 @@ class JournalPart(Protocol):
 
     def offsets(self, fresh: bool, time_ms: int | None, done: Done) -> None:
         """Outcome: a JournalReport. Fresh: with all in it that was durable when it was asked."""
+        ...
+
+    def set_archived(self, next_: int, done: Done) -> None:
+        """All below `next_` is archived elsewhere. Outcome: a JournalArchive."""
         ...
 
     def splits(

@@ -39,8 +39,16 @@ class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class JournalReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every row from position `earliest` to before `next` can be read. `at_time` is the first
-    position of the time asked for or later, which is `next` if there is none yet."""
+    position of the time asked for or later, which is `next` if there is none yet. `archived` is
+    how far the archive said it has come; not there, if it never did."""
 
     earliest: int
     next: int
     at_time: int | None = None
+    archived: int | None = None
+
+
+class JournalArchive(msgspec.Struct, frozen=True):
+    """Every row below position `next` is archived elsewhere."""
+
+    next: int

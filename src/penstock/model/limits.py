@@ -110,6 +110,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     disconnect_slow_ms: int = 0
     cache_memory_bytes: int = 256 * MIB
     journal_retention_ms: int = 7 * 24 * 3600 * 1000
+    journal_after_archive: bool = False
     max_staged_bytes: int = 16 * GIB
 
 

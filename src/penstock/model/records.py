@@ -188,6 +188,13 @@ class Advanced(msgspec.Struct, array_like=True, tag=20, gc=False):
     bytes: int
 
 
+class JournalArchived(msgspec.Struct, array_like=True, tag=21, gc=False):
+    """All of the journal below `next` is archived, as somebody said who keeps it elsewhere."""
+
+    ts: int
+    next: int
+
+
 DELETED = 0
 EXPIRED = 1
 EVICTED = 2
@@ -255,6 +262,7 @@ Record = (
     | CacheStored
     | CacheRemoved
     | Advanced
+    | JournalArchived
     | WriteCommitted
     | WriteStored
 )

@@ -1,9 +1,11 @@
 """The journal over HTTP: its rows, as an Arrow stream or as lines of JSON, where it begins and
-ends, and how to share out the work of reading it."""
+ends, how to share out the work of reading it, and how far it is archived."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.journal import KINDS, JournalRequest, JournalSelection
@@ -16,10 +18,13 @@ from penstock.server.range_routes import (
     not_negative,
     split_sizes,
 )
-from penstock.server.requests import Request, truth
+from penstock.server.requests import Request, decode_body, truth
+from penstock.server.wire import ArchivedBody
 
 if TYPE_CHECKING:
     from penstock.server.turns import Reply
+
+_decoder = msgspec.json.Decoder(ArchivedBody)
 
 
 def read_journal(hub: Hub, request: Request, reply: Reply) -> None:
@@ -63,6 +68,16 @@ def read_splits(hub: Hub, request: Request, reply: Reply) -> None:
         rows,
         max_rows,
         lambda outcome: send_outcome(reply, outcome, 200, lambda splits: splits),
+    )
+
+
+def set_archived(hub: Hub, request: Request, reply: Reply) -> None:
+    next_ = decode_body(_decoder, request.body).next
+    if next_ is None or next_ < 0:
+        raise InvalidArgument("next is required: a position of the journal, 0 or more")
+    hub.engine.journal.set_archived(
+        next_,
+        lambda outcome: send_outcome(reply, outcome, 200, lambda archive: archive),
     )
 
 

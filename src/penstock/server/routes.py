@@ -33,6 +33,7 @@ ROUTES: Routes = {
     b"/v1/idempotency/commit": {b"POST": effect_routes.commit},
     b"/v1/idempotency/fail": {b"POST": effect_routes.fail},
     b"/v1/journal": {b"GET": journal_routes.read_journal},
+    b"/v1/journal/archived": {b"POST": journal_routes.set_archived},
     b"/v1/journal/offsets": {b"GET": journal_routes.read_positions},
     b"/v1/journal/splits": {b"GET": journal_routes.read_splits},
     b"/v1/tenants": {b"GET": registry_routes.list_tenants, b"POST": registry_routes.create_tenant},

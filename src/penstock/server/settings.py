@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     disconnect_slow_ms: int = _work.disconnect_slow_ms
     cache_memory_bytes: int = _work.cache_memory_bytes
     journal_retention_ms: int = _work.journal_retention_ms
+    journal_after_archive: bool = _work.journal_after_archive
     max_staged_bytes: int = _work.max_staged_bytes
     ws_ping_ms: int = 20_000
     control_plane: str = ""

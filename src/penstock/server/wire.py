@@ -95,6 +95,10 @@ class ProgressBody(_Strict):
     partitions: list[ReachedBody] | None = None
 
 
+class ArchivedBody(_Strict):
+    next: int | None = None
+
+
 class ConsumeBody(_Strict):
     topic: str | None = None
     group: str | None = None

@@ -115,15 +115,20 @@ def splits(
 
 
 def publish(broker: Broker, group: str, positions: Positions) -> None:
-    """Says that everything below the positions is done for the group. One try for each topic."""
-    for topic in sorted({place.topic for place in positions}):
+    """Says that everything below the positions is done for the group: of topics any, of the journal
+    the archive. One try for each."""
+    once = Patience(0)
+    if JOURNAL in positions:
+        body = encode({"next": positions[JOURNAL]})
+        broker.call("POST", "/v1/journal/archived", body=body, patience=once)
+    for topic in sorted({place.topic for place in positions if place != JOURNAL}):
         done = [
             {"partition": place.partition, "next": position}
             for place, position in positions.items()
             if place.topic == topic
         ]
         path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
-        broker.call("POST", path, body=encode({"partitions": done}), patience=Patience(0))
+        broker.call("POST", path, body=encode({"partitions": done}), patience=once)
 
 
 class Records:

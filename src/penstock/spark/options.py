@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_OFFSET
-from penstock.model.names import clean_name
+from penstock.model.names import ARCHIVE_GROUP, clean_name
 from penstock.model.splits import MAX_SPLIT_ROWS
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -97,7 +97,11 @@ class SourceSettings(BrokerSettings):
                 values[member] = bound
         if log == "journal":
             _refuse(given, "topic", "log=journal has the events of all topics; filter its rows")
-            _refuse(given, "group", "a group is of a topic, and log=journal reads the journal")
+            if values.get("group", ARCHIVE_GROUP) != ARCHIVE_GROUP:
+                raise InvalidArgument(
+                    f"option group: of the journal the broker knows only {ARCHIVE_GROUP!r}, "
+                    f"not {values['group']!r}"
+                )
         elif "topics" not in values:
             raise InvalidArgument(f"option topic is required; it takes {_SOURCE['topic'].takes}")
         if use == "read" and values.get("start") == LATEST:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Place, Positions, publish
+from penstock.spark.logs import JOURNAL, Place, Positions, publish
 from penstock.spark.options import BrokerSettings
 
 LAST_WORDS_MS = 5000
@@ -30,11 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class Member(NamedTuple):
-    """A group at a broker, in a topic."""
+    """A group at a broker, in a topic or, without one, the journal."""
 
     url: str
     group: str
     topic: str
+
+    def __str__(self) -> str:
+        return f"group {self.group} in {self.topic or 'the journal'}"
 
 
 class Reached(msgspec.Struct):
@@ -43,6 +46,15 @@ class Reached(msgspec.Struct):
     group: str = ""
     url: str = ""
     records: dict[str, dict[int, int]] = {}
+    journal: int | None = None
+
+    def positions(self) -> Positions:
+        found = {
+            Place(topic, number): at
+            for topic, partitions in self.records.items()
+            for number, at in partitions.items()
+        }
+        return found if self.journal is None else found | {JOURNAL: self.journal}
 
 
 _read = msgspec.json.Decoder(Reached, strict=False).decode
@@ -81,9 +93,9 @@ class GroupProgress(StreamingQueryListener):
         except msgspec.DecodeError:
             return  # a source of another kind
         if reached.group and reached.url:
-            for topic, partitions in reached.records.items():
-                owed = self._owed.setdefault(Member(reached.url, reached.group, topic), {})
-                owed.update({Place(topic, number): at for number, at in partitions.items()})
+            for place, at in reached.positions().items():
+                owed = self._owed.setdefault(Member(reached.url, reached.group, place.topic), {})
+                owed[place] = at
 
     def _pay(self) -> None:
         for member in list(self._owed):
@@ -108,9 +120,7 @@ class GroupProgress(StreamingQueryListener):
             return
         self._failing.add(member)
         cure = "; follow(spark, url, token) has it" if isinstance(error, Unauthenticated) else ""
-        log.warning(
-            "progress of group %s in %s was not told: %s%s", member.group, member.topic, error, cure
-        )
+        log.warning("progress of %s was not told: %s%s", member, error, cure)
 
 
 _listeners: WeakKeyDictionary[SparkSession, GroupProgress] = WeakKeyDictionary()

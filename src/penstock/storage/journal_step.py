@@ -2,7 +2,8 @@
 
 Invariant: what `finish` returns names every row of the step and all older ones that are kept, each
 once; until a manifest names it, the file that was written is nobody's. Retention drops files whole,
-and small ones become part of the new one. Must not know how a step is published.
+with `journal_after_archive` only archived ones, and small ones become part of the new one. Must not
+know how a step is published.
 """
 
 from __future__ import annotations
@@ -67,15 +68,20 @@ class JournalStep:
         file = self._writer.finish()
         merged = {file.number for file in self._merged or ()}
         kept = [file for file in self._index.files if file.number not in merged]
-        oldest_ts = self._state.last_ts - self._state.limits.journal_retention_ms
         start = self._start
-        while kept and kept[0].last_ts < oldest_ts:
+        while kept and self._may_go(kept[0]):
             start = kept.pop(0).last + 1
         return JournalIndex(start, kept if file is None else [*kept, file])
 
     def abandon(self) -> None:
         """The job failed."""
         self._writer.abandon()
+
+    def _may_go(self, file: JournalFile) -> bool:
+        limits = self._state.limits
+        if limits.journal_after_archive and file.last >= self._state.journal_archived:
+            return False
+        return file.last_ts < self._state.last_ts - limits.journal_retention_ms
 
     def _pack(self) -> None:
         if len(self._rows):

@@ -112,7 +112,7 @@ _RANGES = {
     "rows": "Rows of a split at most, 1 to 10,000,000; 131,072 when omitted.",
     "max_rows": "Rows of all splits together at most; omitted, all there are.",
     "partitions": "How far the group is in each; in those not named it stays where it is.",
-    "next": "Everything below this offset is done.",
+    "next": "Everything below this offset, or position of the journal, is done.",
 }
 _WRITES = {
     "producer": "Who writes: 1 to 200 bytes of UTF-8.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.model.journal import JournalReport
+from penstock.model.journal import JournalArchive, JournalReport
 from penstock.model.splits import Splits
 from penstock.server.operations.operation import Answer, Operation
+from penstock.server.wire import ArchivedBody
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -50,6 +51,21 @@ OPERATIONS: tuple[Operation, ...] = (
             200: Answer("Positions.", JournalReport, {"earliest": 268435456, "next": 1342177280})
         },
         errors=(400, 409, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/journal/archived",
+        tag="Journal",
+        summary="Say how far the journal is archived",
+        text="Every row below the position next is kept elsewhere. With the setting "
+        "journal_after_archive nothing else goes. It never goes back, and stays where it is when "
+        "there is no row in between; the answer says where that is.",
+        body=ArchivedBody,
+        required=("next",),
+        query=(),
+        example={"next": 1342177280},
+        answers={200: Answer("How far it is now.", JournalArchive, {"next": 1342177280})},
+        errors=(400, 409, 416, 503),
     ),
     Operation(
         method="GET",

@@ -1,10 +1,10 @@
 """The archive: every message and every row of the journal in the lake, each once.
 
 Tables `records`, by topic and date, and `journal`, by date: the columns of format("penstock") and
-`date`, the day of `timestamp` in UTC. Invariant: a row is in its table once, and a topic's group
-`archive` is told only of rows that are: a topic with `after_archive` keeps what is not archived. A
-topic that is deleted is no reason to stop the archive of all others; rows that retention removed
-before they were archived are.
+`date`, the day of `timestamp` in UTC. Invariant: a row is in its table once, and the group
+`archive` of a topic, or of the journal, is told only of rows that are: with `after_archive` the
+broker keeps what is not archived. A topic that is deleted is no reason to stop the archive of all
+others; rows that retention removed before they were archived are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DateType, StructField, StructType
 
+from penstock.model.names import ARCHIVE_GROUP
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
@@ -22,9 +23,6 @@ from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.readers import switch
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
-
-GROUP = "archive"
-"""What retention waits for, in topics with `after_archive`."""
 
 MAX_ROWS = 1_000_000
 COMPACT_EVERY = 20
@@ -53,16 +51,17 @@ def dated(rows: DataFrame) -> DataFrame:
 
 def start(run: Run) -> None:
     settings = run.settings
-    limits: dict[str, Any] = {
+    options: dict[str, Any] = {
+        "group": ARCHIVE_GROUP,
         "maxRowsPerTrigger": settings["max_rows"],
         "failOnDataLoss": settings["fail_on_data_loss"],
     }
     tables = [records_table(run.lake)]
-    records = run.stream(topic=settings["topics"], group=GROUP, failOnDeletedTopic=False, **limits)
+    records = run.stream(topic=settings["topics"], failOnDeletedTopic=False, **options)
     run.start(RECORDS, records, _into(run, tables[0], RECORDS))
     if settings["journal"]:
         tables.append(journal_table(run.lake))
-        journal = run.stream(log="journal", **limits)
+        journal = run.stream(log="journal", **options)
         run.start(JOURNAL, journal, _into(run, tables[1], JOURNAL))
     if settings["compact"] and run.once:
         run.repeat("compact", lambda: sum(table.compact() for table in tables))
