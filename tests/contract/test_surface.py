@@ -41,6 +41,7 @@ def test_version(broker: BrokerProcess) -> None:
     assert isinstance(body["commit"], str)
     assert body["wal_enabled"] is True
     assert "commit" in [v for k, v in body.items() if "fsync" in k], body
+    assert body["max_message_bytes"] == 8 * 2**20
 
 
 @pytest.mark.parametrize("probe", ["/v1/livez", "/v1/readyz"])

@@ -75,13 +75,15 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """`durability` says in words what a success of this broker means."""
+    """`durability` says in words what a success of this broker means. A broker that does not tell
+    its `max_message_bytes` is an older one."""
 
     version: str
     commit: str
     wal_enabled: bool
     fsync: str = ""
     durability: str = ""
+    max_message_bytes: int | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -37,13 +37,15 @@ class GroupProgressAnswer(msgspec.Struct):
 
 
 class VersionAnswer(msgspec.Struct):
-    """`durability` says in words what a success means."""
+    """`durability` says in words what a success means, `max_message_bytes` what key and value of a
+    message may have together."""
 
     version: str
     commit: str
     wal_enabled: bool
     fsync: str
     durability: str
+    max_message_bytes: int
 
 
 class Begun(msgspec.Struct, omit_defaults=True):

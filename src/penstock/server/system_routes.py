@@ -37,5 +37,6 @@ def version(hub: Hub, request: Request, reply: Reply) -> None:
             "wal_enabled": capabilities.wal_enabled,
             "fsync": capabilities.fsync,
             "durability": capabilities.durability,
+            "max_message_bytes": hub.engine.limits.max_message_bytes,
         },
     )

@@ -124,7 +124,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = self._offset({place: span.next for place, span in spans.items()})
         ends, ranges = self._next_batch(done, spans)
         if isinstance(limit, ReadMaxRows):
-            ends |= limited(self._broker, ranges, limit.max_rows)
+            try:
+                ends |= limited(self._broker, ranges, limit.max_rows)
+            except (OutOfRange, NotFound):
+                if self._what_is_left(ranges) == ranges:
+                    raise
+                return self.latestOffset(start, limit)
         return start if ends == done else self._offset(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -171,9 +176,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 found |= self._log.spans(topic)
             except NotFound:
-                if topic not in known and self._log.is_named(topic) and self._fails:
+                is_named = self._log.is_named(topic)
+                if is_named and self._fails and topic not in known | self._missing:
                     raise
-                if topic in known or self._log.is_named(topic):
+                if is_named or topic in known:
                     self._is_gone(topic, done)
             else:
                 self._missing.discard(topic)

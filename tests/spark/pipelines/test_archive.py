@@ -6,13 +6,15 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Event
 from urllib.parse import quote
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.lake import compaction
 from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines import archive
 from penstock.spark.pipelines.archive import PIPELINE, dated, journal_table, records_table
@@ -76,6 +78,12 @@ def test_the_date_is_that_of_utc_in_every_time_zone(spark: SparkSession):
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
+def archived(broker: BrokerProcess) -> int:
+    """How far the broker thinks that its journal is archived."""
+    found: int = broker.client.get("/v1/journal/offsets").json().get("archived", 0)
+    return found
+
+
 def test_all_rows_of_all_topics_and_of_the_journal_are_in_the_lake_once(
     spark: SparkSession,
     broker: BrokerProcess,
@@ -108,6 +116,8 @@ def test_all_rows_of_all_topics_and_of_the_journal_are_in_the_lake_once(
     assert set(by_folder.values()) == {1}, "small files are joined"
 
     journal = journal_table(lake).read()
+    last = max(row.position for row in journal.select("position").collect())
+    eventually(lambda: archived(broker), lambda position: position > last)
     of_broker = frame(spark, broker, log="journal")
     assert sorted(journal.drop("date").collect()) == sorted(of_broker.collect())
     assert journal.where("kind = 'produced'").count() == 19
@@ -138,6 +148,41 @@ def test_a_deleted_topic_does_not_stop_the_others_and_what_retention_took_does(
         start(**options).wait(120)
     start(**options, fail_on_data_loss="false").wait(120)
     assert values_of(records_table(lake).read()) == sorted(wanted)
+
+
+def test_a_topic_that_is_deleted_under_a_batch_does_not_end_a_running_archive(
+    broker: BrokerProcess, lake: Lake, start: StartRun, monkeypatch: pytest.MonkeyPatch
+):
+    """Spark has planned the batch, and its tasks have read nothing yet."""
+    stem = new_name("under")
+    going, staying = (broker.create_topic(f"{stem}-{end}") for end in "ab")
+    run = start(once=False, topics=f"{going},{staying}", journal="false")
+    wanted: list[str] = []
+
+    def settles() -> None:
+        def there() -> list[str]:
+            run.check()
+            return values_of(records_table(lake).read())
+
+        eventually(there, sorted(wanted).__eq__, timeout_s=60)
+
+    wanted += produce(broker, going, range(5)) + produce(broker, staying, range(5, 10))
+    settles()
+    append, deleted = Table.append, Event()
+
+    def append_late(self: Table, frame: DataFrame, writer: str, batch: int) -> int:
+        if not deleted.is_set():
+            assert broker.client.delete(f"/v1/topics/{going}").status_code == 204
+            deleted.set()
+        return append(self, frame, writer, batch)
+
+    monkeypatch.setattr(Table, "append", append_late)
+    produce(broker, going, range(10, 15))
+    assert deleted.wait(60)
+    wanted += produce(broker, staying, range(15, 20))
+    settles()
+    wanted += produce(broker, broker.create_topic(going), range(20, 23))
+    settles()
 
 
 def test_a_running_archive_takes_new_topics_and_a_lost_checkpoint_is_refused(

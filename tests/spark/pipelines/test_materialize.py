@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -13,13 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.model.errors import InvalidArgument
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
+from penstock.spark.launching.catalog import find
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.materialize import PIPELINE, latest, merged, table, told
 from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
-from tests.spark.pipelines.killed import Killed
+from tests.spark.pipelines.killed import Deadly, DeadlyRun, Killed
 from tests.spark.sinks import cached
 
 Messages = list[tuple[str, str]]
@@ -42,10 +44,12 @@ def start(
 ) -> Iterator[StartRun]:
     started: list[Run] = []
 
-    def start(**options: str) -> Run:
+    def start(deadly: Deadly | None = None, **options: str) -> Run:
         settings = PIPELINE.settings(options)
         of_broker = BrokerSettings(url=broker.url, retry_s=10)
-        run = Run("materialize", spark, of_broker, lake, settings, say=said.append)
+        run = DeadlyRun(
+            "materialize", spark, of_broker, lake, settings, say=said.append, deadly=deadly
+        )
         started.append(run)
         PIPELINE.start(run)
         return run
@@ -178,6 +182,57 @@ def test_a_cache_has_the_latest_values_and_none_that_were_deleted(
         start(**options, **more).wait(120)
     found = {key: cached(broker, cache, key) for key in "abc"}
     assert {key: value for key, value in found.items() if value} == expected(sent)
+
+
+def test_a_cache_that_has_a_batch_takes_it_no_second_time_after_a_kill(
+    broker: BrokerProcess, start: StartRun
+):
+    """The cache has the batch, with its deletes, and Spark does not know it yet."""
+    topic = broker.create_topic(new_name("state"))
+    cache = "default/default/default"
+    entries = "/v1/tenants/default/namespaces/default/caches/default/entries"
+    keys = [f"{topic}/{letter}" for letter in "abcd"]
+    a, b, c, d = keys
+    sent: Messages = [(a, "1"), (b, "1"), (c, "1"), (a, "2"), (b, "null"), (c, "null")]
+    options = {"topic": topic, "to": f"cache:{cache}", "max_rows": "3"}
+
+    def there() -> dict[str, str]:
+        found = {key: cached(broker, cache, key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
+
+    produce(broker, topic, sent)
+    with pytest.raises(PipelineFailed, match="Killed: write 1"):
+        start(Deadly("write 1"), **options).wait(120)
+    assert there() == expected(sent)
+    # By hand, so that it shows if the batch is written again.
+    for key in (a, b):
+        path = f"{entries}/{quote(key, '')}?raw=true"
+        assert broker.client.put(path, content=b"by hand").status_code == 200
+    more: Messages = [(c, "3"), (d, "1")]
+    produce(broker, topic, more)
+    start(**options).wait(120)
+    assert there() == expected(sent + more) | {a: "by hand", b: "by hand"}
+    last: Messages = [(a, "null"), (b, "4")]
+    produce(broker, topic, last)
+    start(**options).wait(120)
+    assert there() == expected(sent + more + last)
+
+
+def test_two_topics_are_two_runs_and_one_command_for_both_is_told_so(
+    broker: BrokerProcess, lake: Lake, start: StartRun
+):
+    with pytest.raises(
+        InvalidArgument, match=r"materialize is named twice, .* second command.*--name"
+    ):
+        find(["materialize", "materialize"])
+    sent: Messages = [("a", "1"), ("b", "1"), ("a", "null")]
+    topics = {broker.create_topic(new_name("state")): f"side{number}" for number in range(2)}
+    for topic in topics:
+        produce(broker, topic, sent)
+    for run in [start(topic=topic, to=f"table:{name}") for topic, name in topics.items()]:
+        run.wait(120)
+    for name in topics.values():
+        assert contents(table(lake, name).read()) == expected(sent)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,29 @@ def function(tmp_path: Path) -> WriteFunction:
 def route(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Routed:
     """Runs the pipeline over what the intake has; what it said."""
 
-    def run(deadly: Deadly | None = None, **given: str) -> list[str]:
+    def run(deadly: Deadly | None = None, url: str | None = None, **given: str) -> list[str]:
         said: list[str] = []
         settings = PIPELINE.settings(given)
         lake = Lake(spark, str(tmp_path / "lake"))
-        at = BrokerSettings(url=broker.url, retry_s=10)
+        at = BrokerSettings(url=url or broker.url, retry_s=10)
         with DeadlyRun("route", spark, at, lake, settings, say=said.append, deadly=deadly) as made:
             PIPELINE.start(made)
             made.wait(120)
         return said
 
     return run
+
+
+@pytest.fixture(scope="module")
+def small_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Takes messages of up to 1000 bytes."""
+    process = BrokerProcess(
+        tmp_path_factory.mktemp("small"), env={"PENSTOCK_MAX_MESSAGE_BYTES": "1000"}
+    )
+    try:
+        yield process.start()
+    finally:
+        process.close()
 
 
 def rejects(spark: SparkSession, tmp_path: Path) -> list[tuple[Any, ...]]:
@@ -226,6 +238,55 @@ def test_a_target_that_is_missing_is_named_and_when_it_is_there_the_route_goes_o
     }  # fmt: skip
     assert row["routing_label"] == name
     assert values(broker, rest) == ["none"]
+
+
+GROWING = """
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+def label(row):
+    return {"label": "a", "value": "ü" * int(row["value"])}
+
+def framed(rows: DataFrame) -> DataFrame:
+    grown = F.expr("repeat('ü', cast(value as int))").alias("value")
+    attempts = F.when(F.col("value") == "4", -1).alias("retry_max_attempts")
+    backoff = F.when(F.col("value") == "5", 10).alias("retry_backoff_ms")
+    run = F.when(F.col("value") == "6", F.repeat(F.lit("r"), 1025)).alias("run_id")
+    return rows.select(
+        "source_topic", "partition", "offset", "key", grown, attempts, backoff, run,
+        F.lit("a").alias("routing_label"),
+    )
+"""
+
+
+@pytest.mark.parametrize("name", ["label", "framed"])
+def test_what_the_function_made_larger_than_this_broker_takes_is_rejected_alone(
+    spark: SparkSession,
+    small_broker: BrokerProcess,
+    function: WriteFunction,
+    route: Routed,
+    tmp_path: Path,
+    name: str,
+):
+    """The limit is the broker's own, of the bytes of key and value together."""
+    intake, target = (small_broker.create_topic(new_name(one), 1) for one in ("intake", "target"))
+    for value in ("499", "500", "501", "1"):
+        small_broker.put(intake, value, "")
+    for value in ("498", "499", "4", "5", "6"):
+        small_broker.put(intake, value, "key")
+    spec = function(GROWING).replace("label", name)
+    route(url=small_broker.url, topic=intake, function=spec, to=target)
+    kept = [499, 500, 1, 498] + ([4, 5, 6] if name == "label" else [])
+    assert [len(value) for value in values(small_broker, target)] == kept
+    found = {offset: error for _, offset, _, _, error in rejects(spark, tmp_path)}
+    large = "key and value are {} bytes; max_message_bytes is 1000"
+    others = {
+        6: "the retry policy has a negative number in it",
+        7: "the retry policy has a backoff and no attempts",
+        8: "the run_id is longer than 1024 bytes",
+    }
+    expected = {2: large.format(1002), 5: large.format(1001)}
+    assert found == expected | (others if name == "framed" else {})
 
 
 def test_a_route_does_not_feed_its_own_intake(

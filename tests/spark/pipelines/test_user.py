@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import choose
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines import pipeline, user_file
-from penstock.spark.pipelines.flow import table_of
 from penstock.spark.pipelines.user import UserPipeline
 from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.spark.sinks import cached
 from tests.spark.sources import rows_at
@@ -86,7 +86,7 @@ def run_file(
 
 
 def rows_of(run: Run, table: str) -> list[dict[str, Any]]:
-    return [row.asDict() for row in table_of(run, table).read().collect()]
+    return [row.asDict() for row in run.lake.find(table).read().collect()]
 
 
 def test_the_pipelines_of_a_file_feed_each_other_and_each_row_arrives_once(
@@ -124,6 +124,58 @@ def test_the_pipelines_of_a_file_feed_each_other_and_each_row_arrives_once(
     assert cached(broker, "default/default/default", "nut") == "90"
     assert len(rows_at(broker, target)) == 4
     assert len(rows_of(runs["loud"], "rejects")) == 1
+    with pytest.raises(NotFound, match=f"there is no table _checkpoints in {lake.path}"):
+        lake.find("_checkpoints")
+    with pytest.raises(NotFound, match="there is no table none"):
+        lake.find("none")
+
+
+class Watched(Run):
+    """Knows what was written, and does something before it is."""
+
+    def __init__(self, *arguments: Any, before: Callable[[], object], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.before = before
+        self.producers: list[str] = []
+
+    def write(self, frame: DataFrame, txn: str, **options: Any) -> None:
+        self.before()
+        super().write(frame, txn, **options)
+        self.producers.append(txn)
+
+
+def test_what_is_made_anew_for_a_cache_again_and_again_is_of_one_producer(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+):
+    """The broker remembers 100,000 producers, each for days."""
+    lake = Lake(spark, str(tmp_path / "lake"))
+    totals = spark.sql("select 'anew' as key, '1' as value")
+    table = lake.table("totals", totals.schema)
+    table.replace(totals)
+    news = [spark.sql("select 'anew' as key, '2' as value")]
+
+    def meanwhile() -> None:
+        """Removes the files that are about to be read."""
+        if news:
+            table.replace(news.pop())
+
+    made = pipeline(source="table:totals", sink="cache:default/default/default")(one).as_pipeline()
+    at = BrokerSettings(url=broker.url, retry_s=10)
+    run = Watched("one", spark, at, lake, {}, before=meanwhile, once=False, every_s=0.1)
+    with run:
+        made.start(run)
+
+        def written() -> int:
+            run.check()
+            return len(run.producers)
+
+        eventually(written, lambda count: count >= 2, timeout_s=WAIT_S)
+    assert cached(broker, "default/default/default", "anew") == "2"
+    (activity,) = run.activities
+    assert (activity.state, activity.rows) == ("stopped", len(run.producers))
+    (producer,) = set(run.producers)
+    known = broker.client.get(f"/v1/writes/{producer}").json()
+    assert known["last_batch"] >= len(run.producers) - 1
 
 
 def test_a_function_that_raises_is_told_with_its_own_lines_only(
@@ -225,6 +277,8 @@ def test_the_decorator_is_the_same_wherever_it_is_imported_from():
         ({"sink": "topic:x", "stream": False}, "each run would produce every row again"),
         ({"source": "table:x", "stream": True}, "only topics and the journal"),
         ({"sink": "topic:x", "partition_by": "a"}, "partition_by is for a table"),
+        ({"source": "table:x", "rejects": "why"}, "rejects are rows of a stream's batch"),
+        ({"mode": "complete", "rejects": "why"}, "rejects are rows of a stream's batch"),
     ],
 )
 def test_a_decorator_that_cannot_be_is_refused(said: dict[str, Any], why: str):

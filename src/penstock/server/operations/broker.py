@@ -10,7 +10,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         path="/v1/version",
         tag="Broker",
-        summary="Version and durability",
+        summary="Version, durability and the largest message",
         answers={
             200: Answer(
                 "Which broker this is.",
@@ -21,6 +21,7 @@ OPERATIONS: tuple[Operation, ...] = (
                     "wal_enabled": True,
                     "fsync": "commit",
                     "durability": "every answer waits until its data is synced to disk",
+                    "max_message_bytes": 8388608,
                 },
             )
         },

@@ -5,10 +5,18 @@ Invariant: what is not a table begins with an underscore, which readers of Parqu
 
 from __future__ import annotations
 
+from typing import cast
+
+import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.model.errors import NotFound
+from penstock.spark.lake.files import Files
 from penstock.spark.lake.table import Table
+from penstock.spark.lake.table_schema import TableSchema
+
+_ABOUT = "_table-*.json"
 
 
 class Lake:
@@ -18,6 +26,18 @@ class Lake:
 
     def table(self, name: str, schema: StructType, partition_by: tuple[str, ...] = ()) -> Table:
         return Table(self.spark, f"{self.path}/{name}", schema, partition_by)
+
+    def find(self, name: str) -> Table:
+        """A table that is there, with the columns it was made with."""
+        files = Files(self.spark, f"{self.path}/{name}")
+        last = max(files.find(_ABOUT), default=None)
+        kept = None if last is None else files.read(last)
+        if kept is None:
+            raise NotFound(f"there is no table {name} in {self.path}")
+        made = msgspec.json.decode(kept, type=TableSchema)
+        columns = ", ".join(f"`{column}` {kind}" for column, kind in made.schema.items())
+        schema = cast(StructType, StructType.fromDDL(columns))
+        return self.table(name, schema, tuple(made.partition_by))
 
     def checkpoint(self, pipeline: str, query: str) -> str:
         return f"{self.path}/_checkpoints/{pipeline}/{query}"

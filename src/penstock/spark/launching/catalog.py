@@ -47,7 +47,10 @@ def find(words: Sequence[str]) -> list[Pipeline]:
     names = [pipeline.name for pipeline in found]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidArgument(f"pipeline {name} is named twice: a checkpoint has one writer")
+            raise InvalidArgument(
+                f"pipeline {name} is named twice, and --set would mean both: to run it with other "
+                "options too, give a second command, each with a --name of its own"
+            )
     return found
 
 

@@ -1,24 +1,23 @@
 """A run of a user's pipeline: its frames from their sources, its result to its sink.
 
 Invariant: a stream's batch is in its sink once. A table knows the batches it has; a write to the
-broker is named by checkpoint and batch. What the function returns is checked against the sink
-before the first batch.
+broker is named by checkpoint and batch. What is made anew as a whole is new each time, and of two
+times the later one is in the sink. What the function returns is checked against the sink before the
+first batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
-from penstock.model.errors import InvalidArgument, NotFound
-from penstock.spark.lake.files import Files
-from penstock.spark.lake.table import Table
-from penstock.spark.lake.table_schema import TableSchema
+from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.endpoints import Endpoint
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
@@ -44,7 +43,7 @@ def start(user: UserPipeline, run: Run) -> None:
             QUERY, frame, lambda rows, batch: _take(user, run, rows, batch), output_mode=user.mode
         )
     else:
-        run.repeat(QUERY, lambda: _make_anew(user, run))
+        run.repeat(QUERY, _maker(user, run))
 
 
 def frame_of(user: UserPipeline, run: Run, *, as_stream: bool) -> DataFrame:
@@ -81,22 +80,10 @@ def check(user: UserPipeline, schema: StructType) -> None:
         raise InvalidArgument(f"the result has two columns {user.rejects}")
 
 
-def table_of(run: Run, name: str) -> Table:
-    """A table that is there, with the columns it was made with."""
-    files = Files(run.spark, f"{run.lake.path}/{name}")
-    kept = files.read(max(files.find("_table-*.json"), default="")) if files.exists() else None
-    if kept is None:
-        raise NotFound(f"there is no table {name} in {run.lake.path}")
-    made = msgspec.json.decode(kept, type=TableSchema)
-    columns = ", ".join(f"`{column}` {kind}" for column, kind in made.schema.items())
-    schema = cast(StructType, StructType.fromDDL(columns))
-    return run.lake.table(name, schema, tuple(made.partition_by))
-
-
 def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> DataFrame:
     options = user.source_options
     if source.kind == "table":
-        return table_of(run, source.name).read()
+        return run.lake.find(source.name).read()
     if source.kind == "parquet":
         return run.spark.read.parquet(source.name)
     where = {"log": "journal"} if source.kind == "journal" else {"topic": source.name}
@@ -131,15 +118,25 @@ def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
         run.write(frame, user.name, txnBatch=batch, **{sink.kind: sink.name})
 
 
-def _make_anew(user: UserPipeline, run: Run) -> int:
-    frame = frame_of(user, run, as_stream=False)
-    rows = _without_rejects(user, frame)
-    check(user, rows.schema)
-    sink = user.sink
-    if sink is not None and sink.kind == "table":
-        return run.lake.table(sink.name, rows.schema, user.partition_by).replace(rows)
-    run.write(rows, f"{user.name}-{uuid.uuid4().hex}", cache=sink.name if sink else "")
-    return rows.count()
+def _maker(user: UserPipeline, run: Run) -> Callable[[], int]:
+    """Makes the result anew each time it is called, and says how many rows it has. To a broker the
+    times of one run are batches of one producer: they are stored in their order, and a run that
+    goes on for weeks leaves one producer to be remembered. One that ends writes no other batch."""
+    producer, times = f"{user.name}-{uuid.uuid4().hex}", itertools.count()
+
+    def make() -> int:
+        rows = _without_rejects(user, frame_of(user, run, as_stream=False))
+        check(user, rows.schema)
+        sink = user.sink
+        if sink is not None and sink.kind == "table":
+            return run.lake.table(sink.name, rows.schema, user.partition_by).replace(rows)
+        batch = None if run.once else next(times)
+        seen = Observation()
+        counted = rows.observe(seen, F.count(F.lit(1)).alias("rows"))
+        run.write(counted, producer, txnBatch=batch, cache=sink.name if sink else "")
+        return int(seen.get["rows"])
+
+    return make
 
 
 def _without_rejects(user: UserPipeline, frame: DataFrame) -> DataFrame:

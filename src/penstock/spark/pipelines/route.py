@@ -24,13 +24,19 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
 from penstock.model.names import clean_name
 from penstock.spark.lake.files import Files
 from penstock.spark.logs import is_pattern
 from penstock.spark.pipelines.functions import TAKES, UserFunction, load
 from penstock.spark.pipelines.rejects import Rejects
-from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS, as_sent, partitions_of
+from penstock.spark.pipelines.targets import (
+    ENVELOPE,
+    ENVELOPE_FIELDS,
+    as_sent,
+    largest_message,
+    partitions_of,
+    refusals,
+)
 from penstock.spark.pipelines.verdicts import judged
 from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.run import Run
@@ -99,8 +105,11 @@ class Route:
         # The numbers of a query with another checkpoint are of other batches.
         name = f"{FOLDER}/{self.query}/{run.query_id()}-{batch}"
         stored = run.lake.table(name, ROUTED)
+        max_bytes = largest_message(run.broker)
         # The frame is looked at only where nothing is stored.
-        stored.append(routed(frame, self._function, self._to, self._unrouted), "route", 0)
+        stored.append(
+            routed(frame, self._function, self._to, self._unrouted, max_bytes), "route", 0
+        )
         rows = stored.read()
         is_good = F.col("error").isNull()
         found = rows.agg(
@@ -129,10 +138,15 @@ class Route:
 
 
 def routed(
-    records: DataFrame, function: UserFunction, to: str | None, unrouted: str | None
+    records: DataFrame,
+    function: UserFunction,
+    to: str | None,
+    unrouted: str | None,
+    max_bytes: int | None = None,
 ) -> DataFrame:
     """The messages as `ROUTED`: each with a target or an error. `records` has the columns of
-    format("penstock"); a frame's function may leave some out, and rows too."""
+    format("penstock"); a frame's function may leave some out, and rows too. `max_bytes` is what the
+    broker takes of key and value together."""
     if function.kind == "frame":
         rows = _framed(records, function)
     else:
@@ -150,7 +164,9 @@ def routed(
     rows = rows.withColumn("partition_override", F.lit(None).cast("int"))
     target = _target(F.col("said_topic"), F.col("routing_label"), to, unrouted)
     rows = rows.withColumn("target", F.when(F.col("error").isNull(), target))
-    return rows.withColumn("error", F.coalesce("error", *_faults(to))).select(*ROUTED.names)
+    return rows.withColumn(
+        "error", F.coalesce("error", _nowhere(to), *refusals("target", max_bytes))
+    ).select(*ROUTED.names)
 
 
 def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
@@ -188,24 +204,11 @@ def _target(topic: Column, label: Column, to: str | None, unrouted: str | None) 
     return given
 
 
-def _faults(to: str | None) -> list[Column]:
-    """What the broker would refuse a whole batch for, and what cannot be sent: null if all is well,
-    else what is wrong with the row."""
-    target, label, meta = F.col("target"), F.col("routing_label"), F.col("routing_meta")
-    nowhere = "the function gave no topic and no label"
+def _nowhere(to: str | None) -> Column:
+    said = "the function gave no topic and no label"
     if to is None:
-        nowhere += ", or a label and the option to says not where to"
-    faults = {
-        nowhere: target.isNull(),
-        f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(target)
-        > MAX_NAME_BYTES,
-        "the topic's name has control characters in it": target.rlike(r"[\x00-\x1f\x7f-\x9f]"),
-        "the value is null or empty": F.coalesce(F.octet_length("value"), F.lit(0)) == 0,
-        f"the label is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes": F.octet_length(label)
-        > MAX_ENVELOPE_FIELD_BYTES,
-        "the meta has a null in it": F.exists(F.map_values(meta), lambda value: value.isNull()),
-    }
-    return [F.when(is_so, F.lit(said)) for said, is_so in faults.items()]
+        said += ", or a label and the option to says not where to"
+    return F.when(F.col("target").isNull(), F.lit(said))
 
 
 def _is_intake(topic: str, intake: str) -> bool:

@@ -2,7 +2,9 @@
 
 Invariant: what leaves `as_sent` is taken by the sink and the broker whatever the stored message
 was: a deadline that has passed, a partition that the target does not have and a topic that the
-message once asked for itself do not travel. Must not know which messages are sent, and why.
+message once asked for itself do not travel. What a user's function has made of a message may be
+refused all the same, and a batch with it: `refusals` tells before. Must not know which messages are
+sent, and why.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import chain
 
+import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField, StructType
 
+from penstock.client.results import Version
 from penstock.model.errors import NotFound
+from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
 from penstock.spark.broker import Broker
 from penstock.spark.logs import Records
 from penstock.spark.options import BrokerSettings
@@ -44,6 +49,17 @@ ENVELOPE_FIELDS = StructType([StructField(name, RECORD_COLUMNS[name]) for name i
 DEADLINE_MARGIN = timedelta(minutes=1)
 """The broker refuses a batch with a deadline that has passed when it is staged."""
 
+_RETRY = ("retry_max_attempts", "retry_backoff_ms", "retry_max_backoff_ms")
+_LIMITED = {
+    "routing_label": "the label",
+    "run_id": "the run_id",
+    "step_id": "the step_id",
+    "parent_step_id": "the parent_step_id",
+    "tenant_id": "the tenant_id",
+    "idempotency_key": "the idempotency_key",
+}
+"""Texts that the broker limits, and how they are told."""
+
 
 def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, int]:
     """How many partitions each has; NotFound names all that are missing."""
@@ -62,6 +78,43 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
             f"what is meant with `penstock topic create {missing[0]}`, or choose another target"
         )
     return found
+
+
+def largest_message(broker: BrokerSettings) -> int | None:
+    """The bytes of key and value that the broker takes; None: it is one that does not tell."""
+    with Broker(broker) as connection:
+        answer = connection.call("GET", "/v1/version")
+    return msgspec.json.decode(answer, type=Version).max_message_bytes
+
+
+def refusals(target: str, max_bytes: int | None) -> list[Column]:
+    """What the broker would refuse a whole batch for, each as what is wrong with the row, or null.
+    `target` is the column that names the topic."""
+    topic, meta = F.col(target), F.col("routing_meta")
+    is_null = F.exists(F.map_values(meta), lambda value: value.isNull())
+    has_backoff = F.greatest(F.lit(0), *_RETRY[1:]) > 0
+    faults = {
+        f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(topic)
+        > MAX_NAME_BYTES,
+        "the topic's name has control characters in it": topic.rlike(r"[\x00-\x1f\x7f-\x9f]"),
+        "the value is null or empty": F.coalesce(F.octet_length("value"), F.lit(0)) == 0,
+        "the meta has a null in it": is_null,
+        "the retry policy has a negative number in it": F.least(F.lit(0), *_RETRY) < 0,
+        "the retry policy has a backoff and no attempts": has_backoff
+        & (F.coalesce(_RETRY[0], F.lit(0)) == 0),
+    }
+    for name, said in _LIMITED.items():
+        is_long = F.octet_length(name) > MAX_ENVELOPE_FIELD_BYTES
+        faults[f"{said} is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes"] = is_long
+    found = [F.when(is_so, F.lit(said)) for said, is_so in faults.items()]
+    return found if max_bytes is None else [*found, _too_large(max_bytes)]
+
+
+def _too_large(max_bytes: int) -> Column:
+    """In the broker's words."""
+    size = F.octet_length("value") + F.coalesce(F.octet_length("key"), F.lit(0))
+    said = F.format_string(f"key and value are %d bytes; max_message_bytes is {max_bytes}", size)
+    return F.when(size > max_bytes, said)
 
 
 def as_sent(

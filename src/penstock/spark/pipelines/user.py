@@ -125,8 +125,11 @@ class UserPipeline:
             )
         if self.partition_by and kind != "table":
             raise InvalidArgument(f"{where}: partition_by is for a table")
-        if self.rejects and self.mode == "complete":
-            raise InvalidArgument(f"{where}: rejects are rows of a batch, not of mode='complete'")
+        if self.rejects and (self.mode == "complete" or (self.sink and not self.is_stream)):
+            raise InvalidArgument(
+                f"{where}: rejects are rows of a stream's batch; without a stream, or with "
+                "mode='complete', each of them would come again every time"
+            )
 
 
 def pipeline(

@@ -1,7 +1,8 @@
 """A job: work that is done once, or again and again, on a thread of its own.
 
 Invariant: one piece of work at a time; stopping waits for it, or cancels its Spark jobs and then
-waits. Work that fails is not taken for done, and ends the job.
+waits. Work that fails is not taken for done, and ends the job; but for a table that was joined or
+replaced while the work read it, which is no fault of anybody's: then it is done anew.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.spark.running.activity import Activity
+
+READ_TRIES = 5
+_FILE_IS_GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 
 
 class Job(Activity):
@@ -72,12 +78,22 @@ class Job(Activity):
         self._spark.sparkContext.setJobGroup(self._group, self._group)
         while not self._stopping.is_set():
             self.last_batch = self.batches
-            self.rows += self._work()
+            self.rows += self._done()
             self.batches += 1
             if self._every_s is None:
                 return self.end("finished")
             self._stopping.wait(self._every_s)
         return self.end("stopped")
+
+    def _done(self) -> int:
+        """The rows of a piece of work."""
+        for _ in range(READ_TRIES - 1):
+            try:
+                return self._work()
+            except (Py4JJavaError, PySparkException) as error:
+                if self._stopping.is_set() or _FILE_IS_GONE not in str(error):
+                    raise
+        return self._work()
 
 
 def give_up(spark: SparkSession, group: str) -> None:
