@@ -1,8 +1,8 @@
 """A process with a Spark session of its own: it reads a job a line and says how long each took.
 
-A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`. The session uses
-every core it is let on; its Java has the options of the command line. Must not know the broker but
-through the connector.
+A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`; that of
+`live_heap` has bytes for rows. The session uses every core it is let on; its Java has the options of the
+command line. Must not know the broker but through the connector.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from bench.synthetic_journal import journal_of
 from penstock.spark import session
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
+from penstock.spark.pipelines import archive, lineage, replay
 from penstock.spark.pipelines.archive import dated, journal_table
-from penstock.spark.pipelines.lineage import PIPELINE as LINEAGE
-from penstock.spark.pipelines.lineage import make_tables
 from penstock.spark.running.run import Run
 
 Job = Callable[..., int]
@@ -97,10 +96,27 @@ def journal_to_lake(spark: SparkSession, path: str, count: int) -> int:
     return journal_table(Lake(spark, path)).replace(dated(journal_of(spark, count)))
 
 
-def lineage(spark: SparkSession, path: str) -> int:
-    settings = LINEAGE.settings({"from": "lake"})
-    run = Run("lineage", spark, BrokerSettings(), Lake(spark, path), settings, say=lambda _: None)
-    return make_tables(run)
+def pipeline(spark: SparkSession, name: str, url: str, path: str, **options: str) -> int:
+    """One of the pipelines, to the end of what is there: the rows that it took."""
+    chosen = PIPELINES[name]
+    settings = chosen.settings(options)
+    lake = Lake(spark, path)
+    with Run(name, spark, BrokerSettings(url=url), lake, settings, say=lambda _: None) as run:
+        chosen.start(run)
+        run.wait()
+    return sum(activity.rows for activity in run.activities)
+
+
+def live_heap(spark: SparkSession) -> int:
+    """The bytes of Java's heap that a full collection leaves."""
+    java: Any = spark.sparkContext._jvm
+    for _ in range(2):  # what the first finds to be closed is gone with the second
+        java.java.lang.System.gc()
+    runtime = java.java.lang.Runtime.getRuntime()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+PIPELINES = {each.PIPELINE.name: each.PIPELINE for each in (archive, lineage, replay)}
 
 
 JOBS: dict[str, Job] = {
@@ -113,7 +129,8 @@ JOBS: dict[str, Job] = {
         stream_to_parquet,
         stream_to_sink,
         journal_to_lake,
-        lineage,
+        pipeline,
+        live_heap,
     )
 }
 

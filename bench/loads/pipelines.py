@@ -1,18 +1,25 @@
-"""Lineage of a long journal: attempts, steps, runs and critical paths, from the lake's archive.
+"""Pipelines: a broker into the lake and out of it again, and the lineage of a long journal.
 
-The journal is made by Spark, in the archive's own table: a broker would take minutes for what is
-not measured here. Spark has both cores and its usual gigabyte. The rate counts the whole job, from
-the first row that is read to the last of the four tables that is committed; the shorter journal
-comes first, and pays for Java's start.
+Spark has both cores and its usual gigabyte of heap, and the broker shares one of them. A rate
+counts a pipeline's whole work, from its start to the last commit.
 
-Memory is Spark's after a journal of one length and, in the same process, of five times that. Java
-enlarges its heap little by little up to its limit, whatever is in it: left to that, the ratio was
-1.42 (1,262 MiB, then 1,793). Here the heap has its whole size from the start, so that the ratio
-tells of what is beside it; what is in it is bounded by its limit.
+The journal whose lineage is made is written by Spark, in the archive's own table: a broker would
+take minutes for what is not measured here. The shorter one comes first, and pays for Java's start.
+What lineage takes is bounded by the heap's limit, of which five million rows want a multiple: the
+rest goes to disk. Is something left behind? That is asked of two numbers, after a journal of one
+length and, in the same process, of five times that: what lives in the heap after a full collection,
+and the memory of all processes. For the latter the heap has its whole size from the start; Java
+enlarges it little by little whatever is in it, and left to that the ratio was 1.42.
 """
 
 from __future__ import annotations
 
+from itertools import chain
+
+import uvloop
+
+from bench.batches import batch_requests, produce_batches
+from bench.processes import TOPIC
 from bench.rows import BenchFailed, Row, Target
 from bench.setting import Setting
 from bench.spark_process import SparkProcess
@@ -24,25 +31,61 @@ WHOLE_HEAP = "-Xms1g -XX:+AlwaysPreTouch"
 
 
 def measure(setting: Setting) -> list[Row]:
+    return [*_archive_and_replay(setting), *_lineage(setting)]
+
+
+def _archive_and_replay(setting: Setting) -> list[Row]:
+    count, out = setting.messages, setting.out / f"{LOAD}-lake"
+    archive = Row(LOAD, f"archive of {count:,} messages and their journal", "rows/s", [])
+    replay = Row(LOAD, f"replay of {count:,} messages, lake → topic", "messages/s", [])
+    with (
+        setting.broker(f"{LOAD}-broker") as broker,
+        SparkProcess(setting.cores, out) as spark,
+    ):
+        broker.create_topic()
+        setting.say(f"{LOAD}: preparing {count:,} messages")
+        uvloop.run(produce_batches(broker.port, batch_requests(count)))
+        broker.seal_everything()
+        url = f"http://127.0.0.1:{broker.port}"
+        for run in setting.each_run(LOAD):
+            work = {"url": url, "path": str(out / f"lake-{run}")}
+            done = spark.run("pipeline", name="archive", topics=TOPIC, **work)
+            _expect(2 * count + (run - 1) * count, done.rows)
+            archive.values.append(done.rows / done.seconds)
+            target = f"again-{run}"
+            broker.create_topic(target)
+            asked = {"from": "lake", "topic": TOPIC, "to": target, "apply": "true"}
+            done = spark.run("pipeline", name="replay", **asked, **work)
+            _expect(count, broker.stored(target))
+            replay.values.append(count / done.seconds)
+    return [archive, replay]
+
+
+def _lineage(setting: Setting) -> list[Row]:
     counts = [setting.messages, TIMES * setting.messages]
     rates = [Row(LOAD, f"lineage of {count:,} journal rows", "rows/s", []) for count in counts]
-    what = f"memory of Spark, after {counts[1]:,} journal rows : after {counts[0]:,}"
-    memory = Row(LOAD, what, "×", [], Target(1.2, at_most=True))
+    what = f"after {counts[1]:,} journal rows : after {counts[0]:,}"
+    kept = [
+        Row(LOAD, f"{whose}, {what}", "×", [], Target(1.2, at_most=True))
+        for whose in ("live heap of Spark", "memory of Spark")
+    ]
     out = setting.out / LOAD
+    taken: list[list[int]] = []
     with SparkProcess(setting.cores, out, java_options=WHOLE_HEAP) as spark:
-        taken: list[int] = []
         for count, rate in zip(counts, rates, strict=True):
             setting.say(f"{LOAD}: lineage of {count:,} journal rows")
             lake = str(out / f"lake-{count}")
             _expect(count, spark.run("journal_to_lake", path=lake, count=count).rows)
-            done = spark.run("lineage", path=lake)
+            asked = {"name": "lineage", "from": "lake", "url": "http://127.0.0.1:1"}
+            done = spark.run("pipeline", **asked, path=lake)
             _expect(_tables_rows(count), done.rows)
             rate.values.append(count / done.seconds)
             rate.note = f"{done.seconds:,.1f} s"
-            taken.append(spark.memory_bytes())
-    memory.values.append(taken[1] / taken[0])
-    memory.note = f"{taken[0] / 2**20:,.0f} MiB, then {taken[1] / 2**20:,.0f}"
-    return [*rates, memory]
+            taken.append([spark.run("live_heap").rows, spark.memory_bytes()])
+    for row, before, after in zip(kept, *taken, strict=True):
+        row.values.append(after / before)
+        row.note = f"{before / 2**20:,.0f} MiB, then {after / 2**20:,.0f}"
+    return list(chain(rates, kept))
 
 
 def _tables_rows(count: int) -> int:
