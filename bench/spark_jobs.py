@@ -1,8 +1,8 @@
 """A process with a Spark session of its own: it reads a job a line and says how long each took.
 
 A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`; that of
-`live_heap` has bytes for rows. The session uses every core it is let on; its Java has the options of the
-command line. Must not know the broker but through the connector.
+`live_heap` has bytes for rows. The session uses every core it is let on; its Java has the options
+of the command line. Must not know the broker but through the connector.
 """
 
 from __future__ import annotations
