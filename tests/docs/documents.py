@@ -5,7 +5,9 @@ page does not see:
 
     <!-- serves -->   starts the broker that the blocks behind it speak to; kills the one before
     <!-- runs -->     a shell or Python example, run as it is
-    <!-- prints -->   what the example before it prints; `…` stands for anything within a line
+    <!-- stays -->    the same, but it goes on while those behind it run, and one of them ends it
+    <!-- prints -->   what the example before it prints; `…` stands for anything within a line,
+                      in a line of its own for any lines
     <!-- speaks -->   a WebSocket's frames: `→` is sent, `←` is what comes, with `…` as above
     <!-- stops -->    here the broker is stopped with SIGTERM; it needs no block
 """
@@ -20,9 +22,9 @@ from typing import Literal, NamedTuple
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
-Mark = Literal["serves", "runs", "prints", "speaks", "stops"]
+Mark = Literal["serves", "runs", "stays", "prints", "speaks", "stops"]
 
-_MARK = re.compile(r"\s*<!-- (serves|runs|prints|speaks|stops) -->\s*")
+_MARK = re.compile(r"\s*<!-- (serves|runs|stays|prints|speaks|stops) -->\s*")
 _FENCE = re.compile(r"\s*(```+)\s*(\w*)\s*")
 _LINK = re.compile(r"\[[^\]\[]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"#+\s+(.+?)\s*")

@@ -7,10 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from itertools import takewhile, zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,10 @@ from tests.websocket import TEXT, WebSocket
 
 PAGE_ADDRESS = "127.0.0.1:8080"
 EXAMPLE_TIMEOUT_S = 180.0
+LOOK_AGAIN_S = 0.5
+
+# Each example starts a Java of its own, which ends before a better compiler would have paid off.
+SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 PAGES = [path for path in DOCUMENTS if "<!-- runs -->" in path.read_text(encoding="utf-8")]
 
@@ -29,6 +35,7 @@ _PRELUDE = """\
 set -euo pipefail
 curl() { local code=0; command curl "$@" || code=$?; [ $code -eq 28 ] || return $code; }
 """
+_WIDTHS = {"…": ".*", "  ": " {2,}", "--": "-{3,}", "──": "─{3,}"}
 
 
 @pytest.mark.skipif(
@@ -45,12 +52,15 @@ def test_the_examples_of_a_page_run_in_its_order(page: Path, reader: Reader) -> 
             reader.stop()
         elif block.mark == "speaks":
             reader.speak(block, place)
+        elif block.mark == "stays":
+            reader.begin(block, place)
         elif block.mark == "runs":
-            printed = reader.run(block, place)
             if following is not None and following.mark == "prints":
-                assert _matches(following.text, printed), f"{place}: prints\n{printed}"
+                reader.look(block, place, following.text)
             else:
+                printed = reader.run(block, place)
                 assert '"error"' not in printed, f"{place}: prints\n{printed}"
+    reader.end()
 
 
 @pytest.mark.parametrize("program", ["fan_out.py", "rate_limit.py", "agent_runs.py"])
@@ -65,12 +75,31 @@ def test_a_program_prints_what_it_says_it_prints(program: str, reader: Reader) -
     assert _lines(printed) == [line.strip() for line in _lines(expected)] != []
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_meant"),
+    [
+        ("run    rows\n----  -----\nfig   3 rows\nnut\nend\n", True),
+        ("run   rows\n----  ----\nfig   … rows\nend\n", True),
+        ("run   rows\n----  ----\nfig   3 rows\nnut\n", False),
+        ("run   rows\n----  ----\nfig   3 more\nend\n", False),
+        ("run rows\n----  ----\nfig   3 rows\nend\n", False),
+        ("run   rows\n----  ----\nfig   3 rows\nend\nend\nmore\n", False),
+    ],
+)
+def test_what_is_printed_differs_from_the_page_in_widths_and_where_the_page_has_dots(
+    printed: str, is_meant: bool
+) -> None:
+    page = "run   rows\n---   ----\n\nfig   … rows\n…\nend\n"
+    assert _matches(page, printed) is is_meant
+
+
 class Reader:
     """Somebody who follows a page by hand, in a directory of their own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._broker: BrokerProcess | None = None
+        self._going_on: list[tuple[subprocess.Popen[str], str]] = []
         commands = directory / "bin"
         commands.mkdir()
         for name, words in (("penstock", "-m penstock.cli.main "), ("python", "")):
@@ -80,7 +109,12 @@ class Reader:
         (directory / "examples").symlink_to(ROOT / "examples")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         path = os.pathsep.join([str(commands), inherited["PATH"]])
-        self._environment = inherited | {"PATH": path, "PYTHONPATH": str(SOURCE)}
+        self._environment = inherited | {
+            "PATH": path,
+            "PYTHONPATH": str(SOURCE),
+            "XDG_STATE_HOME": str(directory / "state"),
+            "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA,
+        }
 
     def serve(self, command: str) -> None:
         """Starts what the page starts, but on a free port; a broker before it is killed."""
@@ -100,14 +134,8 @@ class Reader:
 
     def run(self, block: Block, place: str) -> str:
         """What the example prints. It must succeed."""
-        assert block.language in ("sh", "python"), f"{place}: cannot run {block.language!r}"
-        text = block.text.replace(PAGE_ADDRESS, self._address())
-        if block.language == "sh":
-            command = ["bash", "-c", _PRELUDE + text]
-        else:
-            command = [sys.executable, "-W", "error", "-c", text]
         done = subprocess.run(
-            command,
+            self._command(block, place),
             cwd=self._directory,
             env=self._environment | {"PENSTOCK_URL": f"http://{self._address()}"},
             stdin=subprocess.DEVNULL,
@@ -118,6 +146,41 @@ class Reader:
         )
         assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stderr}"
         return done.stdout.replace(self._address(), PAGE_ADDRESS)
+
+    def look(self, block: Block, place: str, expected: str) -> None:
+        """The example prints that: at once, or in time if it looks at one that goes on."""
+        deadline = time.monotonic() + EXAMPLE_TIMEOUT_S
+        while not _matches(expected, printed := self.run(block, place)):
+            goes_on = any(process.poll() is None for process, _ in self._going_on)
+            is_in_time = goes_on and time.monotonic() < deadline
+            assert is_in_time, f"{place}: prints\n{printed}"
+            time.sleep(LOOK_AGAIN_S)
+
+    def begin(self, block: Block, place: str) -> None:
+        """An example that goes on. What it says is the page's test's, if it fails."""
+        process = subprocess.Popen(
+            self._command(block, place),
+            cwd=self._directory,
+            env=self._environment | {"PENSTOCK_URL": f"http://{self._address()}"},
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self._going_on.append((process, place))
+
+    def end(self) -> None:
+        """What went on was ended by the page, and well."""
+        for process, place in self._going_on:
+            code = process.wait(EXAMPLE_TIMEOUT_S)
+            assert code == 0, f"{place}: exit code {code}"
+        self._going_on.clear()
+
+    def _command(self, block: Block, place: str) -> list[str]:
+        assert block.language in ("sh", "python"), f"{place}: cannot run {block.language!r}"
+        text = block.text.replace(PAGE_ADDRESS, self._address())
+        if block.language == "sh":
+            return ["bash", "-c", _PRELUDE + text]
+        return [sys.executable, "-W", "error", "-c", text]
 
     def speak(self, block: Block, place: str) -> None:
         """Over a WebSocket of its own: every frame that the page shows, and in its order."""
@@ -137,6 +200,14 @@ class Reader:
         assert self._broker.terminate() == 0
         self.leave()
 
+    def give_up(self) -> None:
+        """What still goes on is killed, with what it has started."""
+        for process, _ in self._going_on:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._going_on.clear()
+
     def leave(self) -> None:
         if self._broker is not None:
             self._broker.close()
@@ -152,16 +223,16 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     try:
         yield reader
     finally:
+        reader.give_up()
         reader.leave()
 
 
 def _matches(expected: str, printed: str) -> bool:
     """Line by line; blank lines (heartbeats) and space at a line's end do not count."""
-    pairs = zip_longest(_lines(expected), _lines(printed))
-    return all(
-        wanted is not None and seen is not None and _pattern(wanted).fullmatch(seen)
-        for wanted, seen in pairs
+    wanted = "".join(
+        r"(?:.*\n)*?" if line == "…" else f"{_pattern(line).pattern}\n" for line in _lines(expected)
     )
+    return re.fullmatch(wanted, "".join(f"{line}\n" for line in _lines(printed))) is not None
 
 
 def _lines(text: str) -> list[str]:
@@ -169,4 +240,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _pattern(line: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, line.split("…"))))
+    """How wide a column and the line below its name are depends on what is in it."""
+    parts = re.split(r"(…| {2,}|-{3,}|─{3,})", line)
+    loose = [_WIDTHS[part[:2]] for part in parts[1::2]]
+    exact = [re.escape(part) for part in parts[::2]]
+    return re.compile("".join(chain.from_iterable(zip(exact, [*loose, ""], strict=True))))

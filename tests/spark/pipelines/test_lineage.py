@@ -156,6 +156,22 @@ def test_one_run_is_shown_and_drawn_and_no_table_is_touched(
     assert [child.name for child in tmp_path.iterdir()] == ["timelines"]
 
 
+def test_the_picture_of_a_run_goes_where_plot_says_and_nothing_to_the_lake(
+    spark: SparkSession, golden: Golden, tmp_path: Path
+):
+    lake, path = tmp_path / "lake", tmp_path / "pictures" / "of" / "one.png"
+    said: list[str] = []
+    finished(run_of(spark, golden, lake, said, run="run-11", plot=str(path)))
+    assert said[1] == f"timeline: {path}"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not lake.exists()
+
+
+def test_plot_without_a_run_is_refused(spark: SparkSession, golden: Golden, tmp_path: Path):
+    with pytest.raises(InvalidArgument, match="plot is for one run"):
+        PIPELINE.start(run_of(spark, golden, tmp_path, [], plot="one.png"))
+
+
 def test_a_run_that_the_journal_does_not_know_is_named(
     spark: SparkSession, golden: Golden, tmp_path: Path
 ):
