@@ -103,13 +103,40 @@ def test_lines_of_json_are_the_same_rows(filled: BrokerProcess):
     assert lines[0]["value"].startswith("value 1 ")
 
 
+def test_a_topic_that_is_made_again_is_another_and_nothing_is_taken_for_the_old_one(
+    filled: BrokerProcess,
+):
+    ids = []
+    for _ in range(2):
+        name = filled.create_topic("passing")
+        filled.put(name, "a")
+        ids.append(filled.client.get("/v1/topics/passing/offsets").json()["topic_id"])
+        assert filled.client.delete("/v1/topics/passing").status_code == 204
+    filled.create_topic("passing")
+    filled.put("passing", "a")
+    ids.append(filled.client.get("/v1/topics/passing/offsets?time_ms=0").json()["topic_id"])
+    assert len(set(ids)) == 3
+    for query in ("records?format=ndjson&topic_id=", "splits?topic_id="):
+        path = f"/v1/topics/passing/partitions/0/{query}"
+        assert filled.client.get(f"{path}{ids[-1]}").status_code == 200
+        assert_error(filled.client.get(f"{path}{ids[0]}"), 404, "NOT_FOUND")
+        assert_error(filled.client.get(f"{path}-1"), 400, "INVALID_ARGUMENT")
+    told = {"partitions": [{"partition": 0, "next": 1}], "topic_id": ids[0]}
+    path = "/v1/topics/passing/groups/g/progress"
+    assert_error(filled.client.post(path, json=told), 404, "NOT_FOUND")
+    assert filled.client.get("/v1/topics/passing").json()["groups"] == []
+    assert filled.client.post(path, json=told | {"topic_id": ids[-1]}).status_code == 200
+
+
 def test_offsets_say_where_a_topic_begins_ends_and_is_at_a_time(filled: BrokerProcess):
     reply = filled.client.get("/v1/topics/t/offsets")
-    assert reply.json() == {
+    found = reply.json()
+    assert found == {
+        "topic_id": found["topic_id"],
         "partitions": [
             {"partition": 0, "earliest": 0, "next": COUNT - 1},
             {"partition": 1, "earliest": 0, "next": COUNT},
-        ]
+        ],
     }
     reply = filled.client.get("/v1/topics/t/offsets?time_ms=0")
     assert [partition["at_time"] for partition in reply.json()["partitions"]] == [0, 1]

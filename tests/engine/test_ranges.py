@@ -169,13 +169,13 @@ def test_the_offset_of_a_time_is_the_first_of_that_time_or_later(sealed: bool):
         broker.seal()
     for wanted in (0, 1, 77, 150, COUNT - 1):
         at = round(times[wanted])
-        (report,) = broker.must(broker.engine.ranges.offsets, "t", at)
+        (report,) = broker.must(broker.engine.ranges.offsets, "t", at).partitions
         assert report.at_time == wanted
-        (report,) = broker.must(broker.engine.ranges.offsets, "t", at - 1)
+        (report,) = broker.must(broker.engine.ranges.offsets, "t", at - 1).partitions
         assert report.at_time == wanted
-    (report,) = broker.must(broker.engine.ranges.offsets, "t", round(times[-1]) + 1)
+    (report,) = broker.must(broker.engine.ranges.offsets, "t", round(times[-1]) + 1).partitions
     assert (report.earliest, report.next, report.at_time) == (0, COUNT, COUNT)
-    (report,) = broker.must(broker.engine.ranges.offsets, "t", None)
+    (report,) = broker.must(broker.engine.ranges.offsets, "t", None).partitions
     assert report.at_time is None
     broker.close()
 

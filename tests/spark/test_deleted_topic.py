@@ -124,9 +124,10 @@ def test_the_others_go_on_whenever_a_topic_is_deleted_and_the_log_says_how_far_i
     assert running.finish() == sorted(wanted), "made again, it is read from its beginning"
 
 
+@pytest.mark.parametrize("count", [2, 40], ids=["shorter", "longer"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_topic_that_is_made_again_is_read_from_its_beginning(
-    broker: BrokerProcess, query: Callable[..., Query], moment: str
+    broker: BrokerProcess, query: Callable[..., Query], moment: str, count: int
 ):
     going, staying = two_topics(broker)
     wanted = produce(broker, going, range(10)) + produce(broker, staying, range(10, 20))
@@ -138,7 +139,7 @@ def test_a_topic_that_is_made_again_is_read_from_its_beginning(
     def made_again() -> None:
         delete(broker, going)
         broker.create_topic(going, 2)
-        wanted.extend(produce(broker, going, range(50, 52)))
+        wanted.extend(produce(broker, going, range(50, 50 + count)))
 
     running.batch(moment, made_again)
     wanted += produce(broker, staying, range(30, 35))
@@ -157,6 +158,7 @@ def test_a_deletion_fails_the_query_that_wants_it_to_though_other_losses_do_not(
         delete(broker, going)
         if error is OutOfRange:
             broker.create_topic(going, 2)
+            produce(broker, going, range(30, 60))
 
     for said, error in errors.items():
         if error is OutOfRange:

@@ -116,7 +116,7 @@ def test_a_topic_that_appears_stands_in_the_offsets_before_a_row_of_it_is_read(
     topic = broker.create_topic(f"{stem}-1")
     wanted = produce(broker, topic, range(10))
     begun = latest(reader, start)
-    assert begun == {"records": {topic: {"0": 0}}}
+    assert begun["records"] == {topic: {"0": 0}}
     assert rows_between(reader, start, begun) == []
     assert rows_between(reader, begun, latest(reader, begun)) == sorted(wanted)
 
@@ -132,9 +132,24 @@ def test_a_topic_that_appears_without_its_first_rows_is_begun_with_what_is_kept(
     trim(broker, topic)
     wanted = produce(broker, topic, range(5, 8))
     begun = latest(reader, start)
-    assert begun == {"records": {topic: {"0": 5}}}
+    assert begun["records"] == {topic: {"0": 5}}
     assert rows_between(reader, start, begun) == []
     assert rows_between(reader, begun, latest(reader, begun)) == sorted(wanted)
+
+
+def test_a_checkpoint_that_tells_no_ids_goes_on_where_it_is(
+    broker: BrokerProcess, reader_of: MakeReader, topic: str
+):
+    reader = reader_of(topic)
+    produce(broker, topic, range(10))
+    start = latest(reader, reader.initialOffset())
+    assert start["ids"]
+    wanted = produce(broker, topic, range(10, 20))
+    old = {"records": start["records"]}
+    end = latest(reader, old)
+    assert end["ids"] == start["ids"]
+    assert rows_between(reader, old, end) == sorted(wanted)
+    assert rows_between(reader, old, {"records": end["records"]}) == sorted(wanted)
 
 
 def test_a_topic_that_is_no_longer_asked_for_is_left_out(

@@ -29,10 +29,13 @@ class Produce(msgspec.Struct, gc=False):
     deadline_ms: int = 0
 
 
-def find_topic(state: BrokerState, name: str) -> Topic:
+def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> Topic:
+    """With an id only that topic, and not one that was made later under its name."""
     topic = state.topics.get(name)
     if topic is None:
         raise NotFound(f"unknown topic {name!r}; create it with POST /v1/topics")
+    if topic_id is not None and topic_id != topic.id:
+        raise NotFound(f"topic {name!r} has id {topic.id}; {topic_id} was deleted, or never was")
     return topic
 
 

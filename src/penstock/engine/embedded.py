@@ -256,8 +256,16 @@ class EmbeddedEngine:
 
         self._decide(decide, done)
 
-    def set_progress(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
-        self.parts.progress.advance(topic, group, reached, done)
+    def set_progress(
+        self,
+        topic: str,
+        group: str,
+        reached: Sequence[Reached],
+        done: Done,
+        *,
+        topic_id: int | None = None,
+    ) -> None:
+        self.parts.progress.advance(topic, group, reached, done, topic_id)
 
     def list_topics(self, done: Done) -> None:
         self._decide(lambda: sorted(self._state.topics), done)

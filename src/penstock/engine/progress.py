@@ -47,13 +47,20 @@ class GroupProgress:
         self._dispatcher = dispatcher
         self._lookups = lookups
 
-    def advance(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
+    def advance(
+        self,
+        topic: str,
+        group: str,
+        reached: Sequence[Reached],
+        done: Done,
+        topic_id: int | None = None,
+    ) -> None:
         """Outcome: a Reached for each partition named, where the group is now."""
 
         def look() -> Callable[[], _Counted]:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
-            found = find_topic(self._state, topic)
+            found = find_topic(self._state, topic, topic_id)
             check_reach(found, reached)
             return partial(_count, found, [self._counter(found, each) for each in reached])
 

@@ -63,7 +63,7 @@ class RangesPart(Protocol):
         ...
 
     def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
-        """Outcome: an OffsetReport for each partition of the topic."""
+        """Outcome: TopicOffsets."""
         ...
 
     def splits(self, request: SplitRequest, done: Done) -> None:
@@ -350,8 +350,17 @@ class Engine(Protocol):
 
     def delete_group(self, topic: str, group: str, done: Done) -> None: ...
 
-    def set_progress(self, topic: str, group: str, reached: Sequence[Reached], done: Done) -> None:
-        """Outcome: a Reached for each partition named, where the group is now."""
+    def set_progress(
+        self,
+        topic: str,
+        group: str,
+        reached: Sequence[Reached],
+        done: Done,
+        *,
+        topic_id: int | None = None,
+    ) -> None:
+        """Outcome: a Reached for each partition named, where the group is now. `topic_id`: of that
+        topic only, not of one that was made later under its name."""
         ...
 
     def list_topics(self, done: Done) -> None:

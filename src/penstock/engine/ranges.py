@@ -23,7 +23,7 @@ from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Chunk, PartitionLog, Window
 from penstock.model.errors import InvalidArgument, NotFound, OutOfRange, PenstockError
-from penstock.model.ranges import OffsetReport, RangeRequest, Selection
+from penstock.model.ranges import OffsetReport, RangeRequest, Selection, TopicOffsets
 from penstock.model.records import Message, decode_record
 from penstock.model.splits import MAX_SPLITS, SplitRequest, Splits
 from penstock.storage.history import BatchRef
@@ -67,7 +67,7 @@ class Ranges:
     def open(self, request: RangeRequest, done: Done) -> None:
         """Outcome: a RangeRead of what is durable then."""
         try:
-            topic = find_topic(self._state, request.topic)
+            topic = find_topic(self._state, request.topic, request.topic_id)
             partition = find_partition(topic, request.partition)
             form = FORMS[request.format]
             bounds = _bounds(partition, request)
@@ -88,26 +88,29 @@ class Ranges:
         self._ledger.answer(done, outcome)
 
     def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
-        """Outcome: an OffsetReport for each partition. With a time, where its messages begin."""
+        """Outcome: TopicOffsets. With a time, also where its messages begin."""
         try:
             topic = find_topic(self._state, name)
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
         if time_ms is None:
-            self._ledger.answer(done, [_offsets(partition) for partition in topic.partitions])
+            self._ledger.answer(done, TopicOffsets(topic.id, _offsets(topic)))
         else:
             look = partial(self._look_for_time, name, time_ms)
             self._lookups.run(look, partial(self._ledger.answer, done))
 
-    def _look_for_time(self, name: str, time_ms: int) -> Callable[[], list[OffsetReport]]:
+    def _look_for_time(self, name: str, time_ms: int) -> Callable[[], TopicOffsets]:
         topic = find_topic(self._state, name)
-        reports = [_offsets(partition) for partition in topic.partitions]
+        reports = _offsets(topic)
         searches = [self._search(topic, partition, time_ms) for partition in topic.partitions]
-        return lambda: [
-            msgspec.structs.replace(report, at_time=search())
-            for report, search in zip(reports, searches, strict=True)
-        ]
+
+        def look() -> TopicOffsets:
+            found = zip(reports, searches, strict=True)
+            timed = [msgspec.structs.replace(each, at_time=search()) for each, search in found]
+            return TopicOffsets(topic.id, timed)
+
+        return look
 
     def splits(self, request: SplitRequest, done: Done) -> None:
         """Outcome: Splits of what is durable then."""
@@ -116,7 +119,7 @@ class Ranges:
         )
 
     def _look_for_splits(self, request: SplitRequest) -> Callable[[], Splits]:
-        topic = find_topic(self._state, request.topic)
+        topic = find_topic(self._state, request.topic, request.topic_id)
         partition = find_partition(topic, request.partition)
         start, end = _bounds(partition, request)
         held = self._window.log(topic.id, partition.index)
@@ -186,8 +189,8 @@ class Ranges:
         return read
 
 
-def _offsets(partition: Partition) -> OffsetReport:
-    return OffsetReport(partition.index, partition.first_offset, partition.end_offset)
+def _offsets(topic: Topic) -> list[OffsetReport]:
+    return [OffsetReport(p.index, p.first_offset, p.end_offset) for p in topic.partitions]
 
 
 def _time_in_batch(history: HistoryReader, ref: BatchRef, time_ms: int, oldest: int) -> int:

@@ -33,10 +33,12 @@ EVERYTHING = Selection()
 
 class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets from `start` to before `end`; None: from the oldest, to what is there now. With
-    `omit_nulls` columns that are known to be null in all of the range are left out."""
+    `omit_nulls` columns that are known to be null in all of the range are left out. `topic_id`: of
+    that topic only, not of one that was made later under its name."""
 
     topic: str
     partition: int
+    topic_id: int | None = None
     start: int | None = None
     end: int | None = None
     selection: Selection = EVERYTHING
@@ -52,3 +54,10 @@ class OffsetReport(msgspec.Struct, frozen=True, omit_defaults=True):
     earliest: int
     next: int
     at_time: int | None = None
+
+
+class TopicOffsets(msgspec.Struct, frozen=True):
+    """A topic that is deleted and made again has another `topic_id`."""
+
+    topic_id: int
+    partitions: list[OffsetReport]

@@ -17,10 +17,12 @@ MAX_SPLITS = 10_000
 
 class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets from `start` to before `end`; None: from the oldest, to what is there now. At most
-    `rows` in each split, and `max_rows` in all."""
+    `rows` in each split, and `max_rows` in all. `topic_id`: of that topic only, not of one that was
+    made later under its name."""
 
     topic: str
     partition: int
+    topic_id: int | None = None
     start: int | None = None
     end: int | None = None
     rows: int = SPLIT_ROWS

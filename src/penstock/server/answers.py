@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from penstock.model.progress import Reached
-from penstock.model.ranges import OffsetReport
 from penstock.model.streams import Lag
 
 
@@ -26,10 +25,6 @@ class TopicAnswer(msgspec.Struct):
     status: str
     name: str
     partitions: int
-
-
-class TopicOffsets(msgspec.Struct):
-    partitions: list[OffsetReport]
 
 
 class GroupProgressAnswer(msgspec.Struct):

@@ -22,11 +22,13 @@ _decoder = msgspec.json.Decoder(ProgressBody)
 
 
 def set_progress(hub: Hub, request: Request, reply: Reply, topic: str, group: str) -> None:
+    body = decode_body(_decoder, request.body)
     hub.engine.set_progress(
         clean_name(topic, "topic"),
         clean_name(group, "group"),
-        _reached(decode_body(_decoder, request.body)),
+        _reached(body),
         lambda outcome: send_outcome(reply, outcome, 200, GroupProgressAnswer),
+        topic_id=body.topic_id,
     )
 
 

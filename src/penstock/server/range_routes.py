@@ -15,7 +15,6 @@ from penstock.model.limits import KIB, MAX_OFFSET
 from penstock.model.names import clean_name
 from penstock.model.ranges import RangeFormat, RangeRequest, RowBytes, Selection
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest
-from penstock.server.answers import TopicOffsets
 from penstock.server.hub import Hub, send_outcome
 from penstock.server.replies import NDJSON_TYPE
 from penstock.server.requests import Request, whole_number
@@ -102,6 +101,7 @@ def read_range(hub: Hub, request: Request, reply: Reply, topic: str, partition: 
     wanted = RangeRequest(
         topic=clean_name(topic, "topic"),
         partition=_partition(partition),
+        topic_id=not_negative(params, "topic_id"),
         start=not_negative(params, "start"),
         end=not_negative(params, "end"),
         format=name,
@@ -124,6 +124,7 @@ def read_splits(hub: Hub, request: Request, reply: Reply, topic: str, partition:
     wanted = SplitRequest(
         topic=clean_name(topic, "topic"),
         partition=_partition(partition),
+        topic_id=not_negative(params, "topic_id"),
         start=not_negative(params, "start"),
         end=not_negative(params, "end"),
         rows=rows,
@@ -139,7 +140,7 @@ def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
     hub.engine.ranges.offsets(
         clean_name(topic, "topic"),
         time_ms,
-        lambda outcome: send_outcome(reply, outcome, 200, TopicOffsets),
+        lambda outcome: send_outcome(reply, outcome, 200, lambda offsets: offsets),
     )
 
 

@@ -92,6 +92,7 @@ class ReachedBody(_Strict):
 
 
 class ProgressBody(_Strict):
+    topic_id: int | None = None
     partitions: list[ReachedBody] | None = None
 
 

@@ -1,8 +1,9 @@
 """What can be read at a broker: the records of topics and the journal, as sequences with positions.
 
 A place is one sequence: a partition of a topic, or the journal. Its positions rise and have gaps.
-Invariant: positions are encoded in one way only, for Spark compares them as text. Must not know
-Spark, nor what is planned with the answers.
+Invariant: positions are encoded in one way only, for Spark compares them as text; those of a topic
+say nothing of another that was made later under its name. Must not know Spark, nor what is planned
+with the answers.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
+    """`topic_id` 0: not known, such as in a checkpoint of an older version."""
+
     topic: str
     partition: int
+    topic_id: int = 0
 
     def __str__(self) -> str:
         if self == JOURNAL:
@@ -44,7 +48,12 @@ class Place(NamedTuple):
         """The parameters that name a range."""
         if self == JOURNAL:
             return {"from": start, "to": end}
-        return {"start": start, "end": end}
+        of_topic: dict[str, str | int] = {"topic_id": self.topic_id} if self.topic_id else {}
+        return {"start": start, "end": end} | of_topic
+
+    def by_name(self) -> Place:
+        """The place, whichever topic has the name."""
+        return self._replace(topic_id=0)
 
     @property
     def _path(self) -> str:
@@ -63,6 +72,13 @@ class Span(NamedTuple):
 
 Positions = dict[Place, int]
 Spans = dict[Place, Span]
+
+
+def span_of(spans: Spans, place: Place) -> Span | None:
+    """Of a place without an id, that of whichever topic has the name."""
+    if place.topic_id or place == JOURNAL:
+        return spans.get(place)
+    return next((span for other, span in spans.items() if other.by_name() == place), None)
 
 
 class Log(Protocol):
@@ -121,14 +137,17 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
     if JOURNAL in positions:
         body = encode({"next": positions[JOURNAL]})
         broker.call("POST", "/v1/journal/archived", body=body, patience=once)
-    for topic in sorted({place.topic for place in positions if place != JOURNAL}):
-        done = [
-            {"partition": place.partition, "next": position}
-            for place, position in positions.items()
-            if place.topic == topic
-        ]
+    by_topic: dict[tuple[str, int], list[dict[str, int]]] = {}
+    for place, position in sorted(positions.items()):
+        if place != JOURNAL:
+            done = by_topic.setdefault((place.topic, place.topic_id), [])
+            done.append({"partition": place.partition, "next": position})
+    for (topic, topic_id), partitions in by_topic.items():
+        said: dict[str, Any] = {"partitions": partitions}
+        if topic_id:
+            said["topic_id"] = topic_id
         path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
-        broker.call("POST", path, body=encode({"partitions": done}), patience=once)
+        broker.call("POST", path, body=encode(said), patience=once)
 
 
 class Records:
@@ -152,24 +171,27 @@ class Records:
         return self.is_named(topic) or any(fnmatchcase(topic, p) for p in self._patterns)
 
     def spans(self, topic: str) -> Spans:
+        found = self._offsets(topic, {})
         return {
-            Place(topic, report.partition): Span(report.earliest, report.next)
-            for report in self._offsets(topic, {})
+            Place(topic, report.partition, found.topic_id): Span(report.earliest, report.next)
+            for report in found.partitions
         }
 
     def at_time(self, topic: str, time_ms: int) -> Positions:
+        found = self._offsets(topic, {"time_ms": time_ms})
         return {
-            Place(topic, report.partition): report.next
+            Place(topic, report.partition, found.topic_id): report.next
             if report.at_time is None
             else report.at_time
-            for report in self._offsets(topic, {"time_ms": time_ms})
+            for report in found.partitions
         }
 
     def encode(self, positions: Positions) -> dict[str, Any]:
         records: dict[str, dict[str, int]] = {}
         for place in sorted(positions):
             records.setdefault(place.topic, {})[str(place.partition)] = positions[place]
-        return {"records": records}
+        ids = {place.topic: place.topic_id for place in sorted(positions) if place.topic_id}
+        return {"records": records} | ({"ids": ids} if ids else {})
 
     def decode(self, offset: Mapping[str, Any]) -> Positions:
         records = offset.get("records")
@@ -177,19 +199,20 @@ class Records:
             raise InvalidArgument(
                 "the checkpoint is of a query that read another log; log=records needs its own"
             )
+        ids = offset.get("ids", {})
         return {
-            Place(topic, int(partition)): position
+            Place(topic, int(partition), ids.get(topic, 0)): position
             for topic, partitions in records.items()
             for partition, position in partitions.items()
         }
 
-    def _offsets(self, topic: str, query: dict[str, str | int]) -> list[OffsetReport]:
+    def _offsets(self, topic: str, query: dict[str, str | int]) -> TopicOffsets:
         path = f"/v1/topics/{segment(topic)}/offsets"
         try:
             content = self._broker.call("GET", path, query=query)
         except NotFound:
             raise NotFound(f"topic {topic!r} does not exist at {self._broker.url}") from None
-        return _decoded(TopicOffsets, content).partitions
+        return _decoded(TopicOffsets, content)
 
 
 class Journal:
@@ -238,6 +261,7 @@ def is_pattern(topic: str) -> bool:
 
 class TopicOffsets(msgspec.Struct):
     partitions: list[OffsetReport]
+    topic_id: int = 0
 
 
 class JournalOffsets(msgspec.Struct):

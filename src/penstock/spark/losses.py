@@ -59,12 +59,23 @@ class Losses:
         _log.warning("%s: it is read from its beginning, offset %d", what, span.earliest)
         return span.earliest, span.next
 
+    def replaced(self, topic: str, unread: Positions) -> None:
+        """The topic was deleted and another has its name; `unread` is of the old one."""
+        what = f"topic {topic!r} was deleted and made again, {_read_so_far(unread)}"
+        if self._fail_on_deletion:
+            raise OutOfRange(f"{what}; failOnDataLoss=false begins anew with what is there")
+        _log.warning("%s: the new one is read from its beginning", what)
+
     def deleted(self, what: str, unread: Positions | None = None) -> None:
         """`unread`: where the query would have gone on."""
         if self._fail_on_deletion:
             raise NotFound(
                 f"{what} does not exist any more; failOnDataLoss=false goes on without it"
             )
-        rest = [f"{at} of partition {place.partition}" for place, at in (unread or {}).items()]
-        behind = f"; it was read to before offset {', '.join(rest)}" if rest else ""
+        behind = f"; {_read_so_far(unread)}" if unread else ""
         _log.warning("%s does not exist any more: the query goes on without it%s", what, behind)
+
+
+def _read_so_far(unread: Positions) -> str:
+    rest = [f"{at} of partition {place.partition}" for place, at in sorted(unread.items())]
+    return f"it was read to before offset {', '.join(rest)}"

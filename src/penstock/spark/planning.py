@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.model.errors import InvalidArgument, NotYet
+from penstock.model.errors import InvalidArgument, NotFound, NotYet
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.broker import Broker
 from penstock.spark.logs import JOURNAL, Log, Place, Positions, Spans, splits
@@ -76,16 +76,19 @@ def at_time(log: Log, places: Iterable[Place], time_ms: int) -> Positions:
     wanted = set(places)
     topics = sorted({place.topic for place in wanted})
     found = {place: at for topic in topics for place, at in log.at_time(topic, time_ms).items()}
+    if wanted - found.keys():
+        raise NotFound(f"{min(wanted - found.keys())} was deleted, and another made, meanwhile")
     return {place: found[place] for place in wanted}
 
 
 def _check_names(bound: Bound, option: str, spans: Spans) -> None:
     topics = {place.topic for place in spans}
+    known = {place.by_name() for place in spans}
     for topic, partitions in bound.offsets.items():
         if topic not in topics:
             raise InvalidArgument(f"{option} names topic {topic!r}, which is not among those read")
         for partition in partitions:
-            if Place(topic, partition) not in spans:
+            if Place(topic, partition) not in known:
                 raise InvalidArgument(f"{option}: topic {topic!r} has no partition {partition}")
 
 

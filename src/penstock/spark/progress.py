@@ -35,6 +35,7 @@ class Member(NamedTuple):
     url: str
     group: str
     topic: str
+    topic_id: int
 
     def __str__(self) -> str:
         return f"group {self.group} in {self.topic or 'the journal'}"
@@ -46,11 +47,12 @@ class Reached(msgspec.Struct):
     group: str = ""
     url: str = ""
     records: dict[str, dict[int, int]] = {}
+    ids: dict[str, int] = {}
     journal: int | None = None
 
     def positions(self) -> Positions:
         found = {
-            Place(topic, number): at
+            Place(topic, number, self.ids.get(topic, 0)): at
             for topic, partitions in self.records.items()
             for number, at in partitions.items()
         }
@@ -94,8 +96,8 @@ class GroupProgress(StreamingQueryListener):
             return  # a source of another kind
         if reached.group and reached.url:
             for place, at in reached.positions().items():
-                owed = self._owed.setdefault(Member(reached.url, reached.group, place.topic), {})
-                owed[place] = at
+                member = Member(reached.url, reached.group, place.topic, place.topic_id)
+                self._owed.setdefault(member, {})[place] = at
 
     def _pay(self) -> None:
         for member in list(self._owed):

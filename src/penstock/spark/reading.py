@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
 from penstock.spark.broker import Broker
-from penstock.spark.logs import log_of
+from penstock.spark.logs import log_of, span_of
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
 from penstock.spark.planning import Slice
@@ -74,11 +74,13 @@ def _behind_loss(
     """Where to go on, if the loss may be passed over."""
     losses = Losses.of(settings)
     try:
-        span = log_of(broker, settings).spans(one.place.topic).get(one.place)
+        spans = log_of(broker, settings).spans(one.place.topic)
     except NotFound:
-        span = None
-    if span is None:
         losses.deleted(str(one.place))
+        return one.end
+    span = span_of(spans, one.place)
+    if span is None:
+        losses.replaced(one.place.topic, {one.place: at})
         return one.end
     start, end = losses.between(one.place, at, one.end, span)
     if (start, end) == (at, one.end):

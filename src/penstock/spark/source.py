@@ -7,13 +7,14 @@ goes to the tasks. So `read` uses nothing but what was there when the reader was
 
 Invariant: a micro-batch is fixed by its two offsets; planned again after a crash, it has the same
 rows or fails. Hence a topic that appears is first put into the offsets, and read with the batch
-after: where it was begun stands in the checkpoint before a row of it is read.
+after: where it was begun stands in the checkpoint before a row of it is read. One that is deleted
+and made again is such a topic, and the old one a loss.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Log, Positions, Spans, log_of, publish
+from penstock.spark.logs import Log, Place, Positions, Spans, log_of, publish, span_of
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
 from penstock.spark.planning import (
@@ -119,8 +120,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """`start` is the end of what Spark has committed."""
         done = self._log.decode(start)
-        self._tell_group(done)
         spans = self._spans(done)
+        done = _identified(done, spans)
+        self._tell_group(done)
         self._latest = self._offset({place: span.next for place, span in spans.items()})
         ends, ranges = self._next_batch(done, spans)
         if isinstance(limit, ReadMaxRows):
@@ -130,13 +132,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._what_is_left(ranges) == ranges:
                     raise
                 return self.latestOffset(start, limit)
-        return start if ends == done else self._offset(ends)
+        return start if ends == self._log.decode(start) else self._offset(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        starts, ends = self._log.decode(start), self._log.decode(end)
+        ends = self._log.decode(end)
+        starts = _identified(self._log.decode(start), ends)
         ranges = {
             place: (starts[place], ends[place])
             for place in ends
@@ -215,17 +218,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = min(end, last[place].next) if place in last else start
             ends[place] = max(start, end)
             ranges[place] = (start, ends[place])
-        for place in done.keys() - spans.keys():
-            if any(other.topic == place.topic for other in spans):
-                self._losses.deleted(str(place))
+        self._say_replaced({place: at for place, at in done.items() if place not in spans}, spans)
         return ends, ranges
+
+    def _say_replaced(self, lost: Positions, spans: Spans) -> None:
+        """Of places that are not there any more: which topics were made again."""
+        for topic in sorted({place.topic for place in lost} & {place.topic for place in spans}):
+            unread = {place: at for place, at in lost.items() if place.topic == topic}
+            self._losses.replaced(topic, unread)
 
     def _what_is_left(self, ranges: Ranges) -> Ranges:
         """Of ranges some of which the broker does not have any more."""
         left: Ranges = {}
-        spans = self._spans({place: start for place, (start, _) in ranges.items()})
+        starts = {place: start for place, (start, _) in ranges.items()}
+        spans = self._spans(starts)
+        lost = {place: at for place, at in starts.items() if span_of(spans, place) is None}
+        self._say_replaced(lost, spans)
         for place, (start, end) in ranges.items():
-            span = spans.get(place)
+            span = span_of(spans, place)
             if span is None:
                 continue
             kept = self._losses.between(place, start, end, span)
@@ -247,3 +257,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if error.retryable:
                 return
         self._told = done
+
+
+def _identified(positions: Positions, known: Iterable[Place]) -> Positions:
+    """The same, where topics have no id with that of those known: a checkpoint of an older version
+    tells none."""
+    by_name = {place.by_name(): place for place in known}
+    return {
+        place if place.topic_id else by_name.get(place, place): at
+        for place, at in positions.items()
+    }

@@ -99,6 +99,7 @@ _FELIX = {
 }
 _RANGES = {
     "partition": "The partition's number, from 0.",
+    "topic_id": "Only of the topic with this id, not of one that was made later under its name.",
     "start": "The first offset; omitted, the oldest that is kept.",
     "end": "The offset to end before; omitted, what is there now.",
     "columns": "Names of columns with commas between; omitted, all of them.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.model.ranges import TopicOffsets
 from penstock.model.splits import Splits
-from penstock.server.answers import GroupProgressAnswer, TopicOffsets
+from penstock.server.answers import GroupProgressAnswer
 from penstock.server.operations.operation import Answer, Operation
 from penstock.server.wire import ProgressBody
 
@@ -16,6 +17,7 @@ OPERATIONS: tuple[Operation, ...] = (
         text="As often as one likes, without a lease or a group. The range is fixed when it "
         "begins, and ends there with what is durable. One that breaks off does not look complete.",
         query=(
+            "topic_id",
             "start",
             "end",
             "columns",
@@ -42,7 +44,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Share out the work of reading a range",
         text="Neighbouring ranges with so many rows at most, which may be read side by side. They "
         "cover what was asked for, or as much of it as max_rows and 10,000 splits allow.",
-        query=("start", "end", "rows", "max_rows"),
+        query=("topic_id", "start", "end", "rows", "max_rows"),
         example={"rows": 65536},
         answers={
             200: Answer(
@@ -79,13 +81,14 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/topics/{topic}/offsets",
         tag="Ranges",
         summary="Where a topic's partitions begin and end",
-        text="And, with time_ms, where the messages of that time begin.",
+        text="And, with time_ms, where the messages of that time begin. A topic that is deleted "
+        "and made again has another topic_id.",
         query=("time_ms",),
         answers={
             200: Answer(
                 "Every partition.",
                 TopicOffsets,
-                {"partitions": [{"partition": 0, "earliest": 0, "next": 13}]},
+                {"topic_id": 3, "partitions": [{"partition": 0, "earliest": 0, "next": 13}]},
             )
         },
         errors=(400, 404, 503),

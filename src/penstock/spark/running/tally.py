@@ -128,7 +128,7 @@ def _lag(broker: Broker, stretch: _Stretch) -> int | None:
 def _earliest(broker: Broker, places: Iterable[Place]) -> Positions:
     topics = {place.topic for place in places}
     log: Log = Journal(broker) if topics == {JOURNAL.topic} else Records(broker, topics)
-    return {place: span.earliest for place, span in find_spans(log).items()}
+    return {place.by_name(): span.earliest for place, span in find_spans(log).items()}
 
 
 def _between(broker: Broker, start: Positions, end: Positions) -> int:
