@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.failure import PipelineFailed
+from penstock.spark.running.query import MOST_STARTING, starting
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
@@ -88,6 +89,19 @@ def test_a_run_takes_what_is_there_and_the_next_one_goes_on(
     assert again.values() == sorted(second)
     assert order == ["query", "job"]
     assert [(each.rows, each.batches) for each in run.activities] == [(2, 1), (7, 1)]
+
+
+def test_of_many_queries_only_a_few_start_their_sources_at_the_same_time(
+    spark: SparkSession, make_run: MakeRun, broker: BrokerProcess, topic: str
+):
+    """Else Spark would not wait long enough for each, where cores are few."""
+    sent = sorted(produce(broker, topic, range(2)))
+    run, taken = make_run(), [Taken() for _ in range(MOST_STARTING + 1)]
+    for number, each in enumerate(taken):
+        run.start(f"rows-{number}", run.stream(topic=topic), each)
+        assert starting(spark) <= MOST_STARTING
+    run.wait(WAIT_S)
+    assert [each.values() for each in taken] == [sent] * len(taken)
 
 
 def test_a_failure_names_pipeline_query_and_batch_and_the_batch_comes_again(

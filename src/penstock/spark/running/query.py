@@ -8,6 +8,7 @@ raises is kept as it is: Spark's own report of it is a page of two languages.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,12 @@ from penstock.spark.running.tally import Tally
 
 WriteBatch = Callable[[DataFrame, int], None]
 
+MOST_STARTING = 2
+"""Queries of a session whose sources start at the same time. Spark gives the Python of a source
+10 s to answer, and ends the query if it does not: of many at once, on few cores, some would not."""
+
+_STARTING_S = 30.0
+_LOOK_S = 0.05
 _LAST_WORDS_S = 5.0
 _GIVING_UP_S = 10.0
 
@@ -52,6 +59,7 @@ class Query(Activity):
         self._last_heard = threading.Event()
 
     def start(self, writer: DataStreamWriter) -> None:
+        _await_others(self._spark)
         self._query = writer.foreachBatch(self._take).start()
         threading.Thread(target=self._await, name=self.where(), daemon=True).start()
 
@@ -119,3 +127,16 @@ class Query(Activity):
             self.end("failed", failure)
         else:
             self.end("finished")
+
+
+def starting(spark: SparkSession) -> int:
+    """Queries whose sources are not there yet."""
+    messages = [query.status["message"] for query in spark.streams.active]
+    return sum(message.startswith("Initializing") for message in messages)
+
+
+def _await_others(spark: SparkSession) -> None:
+    """Not for ever: a source that never comes is its own query's failure."""
+    deadline = time.monotonic() + _STARTING_S
+    while starting(spark) >= MOST_STARTING and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
