@@ -199,7 +199,7 @@ def test_a_route_that_dies_after_any_write_loses_and_doubles_nothing(
         rows = spark.read.parquet(str(files)).filter("error is null").orderBy("offset")
         verdicts = verdicts or [row.value for row in rows.collect()]
         assert values(broker, target) == ([] if death == "append _routed/" else verdicts)
-    assert route(**asked) == ["batch 0: 1 messages are in the table rejects"]
+    assert route(**asked) == ["batch 0: 1 put aside in the table rejects"]
     found = [(row["key"], row["value"]) for row in stored(broker, target)]
     assert found == list(zip(["key 0", "key 1", "key 3"], verdicts, strict=True))
     error = f"ValueError: poison 2 ({tmp_path}/rules.py:6)"

@@ -64,7 +64,7 @@ def report(rows: Sequence[Row], still_open: int) -> str:
             text_table(_COLUMNS, [_cells(row) for row in rows]),
         ]
     if still_open:
-        lines.append(f"{still_open} rows of windows that are not over: a later run writes them")
+        lines.append(f"rows left to a later run, for their windows are not over: {still_open}")
     return "\n".join(lines)
 
 

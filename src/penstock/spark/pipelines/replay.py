@@ -74,7 +74,7 @@ def _replay(run: Run, replay: Replay, pace: Pace | None = None) -> int:
         run.report(f"replay {replay.name}: nothing is left to send")
         return sent
     to = ", ".join(pending.targets)
-    run.report(f"replay {replay.name}: {pending.rows} messages are selected, and go to {to}")
+    run.report(f"replay {replay.name}: {pending.rows} selected, to be sent to {to}")
     return sent + replay.send(pending, pace)
 
 

@@ -121,7 +121,7 @@ class Route:
         if found.rejected:
             rejected = rows.filter(~is_good).withColumnRenamed("source_topic", "topic")
             Rejects(run).keep(rejected, self.query, batch)
-            run.report(f"batch {batch}: {found.rejected} messages are in the table rejects")
+            run.report(f"batch {batch}: {found.rejected} put aside in the table rejects")
         Files(run.spark, run.lake.path).delete(name)
 
     def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
