@@ -222,7 +222,7 @@ class BrokerMachine(Observed):
     def publish_progress(self, pick: int, group: str, backs: list[int]) -> None:
         """All up to so many offsets before the end is done, as somebody says."""
         topic = self._topic(pick)
-        ends = self.broker.must(self.broker.engine.ranges.offsets, topic.name, None)
+        ends = self.broker.must(self.broker.engine.ranges.offsets, topic.name, None).partitions
         reached = [
             Reached(end.partition, max(0, end.next - back))
             for end, back in zip(ends, backs, strict=False)
