@@ -16,15 +16,20 @@ import msgspec
 
 from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import Internal, InvalidArgument, NotYet, OutOfRange, PenstockError
+from penstock.model.limits import MIB
 from penstock.model.ranges import RowBytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import HistoryGone
+from penstock.storage.row_stream import release_memory
 
 _log = logging.getLogger("penstock.engine")
 
 MOVED = (SegmentGone, HistoryGone, NotYetInLog)
 """Sealed or rewritten between the look-up and the read: look again."""
 UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
+
+RELEASE_BYTES = 4 * MIB
+"""Of a range that had so much, and has ended, memory is given back: it takes some 0.3 ms."""
 
 Piece = Callable[[], RowBytes]
 """Reads rows. Blocking."""
@@ -54,6 +59,7 @@ class RangeRead:
         self.at = self.start
         self.head = head
         self.tail = tail
+        self._read_bytes = 0
 
     def next(self, got: GotPiece) -> None:
         if self.at >= self.end:
@@ -78,6 +84,9 @@ class RangeRead:
             self._scheduler.post(partial(got, failure))
         else:
             self._scheduler.post(partial(self._got, data, end, got))
+            self._read_bytes += len(data)
+            if end >= self.end and self._read_bytes >= RELEASE_BYTES:
+                release_memory()
 
     def _got(self, data: RowBytes, end: int, got: GotPiece) -> None:
         self.at = end

@@ -142,12 +142,23 @@ class LineForm:
 FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
 
 
+def is_as_on_disk(selection: Selection, form: Form) -> bool:
+    """May a sealed batch leave as it is?"""
+    return form.name == "arrow" and _is_everything(selection)
+
+
+def release_memory() -> None:
+    """For a thread that has made many pieces. Others let them go, and Arrow's allocator then keeps
+    tens of MiB in which there is nothing."""
+    pa.default_memory_pool().release_unused()
+
+
 def sealed_piece(
     source: SealedRows[Ref], ref: Ref, start: int, end: int, selection: Selection, form: Form
 ) -> RowBytes:
     """The batch's rows from `start` to before `end`."""
     is_whole = start <= ref.first and ref.last < end
-    if is_whole and form.name == "arrow" and _is_everything(selection):
+    if is_whole and is_as_on_disk(selection, form):
         return source.raw(ref)
     batch = source.batch(ref)
     first, last = row_at(batch, start, source.order), row_at(batch, end, source.order)
