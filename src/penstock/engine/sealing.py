@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from penstock.engine.allocator import give_back
 from penstock.engine.freshness import Freshness
 from penstock.engine.parts import DataDirectory, Parts
 from penstock.model.errors import PenstockError, Unavailable
@@ -19,6 +20,8 @@ PATIENT_NICE = 19
 URGENT_NICE = 5
 """On a machine with one busy core sealing takes what is left over, until so many segments wait
 that a restart would be slow: then it takes its share."""
+MANY_RECORDS = 500_000
+"""Sealed in one run, they leave room in memory that is worth giving back."""
 IDLE_ROUNDS = 60
 MAX_REST_ROUNDS = 60
 
@@ -98,6 +101,8 @@ class Sealing:
             result.first_segment,
         )
         self.freshness.run_ended(self._parts.clock.now_ms() - self._began_ms)
+        if result.records >= MANY_RECORDS:
+            self._parts.scheduler.in_thread(give_back)
 
     def _remove(self, files: list[int], journal_files: list[int]) -> None:
         for file in files:
