@@ -8,7 +8,6 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.engine import ranges, reading
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
     InvalidArgument,
@@ -118,25 +117,6 @@ def test_a_sealed_batch_that_is_wanted_whole_is_copied_as_it_is_on_disk():
     found = broker.must(broker.engine.ranges.open, request)
     assert broker.must(found.next) == broker.engine.parts.disk.history.raw(ref)
     assert broker.must(found.next) is None
-    broker.close()
-
-
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_of_a_sealed_batch_columns_are_picked_a_few_rows_at_a_time(
-    partitions: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(ranges, "SEALED_ROWS", 7)
-    monkeypatch.setattr(reading, "RELEASE_BYTES", 1)
-    broker = filled(partitions)
-    broker.seal()
-    chosen = Selection(columns=("offset", "value"))
-    for partition in range(partitions):
-        table = read(broker, partition=partition, start=partition + 1, selection=chosen)
-        assert offsets(table) == list(range(partition + partitions, COUNT, partitions))
-        sizes = [len(chunk) for chunk in table.column("offset").chunks]
-        assert max(sizes) == 7
-        lines = bytes_of(broker, asked({"partition": partition, "format": "ndjson"}))
-        assert lines.count(b"\n") == COUNT // partitions
     broker.close()
 
 

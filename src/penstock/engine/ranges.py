@@ -32,7 +32,6 @@ from penstock.storage.log import Log
 from penstock.storage.row_stream import (
     FORMS,
     Form,
-    is_as_on_disk,
     may_want,
     message_piece,
     schema_of,
@@ -44,8 +43,6 @@ _BITS = {name: bit for bit, name in enumerate(HistoryReader.schema.names)}
 
 PIECE_ROWS = 32_768
 """Rows of the unsealed tail that become one batch."""
-SEALED_ROWS = 16_384
-"""Rows of a sealed batch that are picked in one go: each reader holds a piece or two in memory."""
 
 
 class Ranges:
@@ -165,9 +162,6 @@ class Ranges:
         stop = min(ref.last + 1, end)
         if ref.first >= end or not may_want(selection, ref):
             return bytes, stop
-        if not is_as_on_disk(selection, form):
-            span = ref.last + 1 - ref.first
-            stop = min(stop, max(at, ref.first) + max(1, SEALED_ROWS * span // ref.msgs))
         return partial(sealed_piece, history, ref, at, stop, selection, form), stop
 
     def _unsealed(

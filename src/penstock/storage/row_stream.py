@@ -142,11 +142,6 @@ class LineForm:
 FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
 
 
-def is_as_on_disk(selection: Selection, form: Form) -> bool:
-    """May a sealed batch leave as it is?"""
-    return form.name == "arrow" and _is_everything(selection)
-
-
 def release_memory() -> None:
     """For a thread that has made many pieces. Others let them go, and Arrow's allocator then keeps
     tens of MiB in which there is nothing."""
@@ -158,7 +153,7 @@ def sealed_piece(
 ) -> RowBytes:
     """The batch's rows from `start` to before `end`."""
     is_whole = start <= ref.first and ref.last < end
-    if is_whole and is_as_on_disk(selection, form):
+    if is_whole and form.name == "arrow" and _is_everything(selection):
         return source.raw(ref)
     batch = source.batch(ref)
     first, last = row_at(batch, start, source.order), row_at(batch, end, source.order)
