@@ -35,6 +35,7 @@ class Message:
     ended: str | None = None
     ended_at: datetime | None = None
     last_at: datetime | None = None
+    last_position: int = 0
 
     @property
     def outcome(self) -> str:
@@ -79,13 +80,14 @@ def messages(rows: list[Row]) -> list[Message]:
         if place not in taken:
             ids = {name: row[name] for name in IDS}
             born = row["timestamp"]
-            found[place] = Message(place, None, ids, born, last_at=born)
+            last = {"last_at": born, "last_position": row["position"]}
+            found[place] = Message(place, None, ids, born, **last)
     return list(found.values())
 
 
 def _happened(message: Message, row: Row) -> None:
     kind, at = row["kind"], row["timestamp"]
-    message.last_at = at
+    message.last_at, message.last_position = at, row["position"]
     if kind == "delivered":
         available_at = message.produced_at
         if message.tries:
@@ -150,7 +152,7 @@ def _step(key: tuple[Any, ...], group: list[Message]) -> Row:
     failed = [one for one in tries if one["outcome"] in ("nacked", "timed_out")]
     failed.sort(key=lambda one: one["position"])
     finished = [message.ended_at for message in group if message.ended_at is not None]
-    last = max(group, key=lambda m: (m.ended_at or m.last_at, m.produced_at))
+    last = max(group, key=lambda m: (m.ended_at or m.last_at, m.last_position))
     return {
         **dict(zip(("run_id", "step_id", "topic", "group"), key, strict=True)),
         "parents": sorted({m.ids["parent_step_id"] for m in group} - {None}),

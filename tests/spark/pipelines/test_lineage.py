@@ -24,7 +24,7 @@ from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import schema_of
 from tests.spark.pipelines import golden_lineage
-from tests.spark.pipelines.golden import COLUMNS, Golden
+from tests.spark.pipelines.golden import COLUMNS, TIMES, Golden
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -63,6 +63,11 @@ def _value(value: Any) -> Any:
     return value
 
 
+def journal_of(spark: SparkSession, rows: list[Row]) -> DataFrame:
+    values = [tuple(row[name] for name in COLUMNS) for row in rows]
+    return spark.createDataFrame(values, schema_of("journal", COLUMNS))
+
+
 # -- the golden sample -------------------------------------------------------------------------
 
 
@@ -92,8 +97,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_second_part(spark: SparkSession, golden: Golden, lake: Path) -> list[Any]:
     """The runs since a moment, from the archive."""
-    values = [tuple(row[name] for name in COLUMNS) for row in golden.rows]
-    archived = dated(spark.createDataFrame(values, schema_of("journal", COLUMNS)))
+    archived = dated(journal_of(spark, golden.rows))
     journal_table(Lake(spark, str(lake))).append(archived, "test", 0)
     since = golden.second_part.isoformat()
     run = finished(run_of(spark, golden, lake, [], since=since, **{"from": "lake"}))
@@ -115,21 +119,43 @@ def test_the_archive_is_read_from_a_moment_on(of_second_part: list[Any], golden:
     assert told(of_second_part, "runs") == told(golden_lineage.runs(rows), "runs")
 
 
+PLAIN = {
+    "attempts": golden_lineage.attempts,
+    "steps": golden_lineage.steps,
+    "runs": golden_lineage.runs,
+    "critical_path": golden_lineage.critical_paths,
+}
+
+
+def same(found: dict[Key, Row], rows: list[Row], table: str) -> None:
+    expected = told(PLAIN[table](rows), table)
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        assert found[key] == row, key
+
+
 @pytest.mark.parametrize("table", KEYS)
 def test_the_golden_tables_equal_a_plain_computation(
     made: tuple[Run, list[str]], golden: Golden, table: str
 ):
-    plain = {
-        "attempts": golden_lineage.attempts,
-        "steps": golden_lineage.steps,
-        "runs": golden_lineage.runs,
-        "critical_path": golden_lineage.critical_paths,
-    }[table](golden.rows)
-    expected = told(plain, table)
-    found = told(made[0].lake.table(table, SCHEMAS[table]).read().collect(), table)
-    assert found.keys() == expected.keys()
-    for key, row in expected.items():
-        assert found[key] == row, key
+    read = made[0].lake.table(table, SCHEMAS[table]).read().collect()
+    same(told(read, table), golden.rows, table)
+
+
+@pytest.mark.parametrize("tick_ms", [7, 50, 100_000])
+def test_they_do_where_much_happens_in_the_same_moment(
+    spark: SparkSession, golden: Golden, tick_ms: int
+):
+    rows = [row | {name: ticked(row[name], tick_ms) for name in TIMES} for row in golden.rows]
+    tables = _tables(journal_of(spark, rows))
+    for table, found in tables.items():
+        same(found, rows, table)
+
+
+def ticked(moment: datetime | None, tick_ms: int) -> datetime | None:
+    if moment is None:
+        return None
+    return moment - (moment - NOON) % timedelta(milliseconds=tick_ms)
 
 
 def test_the_run_tells_how_runs_ended_and_which_took_longest(made: tuple[Run, list[str]]):
@@ -269,6 +295,13 @@ def story() -> Story:
     told.tell(30, "delivered", "half", 1, offset=1)
     told.tell(40, "nacked", "half", 1, offset=1, reason="not yet", retry_at=9000)
 
+    told.tell(0, "produced", "at once")
+    told.tell(0, "produced", "at once", offset=1)
+    told.tell(3, "delivered", "at once", 1)
+    told.tell(4, "delivered", "at once", 1, offset=1)
+    told.tell(9, "acked", "at once", 1, offset=1)
+    told.tell(9, "acked", "at once", 1)
+
     told.tell(0, "produced", "skipped")
     told.tell(50, "skipped", "skipped")
 
@@ -295,9 +328,7 @@ def story() -> Story:
 def of_story(spark: SparkSession) -> Tables:
     rows = story().rows
     random.Random(5).shuffle(rows)
-    values = [tuple(row[name] for name in COLUMNS) for row in rows]
-    journal = spark.createDataFrame(values, schema_of("journal", COLUMNS))
-    return _tables(journal)
+    return _tables(journal_of(spark, rows))
 
 
 def _tables(journal: DataFrame) -> Tables:
@@ -370,6 +401,12 @@ def test_a_step_is_open_as_long_as_one_of_its_messages_is(of_story: Tables):
     assert lengths(step) == (10 + 29, 0, 10 + 10)
     run = of_story["runs"]["half",]
     assert (run["outcome"], run["finished_at"], run["duration_ms"]) == ("running", None, None)
+
+
+def test_of_messages_that_end_in_one_millisecond_the_later_in_the_journal_is_the_last(
+    of_story: Tables,
+):
+    assert lengths(of_story["steps"]["at once", "s", "at once", "g"]["last_message"]) == (3, 6, 0)
 
 
 def test_a_run_is_open_as_long_as_one_of_its_steps_is(of_story: Tables):

@@ -34,7 +34,8 @@ _DELIVERY = (*OF_GROUP, "delivery", "attempt")
 def deliveries(journal: DataFrame) -> DataFrame:
     """A row for each attempt, and one with attempt null for a message that a group finished without
     one, or that no group has been given. Beside the columns of ATTEMPTS: `life`; `finish`, how,
-    when and where in the journal the message was finished for its group; `last_at`, its last."""
+    when and where in the journal the message was finished for its group; `last_at` and
+    `last_position`, of the last event."""
     found = _by_delivery(_numbered(journal)).where(~F.col("is_returned"))
     message = Window.partitionBy(*_MESSAGE)
     in_order = Window.partitionBy(*OF_GROUP).orderBy("delivery", "attempt")
@@ -61,7 +62,7 @@ def deliveries(journal: DataFrame) -> DataFrame:
     # A message that some group has been given needs no row for its production.
     return timed.where(F.col("group").isNotNull() | ~F.col("is_taken")).select(
         *(named[n].alias(n) if n in named else F.col(n) for n in ATTEMPTS.names),
-        *("life", "finish", "last_at"),
+        *("life", "finish", "last_at", "last_position"),
     )
 
 
@@ -97,6 +98,7 @@ def _by_delivery(rows: DataFrame) -> DataFrame:
     return rows.groupBy(*_DELIVERY).agg(
         F.min("position").alias("position"),
         F.max("timestamp").alias("last_at"),
+        F.max("position").alias("last_position"),
         *(F.max(name).alias(name) for name in IDS),
         F.max("owner").alias("owner"),
         F.max("produced_at").alias("produced_at"),

@@ -35,7 +35,8 @@ def steps(deliveries: DataFrame) -> DataFrame:
     taken = _messages(deliveries.where("run_id is not null")).where(
         F.col("group").isNotNull() | ~of_dead_letters()
     )
-    ended_at = F.coalesce("finished_at", "last_at").alias("ended_at")
+    # Messages that end in one millisecond are told apart by the journal's order.
+    ended = (F.coalesce("finished_at", "last_at").alias("ended_at"), "ended_position")
     summed = (
         taken.repartition("run_id")
         .groupBy("run_id", "step_id", "topic", "group")
@@ -54,7 +55,7 @@ def steps(deliveries: DataFrame) -> DataFrame:
             F.count("finished_at").alias("finished"),
             F.max("finished_at").alias("last_finished_at"),
             *(F.sum(name).alias(name) for name in LENGTHS),
-            F.max(F.struct(ended_at, "produced_at", "place", *LENGTHS)).alias("last_message"),
+            F.max(F.struct(*ended, "produced_at", *LENGTHS)).alias("last_message"),
             F.max("has_skew").alias("has_skew"),
         )
     )
@@ -82,7 +83,7 @@ def _messages(deliveries: DataFrame) -> DataFrame:
         F.max("produced_at").alias("produced_at"),
         F.min("delivered_at").alias("delivered_at"),
         F.max("last_at").alias("last_at"),
-        F.max("position").alias("place"),
+        F.max("last_position").alias("last_position"),
         F.count("attempt").alias("attempts"),
         F.count_if(is_failure).alias("failures"),
         F.max(F.when(is_failure, F.struct("position", "reason"))).alias("failure"),
@@ -102,6 +103,7 @@ def _messages(deliveries: DataFrame) -> DataFrame:
         summed.withColumn("done", F.when(is_done, F.col("finish")))
         .withColumn("outcome", outcome)
         .withColumn("finished_at", F.col("done.at"))
+        .withColumn("ended_position", F.coalesce("done.position", "last_position"))
     )
 
 
