@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.client import AsyncClient, Client, Envelope
+from penstock.engine.freshness import MIN_REST_MS
 from penstock.model.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from tests.broker_process import BrokerProcess
 
@@ -52,6 +53,24 @@ def test_the_async_client_reads_the_same(lively: BrokerProcess) -> None:
                 return [row["offset"] async for row in rows]
 
     assert asyncio.run(read()) == [0, 1, 2]
+
+
+def test_a_fresh_look_may_take_longer_than_other_calls(lively: BrokerProcess) -> None:
+    """The second in a row is put off by the broker for at least MIN_REST_MS."""
+    brief_s = MIN_REST_MS / 1000 / 2
+    with Client(lively.url) as patient, Client(lively.url, timeout_s=brief_s) as brief:
+        seen = []
+        for n in range(2):
+            patient.produce("t", f"look {n}")
+            seen.append(brief.journal_offsets(fresh=True).next)
+        assert seen[0] < seen[1]
+        patient.produce("t", "look 2")
+
+    async def look() -> int:
+        async with AsyncClient(lively.url, timeout_s=brief_s) as aclient:
+            return (await aclient.journal_offsets(fresh=True)).next
+
+    assert seen[1] < asyncio.run(look())
 
 
 def test_refusals_are_raised(lively: BrokerProcess, client: Client) -> None:

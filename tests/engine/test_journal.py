@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.engine.freshness import MAX_WAIT_MS, MIN_REST_MS
+from penstock.engine.freshness import MIN_REST_MS
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
     FailedPrecondition,
@@ -21,7 +21,7 @@ from penstock.model.errors import (
     Unavailable,
 )
 from penstock.model.journal import JournalReport, JournalRequest, JournalSelection
-from penstock.model.limits import KIB, Limits
+from penstock.model.limits import KIB, MAX_FRESH_WAIT_MS, Limits
 from penstock.model.ranges import RangeFormat
 from penstock.model.splits import Split, Splits
 from penstock.storage import journal_files
@@ -358,7 +358,7 @@ def test_nobody_waits_for_ever_and_nobody_is_left_waiting():
     sealer: Any = sealing._sealer
     sealer.is_held = True
     outcomes = broker.submit(broker.engine.journal.offsets, True, None)
-    broker.pass_ms(MAX_WAIT_MS)
+    broker.pass_ms(MAX_FRESH_WAIT_MS)
     assert not outcomes
     broker.pass_ms(2_000)
     assert isinstance(outcomes[0], Unavailable)

@@ -15,6 +15,7 @@ from penstock.storage.frames import MAX_FRAME_BYTES, OFFSET_MASK, POSITION_BITS
 from penstock.storage.log import FsyncMode, Log, WalOptions
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal import Wal
+from penstock.storage.wal_supply import SMALLEST_SHARE
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.storage.harness import SEGMENT_BYTES, SMALL, Bench, Loop, read_back, record, written
 
@@ -208,6 +209,24 @@ def test_roll_closes_the_active_segment_behind_what_is_appended(vfs: FaultyVfs) 
     assert bench.wal.segment_of_open_frame == 2, "an empty segment is not rolled"
     bench.append(record(5))
     bench.commit()
+    bench.close()
+    assert read_back(vfs) == bench.appended
+
+
+def test_a_segment_that_is_rolled_early_is_followed_by_a_small_spare(vfs: FaultyVfs) -> None:
+    """Who looks at the newest rows again and again does not have full segments written for it."""
+    full = 512 * 1024
+    bench = Bench(vfs, WalOptions(segment_bytes=full, reserve_bytes=0, frame_bytes=4096))
+    prepared = []
+    for size in (1, 1, 20_000, 200_000, 1, 1):
+        bench.append(*[record(n) for n in range(size // len(record(0)) + 1)])
+        bench.roll()
+        bench.await_spare()
+        assert bench.wal._supply.spare is not None
+        prepared.append(bench.wal._supply.spare.capacity)
+    least = full // SMALLEST_SHARE
+    assert prepared[0] == prepared[1] == prepared[-1] == least
+    assert least < prepared[2] < prepared[3] == full
     bench.close()
     assert read_back(vfs) == bench.appended
 

@@ -19,6 +19,7 @@ from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    answer_timeout,
     heartbeat_of,
     http_options,
     lost,
@@ -111,7 +112,12 @@ class AsyncClient:
     async def send(self, call: Call[T]) -> T:
         """Sends a call and waits for its answer."""
         try:
-            response = await self._http.request(call.method, call.path, content=call.body)
+            response = await self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                timeout=answer_timeout(self._timeout_s, call.wait_s),
+            )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
         return call.answer(response.status_code, response.content)

@@ -65,12 +65,13 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer."""
+    """One request, and the type of its answer. `wait_s`: the broker may take so long for it."""
 
     method: str
     path: str
     read: Callable[[bytes], T]
     body: bytes = b""
+    wait_s: float = 0.0
 
     def answer(self, status: int, body: bytes) -> T:
         if not 200 <= status < 300:

@@ -54,7 +54,12 @@ def heartbeat_of(wait_s: float | None) -> int:
 
 def stream_timeout(timeout_s: float, heartbeat_ms: int) -> httpx.Timeout:
     """A stream that is silent for several heartbeats is dead."""
-    return httpx.Timeout(timeout_s, read=max(timeout_s, 3 * heartbeat_ms / 1000))
+    return answer_timeout(timeout_s, 3 * heartbeat_ms / 1000)
+
+
+def answer_timeout(timeout_s: float, wait_s: float) -> httpx.Timeout:
+    """Of an answer for which the broker may take so long by itself."""
+    return httpx.Timeout(timeout_s, read=max(timeout_s, wait_s))
 
 
 def hang_up(response: httpx.Response) -> None:

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping
 
 from penstock.client.calls import Call, encode, list_of, query_of, reader
 from penstock.model.journal import JournalArchive, JournalReport
+from penstock.model.limits import MAX_FRESH_WAIT_MS
 
 
 def journal_offsets(*, fresh: bool = False, time_ms: int | None = None) -> Call[JournalReport]:
     """Where the journal begins and ends, and where a time begins in it. `fresh`: once everything
-    that was durable when this was asked for can be read; that may take a while."""
+    that was durable when this was asked for can be read. The broker may take a minute for that, and
+    is given it whatever the client's timeout."""
     query = query_of(fresh="true" if fresh else "false", time_ms=time_ms)
-    return Call("GET", f"/v1/journal/offsets?{query}", reader(JournalReport))
+    wait_s = MAX_FRESH_WAIT_MS / 1000 if fresh else 0.0
+    return Call("GET", f"/v1/journal/offsets?{query}", reader(JournalReport), wait_s=wait_s)
 
 
 def set_journal_archived(next_: int) -> Call[JournalArchive]:

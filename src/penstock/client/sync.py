@@ -17,6 +17,7 @@ from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
+    answer_timeout,
     heartbeat_of,
     http_options,
     lost,
@@ -109,7 +110,12 @@ class Client:
     def send(self, call: Call[T]) -> T:
         """Sends a call and waits for its answer."""
         try:
-            response = self._http.request(call.method, call.path, content=call.body)
+            response = self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                timeout=answer_timeout(self._timeout_s, call.wait_s),
+            )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
         return call.answer(response.status_code, response.content)

@@ -14,14 +14,13 @@ from penstock.engine.clock import Clock
 from penstock.engine.ledger import Then
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.limits import MAX_FRESH_WAIT_MS
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import Log
 
 REST_FACTOR = 5
 """Runs that were asked for take at most a sixth of the time."""
 MIN_REST_MS = 500
-MAX_WAIT_MS = 60_000
-"""Nobody waits longer: a disk without room for the next segment may keep the log from rolling."""
 
 
 class Runs(Protocol):
@@ -78,7 +77,7 @@ class Freshness:
 
     def housekeep(self) -> None:
         """About once a second."""
-        oldest_ms = self._clock.now_ms() - MAX_WAIT_MS
+        oldest_ms = self._clock.now_ms() - MAX_FRESH_WAIT_MS
         while self._waiting and self._waiting[0][1] < oldest_ms:
             failure = Unavailable("the log could not be sealed in time; try again")
             self._waiting.popleft()[2](failure)

@@ -88,6 +88,10 @@ MAX_STAGED_PIECES = 100_000
 MAX_TARGETS = 1000
 """Ways in which the rows of one piece find their partitions; each is looked up on the loop."""
 
+MAX_FRESH_WAIT_MS = 60_000
+"""Nobody waits longer for the newest of the journal: a disk without room for the log's next segment
+may keep it from being read."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may set; the defaults are the profile `work`."""

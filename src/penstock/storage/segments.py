@@ -32,6 +32,7 @@ SEGMENT_MAGIC = b"PENSTOCK"
 FORMAT_VERSION = 1
 SEGMENT_HEADER_BYTES = 4096
 """A block of its own, so that no later write touches the block the header is in."""
+MIN_SEGMENT_BYTES = 16 * 1024
 
 _HEADER = Struct("<8sIIQQI")  # magic, version, salt, number, first sequence, CRC
 _CRC = Struct("<I")

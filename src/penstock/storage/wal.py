@@ -354,6 +354,7 @@ class Wal:
         segment = self._supply.take_spare() if self._active.offsets else None
         if segment is None:
             return
+        self._supply.last_took(self._active.used)
         segment.first_seq = self.seq
         self._segments = [*self._segments, segment]
         self._active = segment

@@ -16,6 +16,7 @@ from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import WalOptions
 from penstock.storage.recovery import Recovered, Replay, cut_tail, settle_last, walk_log
 from penstock.storage.segments import (
+    MIN_SEGMENT_BYTES,
     Segment,
     Tail,
     adopt_blank,
@@ -24,8 +25,6 @@ from penstock.storage.segments import (
     prepare_segment,
 )
 from penstock.storage.vfs import Vfs, remove_if_there
-
-MIN_SEGMENT_BYTES = 16 * 1024
 
 logger = logging.getLogger("penstock.storage")
 

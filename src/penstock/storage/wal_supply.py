@@ -16,8 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.storage.log import Post, WalOptions
-from penstock.storage.segments import Segment, prepare_segment, segment_name
+from penstock.storage.segments import MIN_SEGMENT_BYTES, Segment, prepare_segment, segment_name
 from penstock.storage.vfs import Vfs, remove_if_there
+
+SPARE_FACTOR = 4
+"""A spare is so many times what the segment before it held: a burst has full ones after three."""
+SMALLEST_SHARE = 16
+"""... and no smaller than this part of a full one."""
 
 logger = logging.getLogger("penstock.storage")
 
@@ -42,6 +47,7 @@ class SegmentSupply:
         self._vfs = vfs
         self._directory = directory
         self._segment_bytes = options.segment_bytes
+        self._spare_bytes = options.segment_bytes
         self._reserve_bytes = options.reserve_bytes
         self._post = post
         self._measuring = False
@@ -78,11 +84,17 @@ class SegmentSupply:
         segment, self.spare = self.spare, None
         return segment
 
+    def last_took(self, nbytes: int) -> None:
+        """What the segment before the next spare held. One that is rolled early, for somebody who
+        would read it now, asks for no more room than it used: zeros are written too."""
+        least = max(MIN_SEGMENT_BYTES, self._segment_bytes // SMALLEST_SHARE)
+        self._spare_bytes = min(self._segment_bytes, max(least, SPARE_FACTOR * nbytes))
+
     def prepare(self, number: int) -> None:
         """Makes segment `number` the spare, unless there is one or it is on its way."""
         if self.spare is None and not self.preparing:
             self.preparing = True
-            self._tasks.put(partial(self._prepare, number))
+            self._tasks.put(partial(self._prepare, number, self._spare_bytes))
 
     def measure(self) -> None:
         if not self._measuring:
@@ -118,13 +130,13 @@ class SegmentSupply:
             except RuntimeError:  # from posting: `stop` closes what nobody took
                 logger.warning("the log has news and the event loop is gone")
 
-    def _prepare(self, number: int) -> None:
+    def _prepare(self, number: int, size: int) -> None:
         path = os.path.join(self._directory, segment_name(number))
         segment: Segment | None = None
         failure: OSError | None = None
         try:
             remove_if_there(self._vfs, path)
-            for segment in prepare_segment(self._vfs, self._directory, number, self._segment_bytes):
+            for segment in prepare_segment(self._vfs, self._directory, number, size):
                 if segment is None and self._stopping.is_set():
                     break
         except OSError as error:
