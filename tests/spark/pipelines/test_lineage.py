@@ -193,11 +193,6 @@ def test_the_picture_of_a_run_goes_where_plot_says_and_nothing_to_the_lake(
     assert not lake.exists()
 
 
-def test_plot_without_a_run_is_refused(spark: SparkSession, golden: Golden, tmp_path: Path):
-    with pytest.raises(InvalidArgument, match="plot is for one run"):
-        PIPELINE.start(run_of(spark, golden, tmp_path, [], plot="one.png"))
-
-
 def test_a_run_that_the_journal_does_not_know_is_named(
     spark: SparkSession, golden: Golden, tmp_path: Path
 ):
@@ -210,6 +205,7 @@ def test_a_run_that_the_journal_does_not_know_is_named(
     [
         ({"from": "disk"}, "broker, or lake"),
         ({"since": "yesterday"}, "RFC 3339"),
+        ({"plot": "one.png"}, "plot is for one run"),
         ({"since": "2026-01-31T12:00:00"}, "RFC 3339"),
     ],
 )

@@ -212,11 +212,9 @@ def test_the_archive_is_replayed_as_the_broker_is_and_counts_as_the_same(
         ({"to": "b"}, "needs option topic"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused_by_name(
-    replayed: Replayed, given: dict[str, str], said: str
-):
+def test_an_option_that_does_not_fit_is_refused_by_name(given: dict[str, str], said: str):
     with pytest.raises(InvalidArgument, match=said):
-        replayed(**given)
+        PIPELINE.settings(given)
 
 
 def test_a_topic_that_is_not_there_is_named(broker: BrokerProcess, replayed: Replayed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -171,9 +171,12 @@ def _length(ms: int | None) -> str:
     return f"{ms:,} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
 
 
-def _start(run: Run) -> None:
-    if run.settings["plot"] is not None and run.settings["run"] is None:
+def _check(said: Mapping[str, Any]) -> None:
+    if said["plot"] is not None and said["run"] is None:
         raise InvalidArgument("pipeline lineage: option plot is for one run; give run too")
+
+
+def _start(run: Run) -> None:
     if run.settings["run"] is not None:
         run.repeat("show", lambda: show_run(run))
     else:
@@ -194,4 +197,5 @@ PIPELINE = Pipeline(
         Option("run", "the id of a run: its steps are shown and its timeline is drawn"),
         Option("plot", "with run: where the PNG goes; else timelines/<run>.png in the lake"),
     ),
+    _check,
 )

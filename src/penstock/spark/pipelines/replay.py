@@ -42,14 +42,17 @@ MIN_RATE = 0.1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _start(run: Run) -> None:
-    said = run.settings
+def _check(said: Mapping[str, Any]) -> None:
     if said["to"] is None and not all(map(is_dead_letter_topic, said["topic"])):
         raise InvalidArgument(
             "pipeline replay needs option to: only dead letters, of topics like dlq.orders, know "
             "the topic they are from"
         )
     _check_no_circle(said, datetime.now(UTC))
+
+
+def _start(run: Run) -> None:
+    said = run.settings
     name = said["name"] or default_name(said["topic"], said["to"])
     run.repeat("replay", lambda: _replay(run, Replay(run, name)))
 
@@ -244,4 +247,5 @@ PIPELINE = Pipeline(
         Option("keep_keys", "true or false: do idempotency keys travel?", "false", switch),
         Option("apply", "true or false: false only tells what would be sent", "false", switch),
     ),
+    _check,
 )

@@ -1,6 +1,7 @@
 """What a pipeline is: a name, the options it takes, and how a run of it starts.
 
-Invariant: an option that is not known or does not fit is refused by name before Spark starts. Must
+Invariant: options that are not known, do not fit or do not go together are refused by name before
+Spark starts. Must
 not know what any pipeline does.
 """
 
@@ -29,12 +30,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`start` begins queries and jobs on its run, and returns; it waits for nothing."""
+    """`start` begins queries and jobs on its run, and returns; it waits for nothing. `check` raises
+    InvalidArgument for values that do not go together."""
 
     name: str
     summary: str
     start: Callable[[Run], None]
     options: tuple[Option, ...] = ()
+    check: Callable[[Mapping[str, Any]], None] = lambda _: None
 
     def settings(self, given: Mapping[str, str]) -> dict[str, Any]:
         """A value for each option, None for one that is not given and has no default."""
@@ -45,7 +48,9 @@ class Pipeline:
                     f"pipeline {self.name} has no option {name}; it has "
                     f"{', '.join(known) or 'none'}"
                 )
-        return {name: self._value(option, given.get(name)) for name, option in known.items()}
+        found = {name: self._value(option, given.get(name)) for name, option in known.items()}
+        self.check(found)
+        return found
 
     def _value(self, option: Option, text: str | None) -> Any:
         if text is None:
