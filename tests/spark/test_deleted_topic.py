@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,10 +35,22 @@ class Query:
         chosen = SourceSettings(
             url=broker.url, retry_s=20, topics=tuple(topics.split(",")), **settings
         )
-        self.reader = StreamReader(chosen, schema_of("records"))
+        self._settings = chosen
+        self.reader = self._new_reader()
         self.at = self.reader.initialOffset()
         self.values: list[str] = []
         self.offsets: list[int] = []
+
+    def _new_reader(self) -> StreamReader:
+        return StreamReader(self._settings, schema_of("records"))
+
+    def start_again(self, *, once: bool = False, **settings: Any) -> None:
+        """From the checkpoint: all that is known is where it was."""
+        self.reader.stop()
+        self._settings = replace(self._settings, **settings)
+        self.reader = self._new_reader()
+        if once:
+            self.reader.prepareForTriggerAvailableNow()
 
     def batch(self, moment: str = "", happen: Happen = lambda: None) -> bool:
         """Is there one? Offsets go through JSON and tasks are copied, as they are by Spark."""
@@ -122,6 +135,38 @@ def test_the_others_go_on_whenever_a_topic_is_deleted_and_the_log_says_how_far_i
     assert "it was read to before offset" in gone[0]
     wanted += produce(broker, broker.create_topic(going, 2), range(40, 43))
     assert running.finish() == sorted(wanted), "made again, it is read from its beginning"
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "on and on"])
+def test_a_query_that_is_started_again_knows_which_of_its_topics_are_gone(
+    broker: BrokerProcess, query: Callable[..., Query], once: bool
+):
+    going, staying = two_topics(broker)
+    wanted = produce(broker, going, range(10)) + produce(broker, staying, range(10, 20))
+    running = query(f"{going},{staying}", fail_on_deleted_topic=False)
+    running.finish()
+    delete(broker, going)
+    running.finish()
+    for settings in ({}, {"fail_on_deleted_topic": None}):
+        wanted += produce(broker, staying, range(len(wanted), len(wanted) + 5))
+        running.start_again(once=once, **settings)
+        assert running.finish() == sorted(wanted)
+    wanted += produce(broker, broker.create_topic(going, 2), range(70, 73))
+    running.start_again(once=once)
+    assert running.finish() == sorted(wanted), "made again, it is read from its beginning"
+    assert "gone" not in running.at
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "on and on"])
+def test_a_name_that_was_never_right_is_refused_when_the_query_is_started_again(
+    broker: BrokerProcess, query: Callable[..., Query], once: bool
+):
+    staying = two_topics(broker)[1]
+    running = query(staying, fail_on_deleted_topic=False)
+    missing = new_name("missing")
+    running.start_again(once=once, topics=(staying, missing))
+    with pytest.raises(NotFound, match=f"topic '{missing}' does not exist at"):
+        running.finish()
 
 
 @pytest.mark.parametrize("count", [2, 40], ids=["shorter", "longer"])

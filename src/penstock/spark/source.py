@@ -8,13 +8,15 @@ goes to the tasks. So `read` uses nothing but what was there when the reader was
 Invariant: a micro-batch is fixed by its two offsets; planned again after a crash, it has the same
 rows or fails. Hence a topic that appears is first put into the offsets, and read with the batch
 after: where it was begun stands in the checkpoint before a row of it is read. One that is deleted
-and made again is such a topic, and the old one a loss.
+and made again is such a topic, and the old one a loss. The offsets also say which named topics are
+gone, so that a query that is started again tells them from names that were never right.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +49,7 @@ from penstock.spark.reading import RowRequest, read
 from penstock.spark.schemas import check
 
 _log = logging.getLogger("penstock.spark")
+_GONE = "gone"
 
 
 @dataclass
@@ -115,11 +118,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._spans({})
+        """What is missing is judged when the query looks, at what it knows by then."""
+        self._target = {}
+        for topic in self._log.find():
+            with suppress(NotFound):
+                self._target |= self._log.spans(topic)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """`start` is the end of what Spark has committed."""
         done = self._log.decode(start)
+        self._missing.update(start.get(_GONE, ()))
         spans = self._spans(done)
         done = _identified(done, spans)
         self._tell_group(done)
@@ -132,13 +140,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._what_is_left(ranges) == ranges:
                     raise
                 return self.latestOffset(start, limit)
-        return start if ends == self._log.decode(start) else self._offset(ends)
+        is_news = ends != self._log.decode(start) or self._gone != start.get(_GONE, [])
+        return self._offset(ends) if is_news else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ends = self._log.decode(end)
+        self._missing.update(end.get(_GONE, ()))
         starts = _identified(self._log.decode(start), ends)
         ranges = {
             place: (starts[place], ends[place])
@@ -166,6 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, positions: Positions) -> dict[str, Any]:
         offset = self._log.encode(positions)
+        if self._gone:
+            offset |= {_GONE: self._gone}
         if self._settings.group:
             offset |= {"group": self._settings.group, "url": self._settings.url}
         return offset
@@ -190,6 +202,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._log.is_wanted(topic):
                 self._is_gone(topic, done)
         return found
+
+    @property
+    def _gone(self) -> list[str]:
+        return sorted(filter(self._log.is_named, self._missing))
 
     @property
     def _fails(self) -> bool:
