@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType, StructField, StructType
 
+from penstock.model.errors import NotFound
+from penstock.spark.broker import Broker
+from penstock.spark.options import SinkSettings
+from penstock.spark.pieces import cut
+from penstock.spark.sink import BatchSink, StreamSink
+from penstock.spark.staging import Staging
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.sinks import cached, numbered, values
@@ -98,9 +107,58 @@ def test_a_producer_id_that_another_checkpoint_has_used_is_refused(copy: Copy, t
     fill(copy.broker, copy.source, range(100))
     copy.run(per_trigger=30, producerId="shared")
     copy.checkpoint = tmp_path / "another"
-    with pytest.raises(Exception, match="producerId 'shared' has committed batch"):
+    with pytest.raises(Exception, match="producer 'shared' has committed batch"):
         copy.run(per_trigger=30, producerId="shared")
     assert len(values(copy.broker, copy.target)) == 100
+
+
+def test_an_older_checkpoint_that_is_put_back_is_refused_and_loses_nothing(
+    copy: Copy, tmp_path: Path
+):
+    """What it would write now has the numbers of batches that are stored."""
+    older, newest = tmp_path / "older", copy.checkpoint
+    fill(copy.broker, copy.source, range(100))
+    copy.run()
+    shutil.copytree(newest, older)
+    for first in (100, 200):
+        fill(copy.broker, copy.source, range(first, first + 100))
+        copy.run()
+    fill(copy.broker, copy.source, range(300, 400))
+    copy.checkpoint = older
+    with pytest.raises(Exception, match="its checkpoint is older than what it has written"):
+        copy.run()
+    assert sorted(values(copy.broker, copy.target)) == sorted(numbered(range(300)))
+    copy.checkpoint = newest
+    copy.run()
+    assert sorted(values(copy.broker, copy.target)) == sorted(numbered(range(400)))
+
+
+@pytest.mark.parametrize("target", [{"topic": "nowhere"}, {"cache": "default/default/nowhere"}])
+def test_a_target_that_does_not_exist_is_named_before_a_task_has_begun(
+    copy: Copy, target: dict[str, Any]
+):
+    settings = SinkSettings(url=copy.broker.url, retry_s=5, **target)
+    schema = StructType([StructField(name, StringType()) for name in ("key", "value")])
+    for kind in (BatchSink, StreamSink):
+        with pytest.raises(NotFound, match="nowhere' does not exist at http"):
+            kind(settings, schema, overwrite=False)
+
+
+def test_other_rows_under_a_number_that_is_stored_are_told(
+    copy: Copy, caplog: pytest.LogCaptureFixture
+):
+    settings = SinkSettings(url=copy.broker.url, retry_s=20, topic=copy.target)
+    sink = StreamSink(settings, StructType([StructField("value", StringType())]), overwrite=False)
+    name = new_name("producer")
+    with Broker(settings) as broker:
+        for count in (3, 3, 5):
+            rows = pa.RecordBatch.from_pydict({"value": numbered(range(count))})
+            sent = Staging(broker, name, 0).send(0, cut([rows]), {"topic": copy.target})
+            assert not caplog.records
+            sink.commit([sent], 0)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"batch 0 of producer {name} was stored before with 3 rows, and has 5 rows now" in said
+    assert values(copy.broker, copy.target) == numbered(range(3))
 
 
 def test_a_query_writes_into_a_cache(copy: Copy):

@@ -84,12 +84,12 @@ def test_no_two_attempts_share_a_name():
     assert len(names) == 100
 
 
-def test_a_batch_that_is_committed_already_is_taken_and_not_sent():
+def test_a_batch_that_is_committed_already_is_counted_and_not_sent():
     refused = FailedPrecondition("already committed")
     broker, batch = staging({put(0, 0): [refused], PRODUCER: [{"last_batch": 7}]})
     pieces = iter([Piece(1, b"a"), Piece(1, b"b")])
     sent = batch.send(0, pieces, {"topic": "t"})
-    assert (sent.pieces, sent.rows) == (0, 0)
+    assert (sent.pieces, sent.rows) == (0, 2)
     assert broker.asked == [put(0, 0), PRODUCER]
     assert next(pieces, None) is None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,12 +26,19 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.model.errors import FailedPrecondition, Internal, InvalidArgument, PenstockError
+from penstock.client.calls import segment
+from penstock.model.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+)
 from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
 from penstock.spark.pieces import cut
 from penstock.spark.sink_columns import as_sent, check_for_cache, check_for_topics
-from penstock.spark.staging import ALREADY, Staged, Staging
+from penstock.spark.staging import ALREADY, Committed, Staged, Staging
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -50,6 +57,7 @@ class BatchSink(DataSourceArrowWriter):
                 "the sink only adds: use mode('append'). To start over, delete the topic or the "
                 "cache's entries first"
             )
+        _check_target(settings)
         self._settings = settings
         self._producer = settings.txn or f"spark-{uuid.uuid4()}"
         self._batch = settings.txn_batch or 0
@@ -61,7 +69,10 @@ class BatchSink(DataSourceArrowWriter):
         is_only = self._settings.txn_batch is None
         with Broker(self._settings) as broker:
             staging = Staging(broker, self._producer, self._batch)
-            staging.commit(_staged(messages), once=is_only)
+            staged = _staged(messages)
+            answer = staging.commit(staged, once=is_only)
+            if answer.status == ALREADY:
+                _tell_of_others(staging, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _drop(self._settings, self._producer, self._batch)
@@ -78,6 +89,7 @@ class StreamSink(DataSourceStreamArrowWriter):
                 "batch: use outputMode('append'). To keep one row a key, write each batch into "
                 "a cache with foreachBatch"
             )
+        _check_target(settings)
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -95,8 +107,9 @@ class StreamSink(DataSourceStreamArrowWriter):
         with Broker(self._settings) as broker:
             staging = Staging(broker, staged[0].producer, batchId)
             answer = staging.commit(staged)
-            if answer.status == ALREADY and self._settings.producer_id:
+            if answer.status == ALREADY:
                 _check_lineage(staging)
+                _tell_of_others(staging, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         producers = [self._settings.producer_id, *(one.producer for one in _staged(messages))]
@@ -112,16 +125,46 @@ def _check(settings: SinkSettings, schema: StructType) -> None:
         check_for_topics(schema, topic=settings.topic)
 
 
+def _check_target(settings: SinkSettings) -> None:
+    """Tasks would find out too, each several times, and say it with pages of Java's."""
+    kind, name = ("cache", settings.cache) if settings.cache else ("topic", settings.topic)
+    if not name:
+        return
+    path = f"/v1/topics/{segment(name)}/offsets"
+    if kind == "cache":
+        tenant, namespace, cache = map(segment, name.split("/"))
+        path = f"/v1/tenants/{tenant}/namespaces/{namespace}/caches/{cache}"
+    with Broker(settings) as broker:
+        try:
+            broker.call("GET", path)
+        except NotFound:
+            raise NotFound(f"{kind} {name!r} does not exist at {broker.url}") from None
+
+
 def _check_lineage(staging: Staging) -> None:
     """A query that is started again repeats its last batch and no other. One that is further
-    behind has lost its checkpoint, or shares its producerId: its rows would all be taken for
-    repetitions."""
+    behind has lost its checkpoint, has an older one, or shares its producerId: its rows would all
+    be taken for repetitions."""
     last = staging.last_committed()
     if last > staging.batch:
         raise FailedPrecondition(
-            f"producerId {staging.producer!r} has committed batch {last}, and this query is at "
-            f"batch {staging.batch}: it has another checkpoint than the query that wrote those. "
-            "Nothing of this batch was stored; give this query a producerId of its own"
+            f"producer {staging.producer!r} has committed batch {last}, and this query is at "
+            f"batch {staging.batch}: its checkpoint is older than what it has written, or is not "
+            "that of the query which wrote those. Nothing of this batch was stored. Put the newest "
+            "checkpoint back, or give this query a producerId of its own: what it reads is then "
+            "stored again"
+        )
+
+
+def _tell_of_others(staging: Staging, answer: Committed, staged: Sequence[Staged]) -> None:
+    """What is stored once is what came first. Other rows under the same number are no error: a
+    function that asks a model may say something else when its batch is repeated."""
+    rows = sum(one.rows for one in staged)
+    if answer.rows != rows and staging.last_committed() == staging.batch:
+        log.warning(
+            "batch %d of producer %s was stored before with %d rows, and has %d rows now, of which "
+            "none is stored. If it is not the same batch, give this write a name of its own",
+            *(staging.batch, staging.producer, answer.rows, rows),
         )
 
 

@@ -111,7 +111,7 @@ def _check(schema: StructType, known: dict[str, str]) -> None:
     unknown = [f"`{name}`" for name in schema.names if name not in known]
     if unknown:
         raise InvalidArgument(
-            f"the sink does not take {', '.join(unknown)}: drop them, or put them into the value "
+            f"the sink does not take {', '.join(unknown)}: leave it out, or put it into the value "
             f"with to_json(struct(...)). It takes {', '.join(known)}"
         )
     for field in schema.fields:

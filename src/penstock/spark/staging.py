@@ -8,7 +8,7 @@ committed while it is staged again is done, and nothing of it is sent. Must not 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -26,7 +26,8 @@ ALREADY = "already_committed"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task has staged: it travels from the executor to the driver's commit."""
+    """What a task has staged: it travels from the executor to the driver's commit. Without pieces
+    the batch was committed before, and `rows` is what it would have been now."""
 
     producer: str
     part: int
@@ -60,13 +61,15 @@ class Staging:
         self._broker = broker
         self._path = f"/v1/writes/{segment(producer)}/{batch}"
 
-    def send(self, part: int, pieces: Iterable[Piece], target: dict[str, str]) -> Staged:
+    def send(self, part: int, pieces: Iterator[Piece], target: dict[str, str]) -> Staged:
         """Every piece is on the broker's disk when this returns. `target`: topic or cache."""
         attempt = uuid.uuid4().hex
         count = rows = 0
         for piece in pieces:
             if not self._sent(f"{part}/{count}", piece, target | {"attempt": attempt}):
-                return self._nothing(part, attempt, pieces)
+                # Spark wants its rows taken, though nobody needs them.
+                rows += piece.rows + sum(more.rows for more in pieces)
+                return Staged(self.producer, part, attempt, 0, rows)
             count += 1
             rows += piece.rows
         return Staged(self.producer, part, attempt, count, rows)
@@ -76,7 +79,7 @@ class Staging:
         parts = [
             {"part": one.part, "attempt": one.attempt, "pieces": one.pieces, "rows": one.rows}
             for one in staged
-            if one.rows
+            if one.pieces
         ]
         body = encode({"parts": parts, "once": once})
         answer, patience, done = self._ask_to_commit(body), self._broker.patience(), -1
@@ -110,11 +113,6 @@ class Staging:
                 raise
             return False
         return True
-
-    def _nothing(self, part: int, attempt: str, pieces: Iterable[Piece]) -> Staged:
-        for _ in pieces:
-            pass  # Spark wants its rows taken, though nobody needs them
-        return Staged(self.producer, part, attempt, 0, 0)
 
     def _unfinished(self, answer: Committed) -> str:
         return (
