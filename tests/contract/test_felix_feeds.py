@@ -217,18 +217,20 @@ def test_the_end_of_a_stream_is_told_and_the_feed_ends(ns: Namespace) -> None:
 def test_a_chronically_slow_reader_is_ended_if_so_set(ns: Namespace) -> None:
     """felix-117"""
     stream = ns.create_stream(event_queue_depth=10, disconnect_slow_ms=200)
-    slow = ns.subscribe(stream, receive_buffer=4096)
-    with ns.subscribe(stream, "event_queue_depth=4096") as fast:
+    with (
+        ns.subscribe(stream, receive_buffer=4096) as slow,
+        ns.subscribe(stream, "event_queue_depth=4096") as fast,
+    ):
         publish_numbered(ns, stream, 0, 1000, BIG)
         only = [fast.first["subscription_id"]]
         eventually(
             lambda: [each["subscription_id"] for each in ns.subscriptions(stream)],
             lambda found: found == only,
         )
+        # At once: who does not take what it was sent is cut off soon.
+        last = slow.wait_for_end()[-1].members
+        assert (last["type"], last["reason"]) == ("error", "slow_subscriber")
         assert len(fast.take(1010, timeout_s=30)) == 1010
-    last = slow.wait_for_end()[-1].members
-    assert (last["type"], last["reason"]) == ("error", "slow_subscriber")
-    slow.close()
 
 
 def test_a_reader_that_was_ended_and_never_reads_is_cut_off(ns: Namespace) -> None:
