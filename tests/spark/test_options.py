@@ -175,6 +175,51 @@ def test_a_batch_does_not_begin_where_it_ends():
         source("read", startingOffsets="latest")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"startingOffsets": '{"orders": {"1": 12}}', "endingOffsets": '{"orders": {"1": 3}}'},
+            "endingOffsets is below startingOffsets: topic 'orders' partition 1 would be read from "
+            "12 to 3",
+        ),
+        (
+            {"topic": "", "log": "journal", "startingOffsets": "20", "endingOffsets": "19"},
+            "endingOffsets is below startingOffsets: the journal would be read from 20 to 19",
+        ),
+        (
+            {"startingTimestamp": "2025-01-31T12:00:00Z", "endingTimestamp": "1738324799999"},
+            "endingTimestamp is not after startingTimestamp",
+        ),
+        (
+            {"startingTimestamp": "1738324800000", "endingTimestamp": "2025-01-31T12:00:00Z"},
+            "endingTimestamp is not after startingTimestamp",
+        ),
+    ],
+)
+@pytest.mark.parametrize("use", [None, "read"])
+def test_a_read_that_would_end_before_it_begins_is_refused(
+    options: dict[str, str], said: str, use: Any
+):
+    given = {name: value for name, value in ({"topic": "orders"} | options).items() if value}
+    with pytest.raises(InvalidArgument, match=said):
+        SourceSettings.from_options(given, use)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends"),
+    [
+        ('{"orders": {"0": 5}}', '{"orders": {"0": 5}}'),
+        ('{"orders": {"0": 5}}', '{"orders": {"1": 3}}'),
+        ('{"orders": {"0": 5}}', '{"jobs": {"0": 3}}'),
+        ('{"orders": {"0": 5}}', "latest"),
+        ("earliest", '{"orders": {"0": 0}}'),
+    ],
+)
+def test_a_read_whose_ends_are_in_order_or_not_known_yet_is_taken(starts: str, ends: str):
+    source("read", topic="orders,jobs", startingOffsets=starts, endingOffsets=ends)
+
+
 def test_the_environment_names_the_broker_and_options_come_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PENSTOCK_URL", "https://broker:1/")
     monkeypatch.setenv("PENSTOCK_TOKEN", "from the environment")

@@ -125,6 +125,7 @@ def test_the_broker_that_the_source_reads_is_told_and_no_other(
     listener.onQueryProgress(progressed(json.dumps(elsewhere)))
     assert lags(broker, topic) is None
     assert "no broker answers at http://127.0.0.1:1" in caplog.text
+    assert "tried for" not in caplog.text
 
 
 def test_a_broker_that_wants_a_token_gets_the_one_that_is_known(
@@ -137,7 +138,10 @@ def test_a_broker_that_wants_a_token_gets_the_one_that_is_known(
     listener = GroupProgress()
     listener.onQueryProgress(progressed(offset(broker, topic, p0=1)))
     assert lags(broker, topic) is None
+    assert "told by its query alone, when it looks for the next batch" in caplog.text
+    assert f"no token that {broker.url} takes" in caplog.text
     assert "follow(spark, url, token)" in caplog.text
+    assert "option" not in caplog.text
     listener.know(BrokerSettings(url=broker.url, token="secret"))
     listener.onQueryProgress(progressed(offset(broker, topic, p0=1)))
     assert lags(broker, topic) == [0]

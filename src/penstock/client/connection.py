@@ -1,7 +1,8 @@
 """What both clients share of a connection: its options, and what a failure of it means.
 
 A failed connection is `Unavailable`, with a text that says what to do; whether the broker did
-what was asked is then unknown, and asking again is safe where an idempotency key is used.
+what was asked is then unknown, and asking again is safe where an idempotency key is used. Where
+asking again can never help, for a wrong address or certificate, it is `InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock import __version__
+from penstock.client.tls import context_for, refusal_of
 from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -42,6 +44,7 @@ def http_options(url: str, token: str, timeout_s: float) -> dict[str, Any]:
         # A stream keeps its connection: their number is the caller's business.
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         "trust_env": False,
+        "verify": context_for(parts.scheme),
     }
 
 
@@ -73,6 +76,9 @@ def hang_up(response: httpx.Response) -> None:
 
 def lost(url: str, error: Exception) -> PenstockError:
     """What a failure of the transport means to the caller."""
+    refusal = refusal_of(url, error)
+    if refusal is not None:
+        return refusal
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable(f"no broker answers at {url} ({error}); `penstock serve` starts one")
     if isinstance(error, httpx.TimeoutException):

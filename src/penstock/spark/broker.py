@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import random
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,8 +22,8 @@ import pyarrow as pa
 
 from penstock import __version__
 from penstock.client.calls import error_of
+from penstock.client.tls import context_for, refusal_of, with_scheme
 from penstock.model.errors import (
-    InvalidArgument,
     PenstockError,
     ResourceExhausted,
     Unauthenticated,
@@ -77,7 +76,9 @@ class Patience:
         self._sleep(min(pause, left))
 
     def _given_up(self, error: PenstockError) -> PenstockError:
-        text = f"{error.message}; tried for {self._seconds:g} s (option retrySeconds)"
+        text = error.message
+        if self._seconds:
+            text += f"; tried for {self._seconds:g} s (option retrySeconds)"
         if isinstance(error, ResourceExhausted):
             return ResourceExhausted(
                 text,
@@ -105,6 +106,7 @@ class Broker:
         if settings.token:
             self._headers["Authorization"] = f"Bearer {settings.token}"
         self._kept: http.client.HTTPConnection | None = None
+        self._has_answered = False
 
     def __reduce__(self) -> tuple[type[Broker], tuple[BrokerSettings]]:
         """A copy has no connection yet."""
@@ -179,6 +181,7 @@ class Broker:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, self._prefix + target, body or None, headers)
             answer = connection.getresponse()
+            self._has_answered = True
             content = answer.read()
         except BaseException:
             self.close()
@@ -203,7 +206,7 @@ class Broker:
         )
         try:
             if self._is_secure:
-                context = ssl.create_default_context()
+                context = context_for("https")
                 connected = context.wrap_socket(connected, server_hostname=self._host)
             connected.settimeout(READ_TIMEOUT_S)
             lines = [f"GET {self._prefix}{target} HTTP/1.0"]
@@ -232,10 +235,6 @@ class Broker:
         """What a failure of the connection means."""
         try:
             yield
-        except ssl.SSLCertVerificationError as error:
-            raise InvalidArgument(
-                f"the certificate of {self.url} does not hold: {error.verify_message}"
-            ) from error
         except TimeoutError as error:
             raise Unavailable(f"the broker at {self.url} did not answer in time") from error
         except (ConnectionRefusedError, socket.gaierror) as error:
@@ -243,8 +242,14 @@ class Broker:
                 f"no broker answers at {self.url} ({error.strerror}); `penstock serve` starts one"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
-            raise Unavailable(f"the connection to {self.url} broke: {why}") from error
+            raise refusal_of(self.url, error) or self._broken(error) from error
+
+    def _broken(self, error: Exception) -> Unavailable:
+        text = f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
+        is_hung_up = isinstance(error, http.client.RemoteDisconnected)
+        if is_hung_up and not self._is_secure and not self._has_answered:
+            text += f"; a port of TLS does so too, is it {with_scheme('https', self.url)}?"
+        return Unavailable(text)
 
 
 class RowStream:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -95,6 +95,7 @@ class SourceSettings(BrokerSettings):
             bound = _bound(what, values, log, EARLIEST if member == "start" else LATEST)
             if bound is not None:
                 values[member] = bound
+        _check_order(values.get("start", EARLIEST), values.get("end", LATEST))
         if log == "journal":
             _refuse(given, "topic", "log=journal has the events of all topics; filter its rows")
             if values.get("group", ARCHIVE_GROUP) != ARCHIVE_GROUP:
@@ -294,6 +295,30 @@ def _bound(what: str, values: dict[str, Any], log: LogName, usual: Bound) -> Bou
     if log == "journal":
         raise InvalidArgument(f"{option}: log=journal has one position, like 123, and no topics")
     return Bound(default=usual.default, offsets=said)
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """A read that ends before it begins would have no rows, and nothing to say why. One from an
+    offset to the same is whole: who reads on from where they are may find nothing new."""
+    if start.time_ms is not None and end.time_ms is not None and end.time_ms <= start.time_ms:
+        raise InvalidArgument(
+            "option endingTimestamp is not after startingTimestamp: there can be no rows"
+        )
+    for place, first, last in _said_of_both(start, end):
+        if last < first:
+            raise InvalidArgument(
+                f"option endingOffsets is below startingOffsets: {place} would be read from "
+                f"{first} to {last}"
+            )
+
+
+def _said_of_both(start: Bound, end: Bound) -> Iterator[tuple[str, int, int]]:
+    if start.position is not None and end.position is not None:
+        yield "the journal", start.position, end.position
+    for topic, partitions in start.offsets.items():
+        ends = end.offsets.get(topic, {})
+        for number in sorted(partitions.keys() & ends.keys()):
+            yield f"topic {topic!r} partition {number}", partitions[number], ends[number]
 
 
 # -- which options there are -----------------------------------------------------------------------

@@ -121,8 +121,16 @@ class GroupProgress(StreamingQueryListener):
         if member in self._failing:
             return
         self._failing.add(member)
-        cure = "; follow(spark, url, token) has it" if isinstance(error, Unauthenticated) else ""
-        log.warning("progress of %s was not told: %s%s", member, error, cure)
+        if isinstance(error, Unauthenticated):
+            log.warning(
+                "progress of %s is told by its query alone, when it looks for the next batch, and "
+                "not after its last: this listener has no token that %s takes. "
+                "penstock.spark.follow(spark, url, token) gives it one",
+                member,
+                member.url,
+            )
+        else:
+            log.warning("progress of %s was not told: %s", member, error)
 
 
 _listeners: WeakKeyDictionary[SparkSession, GroupProgress] = WeakKeyDictionary()
