@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.broker_process import SOURCE, BrokerProcess
+from tests.quick_java import quick_java
 
 ROOT = SOURCE.parent
 
 
 def test_the_demo_runs_to_its_end_and_leaves_nothing_behind_but_a_picture(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
+    env = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)} | quick_java()
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "demo.py"],
         env=env,

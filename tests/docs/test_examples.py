@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 
@@ -19,14 +20,13 @@ import pytest
 
 from tests.broker_process import SOURCE, BrokerProcess
 from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks_of
+from tests.quick_java import quick_java
 from tests.websocket import TEXT, WebSocket
 
 PAGE_ADDRESS = "127.0.0.1:8080"
 EXAMPLE_TIMEOUT_S = 180.0
-LOOK_AGAIN_S = 0.5
-
-# Each example starts a Java of its own, which ends before a better compiler would have paid off.
-SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A look takes a second of the processor that what is looked at needs.
+LOOK_AGAIN_S = 2.0
 
 PAGES = [path for path in DOCUMENTS if "<!-- runs -->" in path.read_text(encoding="utf-8")]
 
@@ -96,8 +96,9 @@ def test_what_is_printed_differs_from_the_page_in_widths_and_where_the_page_has_
 class Reader:
     """Somebody who follows a page by hand, in a directory of their own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, spark_classes: Path) -> None:
         self._directory = directory
+        self._spark_classes = spark_classes
         self._broker: BrokerProcess | None = None
         self._going_on: list[tuple[subprocess.Popen[str], str]] = []
         commands = directory / "bin"
@@ -113,7 +114,6 @@ class Reader:
             "PATH": path,
             "PYTHONPATH": str(SOURCE),
             "XDG_STATE_HOME": str(directory / "state"),
-            "JAVA_TOOL_OPTIONS": SHORT_LIVED_JAVA,
         }
 
     def serve(self, command: str) -> None:
@@ -134,18 +134,14 @@ class Reader:
 
     def run(self, block: Block, place: str) -> str:
         """What the example prints. It must succeed."""
-        done = subprocess.run(
-            self._command(block, place),
-            cwd=self._directory,
-            env=self._environment | {"PENSTOCK_URL": f"http://{self._address()}"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=EXAMPLE_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stderr}"
-        return done.stdout.replace(self._address(), PAGE_ADDRESS)
+        process = self._started(block, place, subprocess.PIPE)
+        try:
+            printed, complaints = process.communicate(timeout=EXAMPLE_TIMEOUT_S)
+        except BaseException:
+            _kill(process)
+            raise
+        assert process.returncode == 0, f"{place}: exit code {process.returncode}\n{complaints}"
+        return printed.replace(self._address(), PAGE_ADDRESS)
 
     def look(self, block: Block, place: str, expected: str) -> None:
         """The example prints that: at once, or in time if it looks at one that goes on."""
@@ -158,14 +154,7 @@ class Reader:
 
     def begin(self, block: Block, place: str) -> None:
         """An example that goes on. What it says is the page's test's, if it fails."""
-        process = subprocess.Popen(
-            self._command(block, place),
-            cwd=self._directory,
-            env=self._environment | {"PENSTOCK_URL": f"http://{self._address()}"},
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
+        process = self._started(block, place)
         self._going_on.append((process, place))
 
     def end(self) -> None:
@@ -174,6 +163,22 @@ class Reader:
             code = process.wait(EXAMPLE_TIMEOUT_S)
             assert code == 0, f"{place}: exit code {code}"
         self._going_on.clear()
+
+    def _started(
+        self, block: Block, place: str, output: int | None = None
+    ) -> subprocess.Popen[str]:
+        """In a group of processes of its own, to be killed with what it has started."""
+        at = {"PENSTOCK_URL": f"http://{self._address()}"}
+        return subprocess.Popen(
+            self._command(block, place),
+            cwd=self._directory,
+            env=self._environment | at | quick_java(self._spark_classes),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            text=True,
+            start_new_session=True,
+        )
 
     def _command(self, block: Block, place: str) -> list[str]:
         assert block.language in ("sh", "python"), f"{place}: cannot run {block.language!r}"
@@ -204,8 +209,7 @@ class Reader:
         """What still goes on is killed, with what it has started."""
         for process, _ in self._going_on:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _kill(process)
         self._going_on.clear()
 
     def leave(self) -> None:
@@ -217,14 +221,28 @@ class Reader:
         return PAGE_ADDRESS if self._broker is None else f"127.0.0.1:{self._broker.port}"
 
 
+@pytest.fixture(scope="session")
+def spark_classes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the first example that uses Spark leaves its classes for the others: 200 MB."""
+    archive = tmp_path_factory.getbasetemp() / "spark-classes.jsa"
+    yield archive
+    archive.unlink(missing_ok=True)
+
+
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(tmp_path)
+def reader(tmp_path: Path, spark_classes: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path, spark_classes)
     try:
         yield reader
     finally:
         reader.give_up()
         reader.leave()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _matches(expected: str, printed: str) -> bool:

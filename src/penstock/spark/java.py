@@ -8,7 +8,6 @@ not know Spark's API.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.model.errors import FailedPrecondition
+from penstock.spark.launchers import cache_dir, make_launcher, name_for
 
 OLDEST = 17
 UNKNOWN_MODULE = "--add-modules=jdk.incubator.vector"
@@ -93,43 +93,16 @@ def packaged_java() -> Path | None:
 
 
 def launcher_home(java: Path, parent: Path) -> Path:
-    """A JAVA_HOME with nothing but `bin/java`. Whoever makes it at the same time makes the same."""
+    """A JAVA_HOME with nothing but `bin/java`."""
     text = _LAUNCHER.format(unknown=shlex.quote(UNKNOWN_MODULE), java=shlex.quote(str(java)))
-    name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    home = parent / name_for("java", text)
     try:
-        return _made(parent / name, text)
+        make_launcher(home / "bin" / "java", text)
     except OSError:
         # No home to write to, as in many containers.
-        return _made(Path(tempfile.mkdtemp(prefix="penstock-")) / name, text)
-
-
-def cache_dir(environ: Mapping[str, str]) -> Path:
-    chosen = environ.get("XDG_CACHE_HOME")
-    return (Path(chosen) if chosen else Path.home() / ".cache") / "penstock"
-
-
-def _made(home: Path, text: str) -> Path:
-    launcher = home / "bin" / "java"
-    if _holds(launcher, text):
-        return home
-    launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=launcher.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o700)
-        Path(name).replace(launcher)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        home = Path(tempfile.mkdtemp(prefix="penstock-"))
+        make_launcher(home / "bin" / "java", text)
     return home
-
-
-def _holds(launcher: Path, text: str) -> bool:
-    try:
-        return launcher.read_text(encoding="utf-8") == text and os.access(launcher, os.X_OK)
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def _named(version: int) -> str:

@@ -19,6 +19,7 @@ from pyspark.sql.utils import is_remote
 from penstock.spark.datasource import PenstockDataSource
 from penstock.spark.java import find_java_home
 from penstock.spark.progress import follow
+from penstock.spark.session_python import python_launcher
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -76,12 +77,14 @@ def _is_running(config: Mapping[str, str]) -> bool:
 def _started(
     app_name: str, master: str | None, config: dict[str, str], ui: bool, quiet: bool
 ) -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     java_home = find_java_home(os.environ, quiet=quiet)
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
     if master is None and not _is_configured():
         master = "local[*]"
+    if "PYSPARK_PYTHON" not in os.environ:
+        is_local = master is not None and master.startswith("local")
+        os.environ["PYSPARK_PYTHON"] = python_launcher(os.environ) if is_local else sys.executable
     settings = settings_for(master, config, ui=ui, quiet=quiet)
     return _builder(settings).appName(app_name).getOrCreate()
 

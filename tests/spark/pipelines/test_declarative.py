@@ -15,6 +15,7 @@ import pyspark
 import pytest
 
 from tests.broker_process import SOURCE, BrokerProcess
+from tests.quick_java import quick_java
 from tests.spark.conftest import IS_CI
 
 EXAMPLE = SOURCE.parent / "examples" / "declarative"
@@ -34,12 +35,16 @@ def test_the_example_makes_its_tables_from_a_topic(broker: BrokerProcess, tmp_pa
     spec = project / "spark-pipeline.yml"
     assert STORAGE in spec.read_text()
     spec.write_text(spec.read_text().replace(STORAGE, f"file://{tmp_path}/storage"))
-    environ = os.environ | {
-        "PYTHONPATH": str(SOURCE),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
-        "PENSTOCK_URL": broker.url,
-    }
+    environ = (
+        os.environ
+        | {
+            "PYTHONPATH": str(SOURCE),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "PENSTOCK_URL": broker.url,
+        }
+        | quick_java()
+    )
     java = subprocess.run(
         [sys.executable, "-m", "penstock.spark.java"],
         env=environ,
