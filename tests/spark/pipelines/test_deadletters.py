@@ -16,8 +16,10 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, records_table
 from penstock.spark.pipelines.deadletters import PIPELINE, SCHEMA, dead_letters_table, groups
+from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import schema_of
+from tests.broker_process import eventually
 from tests.spark.pipelines.golden import Golden
 from tests.spark.pipelines.golden_metrics import by_group, dead_letters
 from tests.spark.sources import rows_at
@@ -175,6 +177,35 @@ def test_since_leaves_older_letters_out_and_the_table_is_made_anew(
     assert Reported(spark, golden, lake, since="1h").rows == dead_letters(letters)
     late = Reported(spark, golden, lake, since="2999-01-01T00:00:00Z")
     assert (late.rows, late.said) == ([], ["no dead letters"])
+
+
+def test_a_lake_without_an_archive_is_refused_and_the_table_stays(
+    spark: SparkSession, golden: Golden, tmp_path: Path
+):
+    lake = Lake(spark, str(tmp_path))
+    before = Reported(spark, golden, lake).rows
+    with pytest.raises(PipelineFailed, match=r"has no table records; .*archive.* makes it"):
+        Reported(spark, golden, lake, **{"from": "lake"})
+    assert told(dead_letters_table(lake).read()) == before
+
+
+def test_a_run_that_goes_on_waits_for_the_archive_beside_it(
+    spark: SparkSession, golden: Golden, tmp_path: Path
+):
+    lake, said = Lake(spark, str(tmp_path)), list[str]()
+    letters = letters_of(golden)
+    run = Run(
+        PIPELINE.name, spark, BrokerSettings(url=golden.broker.url), lake,
+        PIPELINE.settings({"from": "lake"}), once=False, every_s=0.1, say=said.append,
+    )  # fmt: skip
+    with run:
+        PIPELINE.start(run)
+        eventually(lambda: said, bool, timeout_s=60)
+        records_table(lake).append(dated(frame_of(spark, letters)), "test", 0)
+        eventually(lambda: said[-1], lambda text: text.startswith("count"), timeout_s=60)
+        run.check()
+    assert "has no table records" in said[0]
+    assert told(dead_letters_table(lake).read()) == dead_letters(letters)
 
 
 @pytest.mark.parametrize("given", [{"from": "history"}, {"since": "yesterday"}, {"until": "1h"}])

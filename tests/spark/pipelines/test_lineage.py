@@ -89,6 +89,14 @@ def finished(run: Run) -> Run:
     return run
 
 
+def test_a_lake_without_an_archive_is_refused(spark: SparkSession, golden: Golden, tmp_path: Path):
+    said: list[str] = []
+    with pytest.raises(PipelineFailed, match=r"has no table journal; .*archive.* makes it"):
+        finished(run_of(spark, golden, tmp_path, said, **{"from": "lake"}))
+    assert said == []
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lake")

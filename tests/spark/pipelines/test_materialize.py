@@ -11,12 +11,13 @@ from urllib.parse import quote
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.model.errors import InvalidArgument
+from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.launching.catalog import find
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.materialize import PIPELINE, latest, merged, table, told
+from penstock.spark.pipelines.materialize import ORIGIN, PIPELINE, latest, merged, table, told
+from penstock.spark.pipelines.names import IN_THE_LAKE
 from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
@@ -235,10 +236,48 @@ def test_two_topics_are_two_runs_and_one_command_for_both_is_told_so(
         assert contents(table(lake, name).read()) == expected(sent)
 
 
+def test_a_table_is_one_topics_and_refuses_another_by_name(
+    broker: BrokerProcess, lake: Lake, start: StartRun
+):
+    first, second = (broker.create_topic(new_name("state")) for _ in range(2))
+    sent: Messages = [("a", "1"), ("b", "1")]
+    produce(broker, first, sent)
+    produce(broker, second, [("a", "other"), ("z", "other")])
+    with pytest.raises(PipelineFailed, match="typo"):
+        start(topic="typo", to="table:mine").wait(120)
+    start(topic=first, to="table:mine").wait(120)
+    for _ in range(2):
+        with pytest.raises(
+            FailedPrecondition, match=f"latest values of topic '{first}', and .* '{second}' would"
+        ):
+            start(topic=second, to="table:mine")
+    assert contents(table(lake, "mine").read()) == expected(sent)
+
+    (Path(lake.path) / "mine" / ORIGIN).unlink()  # as an older version has left it
+    produce(broker, first, [("b", "2")])
+    start(topic=first, to="table:mine").wait(120)
+    assert contents(table(lake, "mine").read()) == {"a": "1", "b": "2"}
+    with pytest.raises(FailedPrecondition, match=f"latest values of topic '{first}'"):
+        start(topic=second, to="table:mine")
+
+
+def test_a_table_of_others_is_neither_claimed_nor_written(
+    spark: SparkSession, lake: Lake, start: StartRun
+):
+    totals = spark.sql("select 'nut' as item, 3 as count")
+    lake.table("totals", totals.schema).replace(totals)
+    with pytest.raises(FailedPrecondition, match="totals is partitioned by nothing"):
+        start(topic="any", to="table:totals")
+    assert not (Path(lake.path) / "totals" / ORIGIN).exists()
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         ("to", "carts"),
+        ("to", "table:_checkpoints"),
+        ("to", "table:.hidden"),
+        *(("to", f"table:{name}") for name in (*IN_THE_LAKE, "Records")),
         ("to", "cache:a/b"),
         ("to", "table:a/b"),
         ("topic", "a,b"),

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.model.errors import InvalidArgument
 from penstock.spark.lake.lake import Lake
+from penstock.spark.lake.table import Table
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.functions import load
 from penstock.spark.pipelines.rejects import SCHEMA
@@ -18,7 +19,7 @@ from penstock.spark.pipelines.route import PIPELINE, routed
 from penstock.spark.running.failure import PipelineFailed
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
-from tests.spark.pipelines.killed import Deadly, DeadlyRun
+from tests.spark.pipelines.killed import Deadly, DeadlyRun, Killed
 from tests.spark.pipelines.messages import message, records
 from tests.spark.sinks import stored, values
 
@@ -169,6 +170,15 @@ def test_a_function_of_frames_routes_whole_batches(spark: SparkSession, function
 
 # -- with a broker ---------------------------------------------------------------------------------
 
+STORED = "the verdicts are stored"
+_commit = Table.commit
+
+
+def commit_and_die(self: Table, *arguments: Any, **options: Any) -> int:
+    _commit(self, *arguments, **options)
+    raise Killed(STORED)
+
+
 DICE = """
 import uuid
 
@@ -185,6 +195,7 @@ def test_a_route_that_dies_after_any_write_loses_and_doubles_nothing(
     function: WriteFunction,
     route: Routed,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The function never says the same twice, so verdicts of a second call would show."""
     intake, target = (broker.create_topic(new_name(name), 1) for name in ("intake", "target"))
@@ -192,13 +203,16 @@ def test_a_route_that_dies_after_any_write_loses_and_doubles_nothing(
         broker.put(intake, f"{'poison' if number == 2 else 'value'} {number}", f"key {number}")
     asked = {"topic": intake, "function": function(DICE), "to": target}
     verdicts: list[str] = []
-    for death in ("append _routed/", "write 0", "append rejects"):
-        with pytest.raises(PipelineFailed, match="Killed"):
-            route(Deadly(death), **asked)
+    for death in (STORED, "write 0", "append rejects"):
+        with monkeypatch.context() as patched:
+            if death == STORED:
+                patched.setattr(Table, "commit", commit_and_die)
+            with pytest.raises(PipelineFailed, match="Killed"):
+                route(Deadly(death), **asked)
         (files,) = (tmp_path / "lake" / "_routed").glob("*/*-0")
         rows = spark.read.parquet(str(files)).filter("error is null").orderBy("offset")
         verdicts = verdicts or [row.value for row in rows.collect()]
-        assert values(broker, target) == ([] if death == "append _routed/" else verdicts)
+        assert values(broker, target) == ([] if death == STORED else verdicts)
     assert route(**asked) == ["batch 0: 1 put aside in the table rejects"]
     found = [(row["key"], row["value"]) for row in stored(broker, target)]
     assert found == list(zip(["key 0", "key 1", "key 3"], verdicts, strict=True))
@@ -238,6 +252,79 @@ def test_a_target_that_is_missing_is_named_and_when_it_is_there_the_route_goes_o
     }  # fmt: skip
     assert row["routing_label"] == name
     assert values(broker, rest) == ["none"]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "circle"])
+def test_a_function_that_named_a_wrong_target_is_asked_again_when_it_is_mended(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    function: WriteFunction,
+    route: Routed,
+    tmp_path: Path,
+    wrong: str,
+):
+    """Of three messages one goes wrong: what is right in its batch waits with it."""
+    intake, good = (broker.create_topic(new_name(name), 1) for name in ("intake", "good"))
+    bad = {"missing": new_name("missing"), "circle": intake}[wrong]
+    for value in ("one", "two", "poison"):
+        broker.put(intake, value, f"key {value}")
+    text = "def label(row):\n    if row['value'] == 'poison': return None\n    return {'topic': %s}"
+    asked = {
+        "topic": intake,
+        "function": function(text % f"{bad!r} if 'w' in row['value'] else {good!r}"),
+    }
+    for _ in range(2):
+        with pytest.raises(PipelineFailed, match=f"topic '{bad}' (does not exist|is a target)"):
+            route(**asked)
+    assert values(broker, good) == []
+    assert not (tmp_path / "lake" / "rejects").exists()
+    function(text % f"{good!r}")
+    assert route(**asked) == ["batch 0: 1 put aside in the table rejects"]
+    assert values(broker, good) == ["one", "two"]
+    said = "the function gave no topic and no label, or a label and the option to says not where to"
+    assert rejects(spark, tmp_path) == [(intake, 2, "key poison", "poison", said)]
+    assert values(broker, intake) == ["one", "two", "poison"]
+
+
+def test_verdicts_by_which_messages_were_sent_stay_when_a_target_is_deleted_since(
+    broker: BrokerProcess, function: WriteFunction, route: Routed
+):
+    """Asked again, the function would send to another target what the first has had."""
+    intake, first, second = (broker.create_topic(new_name(one), 1) for one in ("in", "a", "b"))
+    broker.put(intake, "value")
+    text = "def label(row): return {'topic': %r}"
+    asked = {"topic": intake, "function": function(text % first)}
+    with pytest.raises(PipelineFailed, match="Killed"):
+        route(Deadly("write 0"), **asked)
+    assert values(broker, first) == ["value"]
+    broker.client.delete(f"/v1/topics/{first}").raise_for_status()
+    function(text % second)
+    with pytest.raises(PipelineFailed, match=f"topic '{first}' does not exist"):
+        route(**asked)
+    broker.create_topic(first, 1)
+    route(**asked)
+    assert (values(broker, first), values(broker, second)) == ([], [])
+
+
+def test_a_route_goes_on_without_an_intake_that_was_deleted_if_it_is_told_to(
+    broker: BrokerProcess, function: WriteFunction, route: Routed
+):
+    gone, stays, target = (broker.create_topic(new_name(one), 1) for one in ("in", "in", "out"))
+    broker.put(gone, "one")
+    broker.put(stays, "two")
+    echo = function(f"def label(row): return {{'topic': {target!r}}}")
+    asked = {"topic": f"{gone},{stays}", "function": echo}
+    route(**asked)
+    assert sorted(values(broker, target)) == ["one", "two"]
+    broker.client.delete(f"/v1/topics/{gone}").raise_for_status()
+    broker.put(stays, "three")
+    with pytest.raises(PipelineFailed, match=f"topic '{gone}' does not exist any more"):
+        route(**asked)
+    route(**asked, fail_on_data_loss="false")
+    assert sorted(values(broker, target)) == ["one", "three", "two"]
+    broker.put(stays, "four")
+    route(**asked)  # the loss is known by now
+    assert sorted(values(broker, target)) == ["four", "one", "three", "two"]
 
 
 GROWING = """
@@ -318,6 +405,40 @@ def test_an_option_that_does_not_fit_is_refused_by_name(
         route(**given)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ndef label(row:\n", r"SyntaxError: .* \(.*rules.py:2\)"),
+        ("def other(row): return 'a'\n", "the file has no `label`; it has other"),
+        (SERIES, "needs option to: label gives labels"),
+        ("def label(values: 'pandas.Series'): return values", "needs option to: label gives"),
+    ],
+)
+def test_a_function_that_cannot_be_is_refused_before_anything_starts(
+    function: WriteFunction, text: str, said: str
+):
+    """By what the file says: it is not run, for that may need Spark, or take its time."""
+    with pytest.raises(InvalidArgument, match=said):
+        PIPELINE.settings({"topic": "a", "function": function(f"{text}\n")})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise OSError('no model')\ndef label(row): return 'a'",
+        "label = str.upper",
+        "from codecs import encode as label",
+        "from codecs import *",
+        "if True:\n    def label(row): return 'a'",
+        "globals()['label'] = len",
+    ],
+)
+def test_what_a_file_has_when_it_is_run_is_not_guessed(function: WriteFunction, text: str):
+    assert PIPELINE.settings({"topic": "a", "function": function(text)})["topic"] == "a"
+
+
 def test_a_function_of_labels_needs_a_target(route: Routed, function: WriteFunction):
+    """Also one that only shows when the file is run."""
+    hidden = SERIES.replace("label", "hidden") + "\nlabel = hidden\n"
     with pytest.raises(InvalidArgument, match=r"needs option to: label gives labels"):
-        route(topic="a", function=function(SERIES))
+        route(topic="a", function=function(hidden))

@@ -49,6 +49,25 @@ def files_of(table: Table) -> list[Path]:
     return sorted(Path(table.path).glob("name=*/day=*/*.parquet"))
 
 
+def test_rows_that_their_check_refuses_are_not_added_and_may_come_again_as_others(
+    spark: SparkSession, table: Table
+):
+    seen: list[int] = []
+
+    def check(staged: DataFrame) -> None:
+        seen.extend(row["count"] for row in staged.collect())
+        if seen == [1]:
+            raise InvalidArgument("no")
+
+    with pytest.raises(InvalidArgument, match="no"):
+        table.append_checked(rows(spark, ("a", 1)), "writer", 0, check)
+    assert table.read().count() == 0
+    assert table.append_checked(rows(spark, ("a", 2)), "writer", 0, check) == 1
+    assert table.append_checked(rows(spark, ("a", 3)), "writer", 0, check) == 0
+    assert [row["count"] for row in table.read().collect()] == [2]
+    assert seen == [1, 2]
+
+
 def test_a_batch_is_in_the_table_once(spark: SparkSession, table: Table):
     assert not table.exists()
     assert table.read().schema == schema()

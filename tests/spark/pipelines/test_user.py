@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.model.errors import InvalidArgument, NotFound, PenstockError
+from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound, PenstockError
 from penstock.spark import pipeline as exported
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import choose
@@ -240,6 +240,86 @@ def test_what_does_not_fit_the_sink_is_refused_before_a_batch(
     )
 
 
+def test_a_table_whose_columns_were_others_is_refused_before_a_batch(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+):
+    lake = Lake(spark, str(tmp_path / "lake"))
+    before = spark.sql("select 7 as key")
+    lake.table("kept", before.schema).replace(before)
+    user = pipeline(source=topic, sink="table:kept")(only_key)
+    run = Run(user.name, spark, BrokerSettings(url=broker.url, retry_s=5), lake, {})
+    with pytest.raises(FailedPrecondition, match="column key is int, not string"):
+        user.as_pipeline().start(run)
+    assert run.activities == []
+
+
+def test_a_pipeline_goes_on_without_a_topic_that_was_deleted_if_its_options_say_so(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+):
+    gone, stays = (broker.create_topic(new_name("orders")) for _ in range(2))
+    target = broker.create_topic(new_name("target"))
+    text = (
+        "from penstock.spark import pipeline\n"
+        f'@pipeline(source="{gone},{stays}", sink="topic:{target}", options={{options}})\n'
+        "def copied(rows):\n"
+        "    return rows.select('key', 'value')\n"
+    )
+    file = tmp_path / "copied.py"
+    file.write_text(text.format(options={}))
+    lake = Lake(spark, str(tmp_path / "lake"))
+    put(broker, gone, "one")
+    put(broker, stays, "two")
+    run_file(file, spark, broker, lake)
+    broker.client.delete(f"/v1/topics/{gone}").raise_for_status()
+    put(broker, stays, "three")
+    with pytest.raises(PipelineFailed, match="does not exist any more; failOnDataLoss=false"):
+        run_file(file, spark, broker, lake)
+    file.write_text(text.format(options={"failOnDataLoss": False}))
+    run_file(file, spark, broker, lake)
+    assert sorted(row["value"] for row in rows_at(broker, target)) == ["one", "three", "two"]
+
+
+POISON = """
+from pyspark.sql import functions as F
+from penstock.spark import pipeline
+
+@pipeline(source="{topic}", sink="topic:{target}", rejects="problem")
+def aside(rows):
+    grown = F.expr("case value when 'nothing' then null when 'large' then repeat('x', 9000000)"
+                   " else value end").cast("binary").alias("value")
+    problem = F.when(F.col("value") == "mine", "not wanted").alias("problem")
+    return rows.select("topic", "partition", "offset", "key", grown, problem)
+
+@pipeline(source="{topic}", sink="topic:{target}")
+def stuck(rows):
+    return rows.selectExpr("key", "nullif(value, 'nothing') as value")
+"""
+
+
+def test_a_row_that_the_broker_would_refuse_is_rejected_alone_or_told_with_the_way_out(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+):
+    topic, target = (broker.create_topic(new_name(name)) for name in ("orders", "target"))
+    file = tmp_path / "poison.py"
+    file.write_text(POISON.format(topic=topic, target=target))
+    lake = Lake(spark, str(tmp_path / "lake"))
+    put(broker, topic, "one", "nothing", "large", "mine", "two")
+    run = run_file(Path(f"{file}:aside"), spark, broker, lake)["aside"]
+    assert [row["value"] for row in rows_at(broker, target)] == ["one", "two"]
+    found = {row["offset"]: (row["topic"], row["error"]) for row in rows_of(run, "rejects")}
+    large = "key and value are 9000002 bytes; max_message_bytes is 8388608"
+    assert found == {
+        1: (topic, "the value is null or empty"), 2: (topic, large), 3: (topic, "not wanted"),
+    }  # fmt: skip
+    with pytest.raises(PipelineFailed) as failure:
+        run_file(Path(f"{file}:stuck"), spark, broker, lake)
+    assert failure.value.message == (
+        "pipeline stuck, query rows, batch 0: a row with key 'k1' cannot be produced: the value is "
+        "null or empty. Leave it out, or let rejects='column' of @pipeline keep such rows aside"
+    )
+    assert len(rows_at(broker, target)) == 2
+
+
 def only_key(rows: DataFrame) -> DataFrame:
     return rows.select("key")
 
@@ -269,6 +349,9 @@ def test_the_decorator_is_the_same_wherever_it_is_imported_from():
         ({"sink": "somewhere"}, "sink 'somewhere' does not fit"),
         ({"sink": "cache:x"}, "cache:TENANT/NAMESPACE/CACHE"),
         ({"sink": "table:../x"}, "does not fit"),
+        ({"sink": "table:_checkpoints"}, "does not fit"),
+        ({"sink": "table:rejects"}, "taken by a table of Penstock's own"),
+        ({"sink": " table :timelines"}, "taken by a table of Penstock's own"),
         ({"name": "a b"}, "letters, digits"),
         ({"name": "archive"}, "taken by one of Penstock's own"),
         ({"mode": "all"}, "none of append, update, complete"),

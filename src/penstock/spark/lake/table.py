@@ -12,7 +12,7 @@ a name of its own; `replace` and `compact` are for one at a time.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -74,6 +74,13 @@ class Table:
 
     def append(self, frame: DataFrame, writer: str, batch: int) -> int:
         """The rows added: none if this batch of this writer is in the table already."""
+        return self.append_checked(frame, writer, batch, lambda _: None)
+
+    def append_checked(
+        self, frame: DataFrame, writer: str, batch: int, check: Callable[[DataFrame], None]
+    ) -> int:
+        """The same. `check` is given the very rows that would be added, and may raise: then none
+        are, and the batch is not in the table."""
         self._open()
         self._commits.finish_all()
         name = writer_name(writer)
@@ -92,7 +99,9 @@ class Table:
                     # Sums that Spark keeps from batch to batch are kept only by what is computed.
                     frame.write.format("noop").mode("overwrite").save()
                 return 0
-        return self.commit(self.stage(frame, name), name, batch, query=query)
+        staged = self.stage(frame, name)
+        check(self._rows_of(staged))
+        return self.commit(staged, name, batch, query=query)
 
     def replace(self, frame: DataFrame, partitions: Sequence[Sequence[str]] | None = None) -> int:
         """The rows instead of all others; with `partitions` (values of `partition_by`), instead of
@@ -119,6 +128,12 @@ class Table:
             self.commit(staged, COMPACT, self._commits.next_batch(COMPACT), old)
             gone += len(old) - len(staged.names)
         return gone
+
+    def check(self) -> None:
+        """Raises if the table that is there is not this one, as writing to it would."""
+        kept = self._kept()
+        if kept is not None:
+            check_added(self.path, kept, self.schema, self.partition_by)
 
     def recover(self) -> None:
         """Finishes what was decided. Everything else here does that first."""
@@ -189,6 +204,11 @@ class Table:
         return staged.rows
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _rows_of(self, staged: Staged) -> DataFrame:
+        if not staged.names:
+            return self.spark.createDataFrame([], self.schema)
+        return self.spark.read.schema(self.schema).parquet(self._files.path(staged.folder))
 
     def _write(self, frame: DataFrame, path: str) -> int:
         _write_plain_times(frame.sparkSession)

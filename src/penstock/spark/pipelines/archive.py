@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DateType, StructField, StructType
 
+from penstock.model.errors import FailedPrecondition
 from penstock.model.names import ARCHIVE_GROUP
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
@@ -37,6 +38,28 @@ def records_table(lake: Lake) -> Table:
 
 def journal_table(lake: Lake) -> Table:
     return lake.table(JOURNAL, _dated("journal"), ("date",))
+
+
+def archived(run: Run, table: Table) -> DataFrame:
+    """The rows of a table that the archive must have made."""
+    if not table.exists():
+        raise FailedPrecondition(_no_archive(run, table))
+    return table.read()
+
+
+def is_awaited(run: Run, table: Table) -> bool:
+    """Is there no archive yet, in a run that goes on? One beside it may be making the first."""
+    if run.once or table.exists():
+        return False
+    run.report(f"{run.name}: {_no_archive(run, table)}")
+    return True
+
+
+def _no_archive(run: Run, table: Table) -> str:
+    return (
+        f"the lake {run.lake.path} has no table {table.path.rpartition('/')[2]}; "
+        "`penstock pipeline run archive` makes it, and from=broker needs none"
+    )
 
 
 def _dated(log: LogName) -> StructType:

@@ -27,7 +27,7 @@ from pyspark.sql.window import Window, WindowSpec
 from penstock.model.names import DLQ_PREFIX
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
-from penstock.spark.pipelines.archive import records_table
+from penstock.spark.pipelines.archive import archived, is_awaited, records_table
 from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.running.pipeline import Option, Pipeline
@@ -164,6 +164,8 @@ def _start(run: Run) -> None:
 
 
 def _make(run: Run) -> int:
+    if run.settings["from"] == "lake" and is_awaited(run, records_table(run.lake)):
+        return 0
     table = dead_letters_table(run.lake)
     rows = table.replace(groups(_letters(run)))
     largest = table.read().orderBy(F.desc("count"), *KEYS).limit(REPORTED_GROUPS).collect()
@@ -174,7 +176,8 @@ def _make(run: Run) -> int:
 def _letters(run: Run) -> DataFrame:
     since = moment_at(run.settings["since"], datetime.now(UTC))
     if run.settings["from"] == "lake":
-        letters = records_table(run.lake).read().where(F.startswith("topic", F.lit(DLQ_PREFIX)))
+        records = archived(run, records_table(run.lake))
+        letters = records.where(F.startswith("topic", F.lit(DLQ_PREFIX)))
     else:
         starting = None if since is None else since.isoformat()
         letters = run.read(topic=f"{DLQ_PREFIX}*", startingTimestamp=starting)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from penstock.model.errors import InvalidArgument
+from penstock.spark.pipelines.names import is_own_table
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 SOURCES = "topic:NAME (a pattern, or several with commas), journal, table:NAME or parquet:PATH"
@@ -52,9 +53,12 @@ def source_of(text: str) -> Endpoint:
 
 def sink_of(text: str) -> Endpoint:
     kind, _, name = text.partition(":")
+    kind = kind.strip()
     found = _checked(kind, name, text, "sink", ("topic", "cache", "table"), SINKS)
     if kind == "cache" and len(found.name.split("/")) != 3:
         raise InvalidArgument(f"sink {text!r} does not fit; it takes {SINKS}")
+    if kind == "table" and is_own_table(found.name):
+        raise InvalidArgument(f"sink {text!r}: the name is taken by a table of Penstock's own")
     return found
 
 

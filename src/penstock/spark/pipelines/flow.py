@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.endpoints import Endpoint
 from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.targets import largest_message, refusals
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 QUERY = "rows"
 _PLACE = ("topic", "partition", "offset")
+_REFUSED = f"{InvalidArgument.__module__}.{InvalidArgument.__qualname__}"
+"""In what Spark tells of a task that the broker has refused rows of."""
 
 
 def start(user: UserPipeline, run: Run) -> None:
@@ -38,7 +41,10 @@ def start(user: UserPipeline, run: Run) -> None:
         frame = frame_of(user, run, as_stream=True)
         if not frame.isStreaming:
             raise InvalidArgument(f"the function {user.__name__} leaves its stream out")
-        check(user, _without_rejects(user, frame).schema)
+        schema = _without_rejects(user, frame).schema
+        check(user, schema)
+        if user.sink.kind == "table":
+            run.lake.table(user.sink.name, schema, user.partition_by).check()
         run.start(
             QUERY, frame, lambda rows, batch: _take(user, run, rows, batch), output_mode=user.mode
         )
@@ -92,6 +98,9 @@ def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> Da
 
 
 def _take(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
+    if user.rejects and _produces(user):
+        said = F.col(f"`{user.rejects}`").cast("string")
+        frame = frame.withColumn(user.rejects, F.coalesce(said, _refusal(frame, user, run)))
     if user.rejects:
         frame.persist()
     try:
@@ -114,8 +123,37 @@ def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
             table.replace(frame)
         else:
             table.append(frame, user.name, batch)
-    else:
+        return
+    try:
         run.write(frame, user.name, txnBatch=batch, **{sink.kind: sink.name})
+    except Exception as error:
+        if _produces(user) and not user.rejects and _REFUSED in str(error):
+            _blame_row(user, run, frame, error)
+        raise
+
+
+def _produces(user: UserPipeline) -> bool:
+    return user.sink is not None and user.sink.kind == "topic"
+
+
+def _refusal(frame: DataFrame, user: UserPipeline, run: Run) -> Column:
+    """Why the broker would not take a row for the sink's topic, and its batch with it, or null."""
+    topic = user.sink.name if user.sink else ""
+    return F.coalesce(*refusals(F.lit(topic), largest_message(run.broker), frame.columns))
+
+
+def _blame_row(user: UserPipeline, run: Run, frame: DataFrame, error: Exception) -> None:
+    """Raises what is wrong with a row, if that is why the broker refused the batch."""
+    why = _refusal(frame, user, run).alias("why")
+    key = F.col("key").cast("string") if "key" in frame.columns else F.lit(None)
+    found = frame.select(why, key.alias("key")).where("why is not null").first()
+    if found is None:
+        return
+    of_key = "without a key" if found.key is None else f"with key {found.key[:100]!r}"
+    raise InvalidArgument(
+        f"a row {of_key} cannot be produced: {found.why}. Leave it out, or let rejects='column' "
+        "of @pipeline keep such rows aside"
+    ) from error
 
 
 def _maker(user: UserPipeline, run: Run) -> Callable[[], int]:

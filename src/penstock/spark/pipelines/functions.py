@@ -8,6 +8,7 @@ not know what the function is for.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import linecache
@@ -51,26 +52,82 @@ class UserFunction:
 
 
 def load(spec: str) -> UserFunction:
+    path, name, source = _read(spec)
+    try:
+        module = _module(str(path), source)
+    except (Exception, SystemExit) as error:
+        raise _unloadable(spec, path, error) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidArgument(f"function {spec!r}: {_missing(module, name)}")
+    return UserFunction(str(path), name, _kind(spec, function), source)
+
+
+def look(spec: str) -> Kind | None:
+    """What the file says of the function without being run, which may take Spark, or long: raises
+    if it cannot be loaded, or has no such function. The kind, where the file alone tells it."""
+    path, name, source = _read(spec)
+    try:
+        tree = ast.parse(source, str(path))
+    except (SyntaxError, ValueError) as error:
+        raise _unloadable(spec, path, error) from error
+    found = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    if name in found:
+        is_plain = not found[name].decorator_list
+        return "series" if is_plain and _annotated(found[name]) in _SERIES else None
+    if not {name, *_DYNAMIC} & _named(tree):
+        there = ", ".join(found) or "no function"
+        raise InvalidArgument(f"function {spec!r}: the file has no `{name}`; it has {there}")
+    return None
+
+
+def _read(spec: str) -> tuple[Path, str, str]:
+    """The file, the function's name, and what is in the file."""
     path_text, colon, name = spec.strip().rpartition(":")
     if not colon or not path_text or not name.isidentifier():
         raise InvalidArgument(f"function {spec!r} does not fit; it takes {TAKES}")
     path = Path(path_text).expanduser().absolute()
     try:
-        source = path.read_text(encoding="utf-8")
+        return path, name, path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InvalidArgument(f"function {spec!r}: there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"function {spec!r}: {path} cannot be read: {error}") from error
-    try:
-        module = _module(str(path), source)
-    except (Exception, SystemExit) as error:
-        raise InvalidArgument(
-            f"function {spec!r}: the file fails when it is loaded: {_told(error, str(path))}"
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise InvalidArgument(f"function {spec!r}: {_missing(module, name)}")
-    return UserFunction(str(path), name, _kind(spec, function), source)
+
+
+def _unloadable(spec: str, path: Path, error: BaseException) -> InvalidArgument:
+    told = _told(error, str(path))
+    return InvalidArgument(f"function {spec!r}: the file fails when it is loaded: {told}")
+
+
+# -- the file as a text ----------------------------------------------------------------------------
+
+_DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
+"""With one of these a file may have names that it does not show."""
+
+_SERIES = ("pd.Series", "pandas.Series")
+
+
+def _named(tree: ast.Module) -> set[str]:
+    """All names in the file; those it binds are among them."""
+    found: set[str] = set()
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Name):
+            found.add(one.id)
+        elif isinstance(one, ast.alias):
+            found.add(one.asname or one.name.partition(".")[0])
+        elif isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(one.name)
+    return found
+
+
+def _annotated(function: ast.FunctionDef) -> str:
+    """What the first parameter is said to be, as it is written."""
+    taken = [*function.args.posonlyargs, *function.args.args]
+    said = taken[0].annotation if taken else None
+    if isinstance(said, ast.Constant):
+        return str(said.value)
+    return "" if said is None else ast.unparse(said)
 
 
 # -- the file as a module --------------------------------------------------------------------------

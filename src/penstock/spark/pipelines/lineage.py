@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from penstock.model.errors import InvalidArgument, NotFound
 from penstock.spark.lake.files import Files
-from penstock.spark.pipelines.archive import journal_table
+from penstock.spark.pipelines.archive import archived, is_awaited, journal_table
 from penstock.spark.pipelines.attempts import attempts, deliveries
 from penstock.spark.pipelines.lineage_tables import (
     ATTEMPTS,
@@ -47,6 +47,8 @@ SLOWEST_RUNS = 5
 def make_tables(run: Run) -> int:
     """The rows of all four tables."""
     lake = run.lake
+    if run.settings["from"] == "lake" and is_awaited(run, journal_table(lake)):
+        return 0
     found = deliveries(_journal(run)).persist(StorageLevel.DISK_ONLY)
     try:
         rows = lake.table("attempts", ATTEMPTS).replace(attempts(found))
@@ -123,7 +125,7 @@ def steps_table(rows: Sequence[Any]) -> str:
 def _journal(run: Run) -> DataFrame:
     since = moment_at(run.settings["since"], datetime.now(UTC))
     if run.settings["from"] == "lake":
-        rows = journal_table(run.lake).read()
+        rows = archived(run, journal_table(run.lake))
         return rows if since is None else rows.where(F.col("timestamp") >= F.lit(since))
     start = None if since is None else since.isoformat()
     only = "true" if run.settings["run"] is not None else None

@@ -1,7 +1,8 @@
 """The latest value of every key of a topic, in a cache or in a table of the lake, with deletes.
 
 The latest is that of the highest offset: offsets rise within a topic, whatever a clock does. Only a
-topic that was deleted and made again begins with 0, and is refused. Invariant: after a batch, the
+topic that was deleted and made again begins with 0, and is refused. Offsets of two topics say
+nothing of each other, so a table is one topic's and knows which. Invariant: after a batch, the
 target has what the topic's messages up to there say, and a batch that is taken again changes
 nothing. A table's rows lie in buckets by their keys, and a batch writes anew those it touches.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
@@ -22,12 +24,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import FailedPrecondition, PenstockError
 from penstock.model.names import clean_name
 from penstock.spark.lake.commits import writer_name
+from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import PATTERN_SIGNS
+from penstock.spark.pipelines.names import is_own_table
 from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.readers import one_of, switch
 from penstock.spark.running.run import Run
@@ -45,7 +49,14 @@ SCHEMA = StructType(
         StructField("bucket", StringType()),
     ]
 )
+ORIGIN = "_materialized.json"
 _STATE = ("value", "timestamp", "partition", "offset", "is_deleted")
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What the file `ORIGIN` in a table says: of which topic it is."""
+
+    topic: str
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,8 @@ def entries(news: DataFrame, ttl_ms: int | None) -> DataFrame:
 def start(run: Run) -> None:
     settings = run.settings
     target: Target = settings["to"]
+    if target.kind == "table":
+        _is_claimed(table(run.lake, target.name), settings["topic"])
     query = writer_name(f"{settings['topic']}.{target.kind}.{target.name}")
     messages = run.stream(
         topic=settings["topic"],
@@ -129,11 +142,37 @@ def start(run: Run) -> None:
             if target.kind == "cache":
                 _to_cache(run, news, batch, target.name)
             else:
-                _to_table(news, table(run.lake, target.name), settings["buckets"])
+                of_topic = table(run.lake, target.name)
+                _claim(of_topic, settings["topic"])
+                _to_table(news, of_topic, settings["buckets"])
         finally:
             found.unpersist()
 
     run.start(query, messages, write)
+
+
+def _claim(target: Table, topic: str) -> None:
+    """The table for the topic, with its first batch: a topic that was never there claims nothing.
+    A table that an older version made does not know its own, and takes the first that comes."""
+    if not _is_claimed(target, topic):
+        files = Files(target.spark, target.path)
+        files.make_dirs("")
+        files.write(ORIGIN, msgspec.json.encode(Origin(topic)).decode())
+
+
+def _is_claimed(target: Table, topic: str) -> bool:
+    """By this topic; raises if it is another's, or no table of ours."""
+    target.check()
+    kept = Files(target.spark, target.path).read(ORIGIN)
+    if kept is None:
+        return False
+    first = msgspec.json.decode(kept, type=Origin).topic
+    if first != topic:
+        raise FailedPrecondition(
+            f"the table {target.path} has the latest values of topic {first!r}, and those of "
+            f"{topic!r} would mix with them: give {topic!r} a table of its own"
+        )
+    return True
 
 
 def _tell_keyless(run: Run, found: DataFrame, batch: int) -> None:
@@ -177,7 +216,10 @@ def _target(text: str) -> Target:
     parts = name.split("/")
     if kind not in ("cache", "table") or len(parts) != (3 if kind == "cache" else 1):
         raise ValueError(text)
-    return Target(kind, "/".join(_name(part) for part in parts))
+    target = Target(kind, "/".join(_name(part) for part in parts))
+    if kind == "table" and is_own_table(target.name):
+        raise ValueError(text)
+    return target
 
 
 def _name(text: str) -> str:
@@ -209,7 +251,13 @@ PIPELINE = Pipeline(
     start=start,
     options=(
         Option("topic", "a topic", read=_topic, is_required=True),
-        Option("to", "cache:tenant/namespace/cache, or table:name", read=_target, is_required=True),
+        Option(
+            "to",
+            "cache:tenant/namespace/cache, or table:name, which is no name of a table of "
+            "Penstock's own and does not begin with _",
+            read=_target,
+            is_required=True,
+        ),
         Option(
             "tombstone",
             "what deletes a key: null (a value that is JSON's null) or none (nothing)",

@@ -20,12 +20,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from penstock.model.errors import InvalidArgument, NotFound
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name, is_dead_letter_topic
 from penstock.spark.broker import Broker
 from penstock.spark.logs import Records, is_pattern
-from penstock.spark.pipelines.archive import records_table
+from penstock.spark.pipelines.archive import archived, records_table
 from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
@@ -116,13 +116,7 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
 
 
 def _archived(run: Run, topics: tuple[str, ...]) -> DataFrame:
-    table = records_table(run.lake)
-    if not table.exists():
-        raise FailedPrecondition(
-            f"the lake {run.lake.path} has no table {table.path.rpartition('/')[2]}; "
-            "`penstock pipeline run archive` makes it, and from=broker needs none"
-        )
-    rows = table.read()
+    rows = archived(run, records_table(run.lake))
     there = sorted(row.topic for row in rows.select("topic").distinct().collect())
     found = [topic for topic in there if _fits(topic, topics)]
     for topic in topics:

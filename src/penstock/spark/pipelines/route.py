@@ -6,6 +6,8 @@ A batch: the function's verdicts are stored in the lake, once; from there the ro
 written to the broker under the batch's number, and those that cannot be routed into `rejects`; then
 the stored verdicts go. A batch that is repeated takes the verdicts that are stored, so a function
 that says something else the second time changes nothing, and each write does nothing twice.
+Verdicts with a target that cannot be used are not stored: nothing was sent by them, and the
+function, once mended, is asked again.
 
 Invariant: every message of the intake is in one target or among the rejects, once. Must not know
 what the function does, nor how it is called.
@@ -15,11 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -27,7 +30,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.names import clean_name
 from penstock.spark.lake.files import Files
 from penstock.spark.logs import is_pattern
-from penstock.spark.pipelines.functions import TAKES, UserFunction, load
+from penstock.spark.pipelines.functions import TAKES, Kind, UserFunction, load, look
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import (
     ENVELOPE,
@@ -39,6 +42,7 @@ from penstock.spark.pipelines.targets import (
 )
 from penstock.spark.pipelines.verdicts import judged
 from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.readers import switch
 from penstock.spark.running.run import Run
 
 FOLDER = "_routed"
@@ -46,6 +50,7 @@ LABEL = "{label}"
 MAX_ROWS = 100_000
 
 _TEXT = StringType()
+_IS_GOOD = "error is null"
 
 PLACE = StructType(
     [
@@ -64,19 +69,28 @@ ROUTED = StructType(
 )
 
 
+def _check(said: Mapping[str, Any]) -> None:
+    """Where the command is given, by the file's text only."""
+    spec: str = said["function"]
+    _check_target(said["to"], look(spec), spec.rpartition(":")[2].strip())
+
+
+def _check_target(to: str | None, kind: Kind | None, name: str) -> None:
+    if kind == "series" and to is None:
+        raise InvalidArgument(f"pipeline route needs option to: {name} gives labels, and no topics")
+
+
 def _start(run: Run) -> None:
     said = run.settings
     function = load(said["function"])
-    if function.kind == "series" and said["to"] is None:
-        raise InvalidArgument(
-            f"pipeline route needs option to: {function.name} gives labels, and no topics"
-        )
+    _check_target(said["to"], function.kind, function.name)
     route = Route(run, said["topic"], function, said["to"], said["unrouted"])
     source = run.stream(
         topic=said["topic"],
         startingOffsets=said["start"],
         maxRowsPerTrigger=said["max_rows"],
         group=said["group"],
+        failOnDataLoss=said["fail_on_data_loss"],
     )
     run.start(route.query, source, route.write)
 
@@ -107,34 +121,49 @@ class Route:
         stored = run.lake.table(name, ROUTED)
         max_bytes = largest_message(run.broker)
         # The frame is looked at only where nothing is stored.
-        stored.append(
-            routed(frame, self._function, self._to, self._unrouted, max_bytes), "route", 0
+        stored.append_checked(
+            routed(frame, self._function, self._to, self._unrouted, max_bytes),
+            "route",
+            0,
+            self._check_verdicts,
         )
         rows = stored.read()
-        is_good = F.col("error").isNull()
-        found = rows.agg(
-            F.collect_set(F.when(is_good, F.col("target"))).alias("targets"),
-            F.count_if(~is_good).alias("rejected"),
-        ).collect()[0]
+        found = _summed(rows)
         if found.targets:
-            self._send(rows.filter(is_good), found.targets, batch)
+            self._send(rows.filter(_IS_GOOD), found.targets, batch)
         if found.rejected:
-            rejected = rows.filter(~is_good).withColumnRenamed("source_topic", "topic")
+            rejected = rows.filter(f"not ({_IS_GOOD})").withColumnRenamed("source_topic", "topic")
             Rejects(run).keep(rejected, self.query, batch)
             run.report(f"batch {batch}: {found.rejected} put aside in the table rejects")
         Files(run.spark, run.lake.path).delete(name)
 
-    def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
+    def _check_verdicts(self, verdicts: DataFrame) -> None:
+        self._partitions(_summed(verdicts).targets)
+
+    def _partitions(self, targets: Sequence[str]) -> dict[str, int]:
+        """How many partitions each target has; raises if one cannot be used."""
         circle = [topic for topic in targets if _is_intake(topic, self._intake)]
         if circle:
             raise InvalidArgument(
                 f"topic {circle[0]!r} is a target of the route, and its intake: it would be fed "
                 "with its own messages for ever"
             )
-        partitions = partitions_of(self._run.broker, targets)
+        return partitions_of(self._run.broker, targets)
+
+    def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
+        # Looked at again: a batch that is repeated may be one of long ago.
+        partitions = self._partitions(targets)
         ordered = rows.orderBy("source_topic", "offset")
         sent = as_sent(ordered, "target", partitions, datetime.now(UTC))
         self._run.write(sent, f"{self._run.name}-{self.query}", txnBatch=batch)
+
+
+def _summed(verdicts: DataFrame) -> Row:
+    is_good = F.expr(_IS_GOOD)
+    return verdicts.agg(
+        F.collect_set(F.when(is_good, F.col("target"))).alias("targets"),
+        F.count_if(~is_good).alias("rejected"),
+    ).collect()[0]
 
 
 def routed(
@@ -165,7 +194,7 @@ def routed(
     target = _target(F.col("said_topic"), F.col("routing_label"), to, unrouted)
     rows = rows.withColumn("target", F.when(F.col("error").isNull(), target))
     return rows.withColumn(
-        "error", F.coalesce("error", _nowhere(to), *refusals("target", max_bytes))
+        "error", F.coalesce("error", _nowhere(to), *refusals(F.col("target"), max_bytes))
     ).select(*ROUTED.names)
 
 
@@ -271,5 +300,13 @@ PIPELINE = Pipeline(
         Option("start", "earliest or latest: where the first run begins", "earliest", _start_at),
         Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
         Option("group", "a group of the intake, which is told how far the route has come"),
+        Option(
+            "fail_on_data_loss",
+            "true or false: false goes on without what retention removed before it was routed, and "
+            "without a topic that was deleted",
+            "true",
+            switch,
+        ),
     ),
+    _check,
 )

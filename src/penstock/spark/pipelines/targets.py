@@ -9,7 +9,7 @@ sent, and why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
 
@@ -87,34 +87,39 @@ def largest_message(broker: BrokerSettings) -> int | None:
     return msgspec.json.decode(answer, type=Version).max_message_bytes
 
 
-def refusals(target: str, max_bytes: int | None) -> list[Column]:
+def refusals(
+    topic: Column, max_bytes: int | None, columns: Sequence[str] = ENVELOPE
+) -> list[Column]:
     """What the broker would refuse a whole batch for, each as what is wrong with the row, or null.
-    `target` is the column that names the topic."""
-    topic, meta = F.col(target), F.col("routing_meta")
-    is_null = F.exists(F.map_values(meta), lambda value: value.isNull())
-    has_backoff = F.greatest(F.lit(0), *_RETRY[1:]) > 0
+    `columns` are those that the rows have; `topic` is where they go."""
+    said = {
+        name: (F.col(name) if name in columns else F.lit(None)).try_cast(RECORD_COLUMNS[name])
+        for name in ENVELOPE
+    }
+    attempts, *backoffs = (said[name] for name in _RETRY)
+    is_null = F.exists(F.map_values(said["routing_meta"]), lambda value: value.isNull())
     faults = {
         f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(topic)
         > MAX_NAME_BYTES,
         "the topic's name has control characters in it": topic.rlike(r"[\x00-\x1f\x7f-\x9f]"),
-        "the value is null or empty": F.coalesce(F.octet_length("value"), F.lit(0)) == 0,
+        "the value is null or empty": F.coalesce(F.octet_length(said["value"]), F.lit(0)) == 0,
         "the meta has a null in it": is_null,
-        "the retry policy has a negative number in it": F.least(F.lit(0), *_RETRY) < 0,
-        "the retry policy has a backoff and no attempts": has_backoff
-        & (F.coalesce(_RETRY[0], F.lit(0)) == 0),
+        "the retry policy has a negative number in it": F.least(F.lit(0), attempts, *backoffs) < 0,
+        "the retry policy has a backoff and no attempts": (F.greatest(F.lit(0), *backoffs) > 0)
+        & (F.coalesce(attempts, F.lit(0)) == 0),
     }
-    for name, said in _LIMITED.items():
-        is_long = F.octet_length(name) > MAX_ENVELOPE_FIELD_BYTES
-        faults[f"{said} is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes"] = is_long
-    found = [F.when(is_so, F.lit(said)) for said, is_so in faults.items()]
-    return found if max_bytes is None else [*found, _too_large(max_bytes)]
+    for name, called in _LIMITED.items():
+        is_long = F.octet_length(said[name]) > MAX_ENVELOPE_FIELD_BYTES
+        faults[f"{called} is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes"] = is_long
+    found = [F.when(is_so, F.lit(fault)) for fault, is_so in faults.items()]
+    return found if max_bytes is None else [*found, _too_large(said, max_bytes)]
 
 
-def _too_large(max_bytes: int) -> Column:
+def _too_large(said: Mapping[str, Column], max_bytes: int) -> Column:
     """In the broker's words."""
-    size = F.octet_length("value") + F.coalesce(F.octet_length("key"), F.lit(0))
-    said = F.format_string(f"key and value are %d bytes; max_message_bytes is {max_bytes}", size)
-    return F.when(size > max_bytes, said)
+    size = F.octet_length(said["value"]) + F.coalesce(F.octet_length(said["key"]), F.lit(0))
+    told = F.format_string(f"key and value are %d bytes; max_message_bytes is {max_bytes}", size)
+    return F.when(size > max_bytes, told)
 
 
 def as_sent(
