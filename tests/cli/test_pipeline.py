@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.spark.launching.register import Register
+from penstock.spark.launching.catalog import choose
+from penstock.spark.launching.register import Entry, Register, born_of
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
 
@@ -65,7 +68,9 @@ def test_the_pipelines_there_are_and_those_of_a_file_are_listed(file: Path) -> N
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["archiv"], 1, "NOT_FOUND: there is no pipeline 'archiv'"),
+        (["archiv"], 2, "there is no pipeline 'archiv'"),
+        (["nowhere.py"], 2, "there is no file nowhere.py"),
+        (["archive", "--master", "moon://x"], 2, "--master 'moon://x' is none that Spark knows"),
         (["archive", "--set", "topics"], 2, "--set 'topics' has no value"),
         (["archive", "--set", "topcs=a"], 2, "pipeline archive has no option topcs; it has topics"),
         (["archive", "--every", "soon"], 2, "--every 'soon' is no duration"),
@@ -80,6 +85,87 @@ def test_what_is_wrong_is_one_line_before_spark_is_started(
     assert ran.code == code
     assert said in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_what_is_wrong_with_a_file_is_said_with_its_lines(tmp_path: Path, file: Path) -> None:
+    ran = pipeline("run", f"{file}:nope", "--once")
+    assert (ran.code, "has no pipeline nope; it has kept, spoilt" in ran.err) == (2, True)
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nosuchmodule\n")
+    ran = pipeline("run", str(broken), "--once")
+    assert ran.code == 2
+    assert ran.err.splitlines()[1:] == [
+        f'  File "{broken}", line 1, in <module>',
+        "    import nosuchmodule",
+    ]
+    broken.write_text("import sys\nsys.exit(3)\n")
+    ran = pipeline("run", str(broken), "--once")
+    assert ran == (2, "", f"Error: {broken}, line 2, calls sys.exit when it is loaded\n")
+
+
+def test_a_java_that_does_not_start_is_one_line(
+    broker: BrokerProcess, state: dict[str, str], tmp_path: Path
+) -> None:
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\n[ "$1" = -version ] && echo \'version "17.0.1"\' || exit 1\n')
+    java.chmod(0o700)
+    env = state | {"JAVA_HOME": str(tmp_path / "java"), "PENSTOCK_URL": broker.url}
+    ran = pipeline("run", "archive", "--once", env=env, cwd=tmp_path)
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1].startswith(
+        "Error: FAILED_PRECONDITION: Spark cannot be started: [JAVA_GATEWAY_EXITED]"
+    )
+    assert [run["state"] for run in runs(state, "--all")] == ["failed"]
+
+
+def entered(state: dict[str, str], name: str, lake: str = "/lake", **changed: Any) -> Entry:
+    """A run of this process."""
+    register = Register(Path(state["XDG_STATE_HOME"]) / "penstock" / "pipelines")
+    entry = register.enter(name, [name], lake, "local[*]", "http://b:1", once=False)
+    for field, value in changed.items():
+        setattr(entry, field, value)
+    register.keep(entry)
+    return entry
+
+
+def test_a_run_that_died_is_shown_until_it_is_started_again(state: dict[str, str]) -> None:
+    entered(state, "archive", born="long ago", started_s=1.0, seen_s=time.time())
+    entered(state, "metrics", born="long ago", started_s=2.0, seen_s=time.time())
+    assert [(run["name"], run["state"]) for run in runs(state)] == [
+        ("archive", "died"),
+        ("metrics", "died"),
+    ]
+    entered(state, "archive")
+    entered(state, "metrics", lake="/another")
+    assert [(run["name"], run["state"]) for run in runs(state)] == [
+        ("metrics", "died"),
+        ("archive", "running"),
+        ("metrics", "running"),
+    ]
+
+
+def test_a_run_that_ends_without_a_word_was_killed(state: dict[str, str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        entered(state, "archive", pid=process.pid, born=born_of(process.pid))
+        threading.Thread(target=process.wait).start()
+        ran = pipeline("stop", "archive", env=state)
+    assert ran.out == f"stopped archive (process {process.pid}, killed)\n"
+
+
+def test_the_same_pipeline_on_the_same_lake_is_refused_before_spark_starts(
+    broker: BrokerProcess, state: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    (chosen,) = choose(["archive"], [])
+    entered(state, "archive", lake=str(tmp_path / "lake"), asked={"archive": chosen.digest})
+    env = state | {"PENSTOCK_URL": broker.url}
+    for lake in ("lake", "link", f"file://{tmp_path}/link"):
+        ran = pipeline("run", "archive", "--once", "--lake", lake, env=env, cwd=tmp_path)
+        assert ran.code == 1
+        assert ran.err.count("\n") == 1
+        assert f"already, in process {os.getpid()}" in ran.err
 
 
 def test_without_spark_it_says_what_to_install(tmp_path: Path, file: Path) -> None:

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from penstock.spark.launching.register import Entry
     from penstock.spark.running.pipeline import Pipeline
 
+
+class BadCommand(BadSettings):
+    """With the lines of a user's file that are to blame."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self._lines = [printable(line) for line in message.splitlines()]
+
+    def format_message(self) -> str:
+        return "\n".join(self._lines)
+
+
 NO_SPARK = "pipelines need Spark: pip install 'penstock[spark]'"
 
 
@@ -125,7 +137,7 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
         execute = submit.execute if launch.is_local else _spark("launching.cluster").submit
         code = execute(launch, token)
     except InvalidArgument as error:
-        raise BadSettings(error.message) from error
+        raise BadCommand(error.message) from error
     raise click.exceptions.Exit(code)
 
 
@@ -135,7 +147,8 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
 def status(show_all: bool, as_json: bool) -> None:
     """Show the runs of this machine: what runs, how fast, and how far behind it is."""
     register = _spark("launching.register").Register()
-    entries = [each for each in register.entries() if show_all or each.state in ("running", "died")]
+    known = register.entries()
+    entries = known if show_all else [each for each in known if _concerns(each, known)]
     if as_json:
         for each in entries:
             show_json(_told(each))
@@ -176,8 +189,12 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
                 "its batch. Ask again, or wait"
             )
         ended = register.find(each.id) or each
-        failed = "" if ended.exit_code == 0 else f", exit code {ended.exit_code}"
+        failed = "" if ended.exit_code == 0 else f", {_end_of(ended)}"
         show(f"stopped {printable(each.name)} (process {each.pid}{failed})")
+
+
+def _end_of(entry: Entry) -> str:
+    return "killed" if entry.exit_code is None else f"exit code {entry.exit_code}"
 
 
 def _spark(module: str) -> Any:
@@ -203,7 +220,7 @@ def _of_files(files: tuple[str, ...]) -> list[Pipeline]:
         finally:
             submit.stop_spark()
     except InvalidArgument as error:
-        raise BadSettings(error.message) from error
+        raise BadCommand(error.message) from error
 
 
 def _described(each: Pipeline) -> dict[str, Any]:
@@ -236,6 +253,18 @@ def _show_options(each: Pipeline) -> None:
             )
             for option in each.options
         ],
+    )
+
+
+def _concerns(entry: Entry, known: list[Entry]) -> bool:
+    """It runs, or it has died and nobody has started it again since."""
+    if entry.state != "died":
+        return entry.is_running
+    return not any(
+        each.started_s > entry.started_s
+        and each.place == entry.place
+        and set(each.pipelines) >= set(entry.pipelines)
+        for each in known
     )
 
 

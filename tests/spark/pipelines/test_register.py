@@ -52,6 +52,34 @@ def test_a_query_runs_once_on_a_lake(tmp_path: Path):
     register.claim(second, "archive", "records")
 
 
+def test_a_lake_is_the_same_by_whatever_path(tmp_path: Path):
+    register = Register(tmp_path / "register")
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "lake")
+    register.claim(enter(register, lake=str(tmp_path / "lake")), "archive", "records")
+    for path in (f"{tmp_path}/link", f"{tmp_path}/lake/", f"file://{tmp_path}/link"):
+        with pytest.raises(FailedPrecondition, match="already"):
+            register.claim(enter(register, lake=path), "archive", "records")
+    bucket = enter(register, lake="s3a://bucket/lake")
+    register.claim(bucket, "archive", "records")
+    with pytest.raises(FailedPrecondition, match="already"):
+        register.claim(enter(register, lake="s3a://bucket/lake/"), "archive", "records")
+
+
+def test_what_runs_is_refused_with_the_same_settings_and_not_with_others(tmp_path: Path):
+    register = Register(tmp_path)
+    running = enter(register)
+    running.asked = {"archive": "a digest"}
+    register.keep(running)
+    with pytest.raises(FailedPrecondition, match=f"archive runs on {LAKE} already, in process"):
+        register.check_free(LAKE, {"metrics": "x", "archive": "a digest"})
+    register.check_free(LAKE, {"archive": "another"})
+    register.check_free("/data/other", {"archive": "a digest"})
+    register.end(running, 0, was_stopped=True)
+    assert running.state == "stopped"
+    register.check_free(LAKE, {"archive": "a digest"})
+
+
 def test_what_cannot_be_read_is_left_out_and_what_ended_long_ago_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.failure import PipelineFailed
-from penstock.spark.running.query import MOST_STARTING, starting
+from penstock.spark.running.query import MOST_STARTING, Query, starting
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
@@ -102,6 +102,64 @@ def test_of_many_queries_only_a_few_start_their_sources_at_the_same_time(
         assert starting(spark) <= MOST_STARTING
     run.wait(WAIT_S)
     assert [each.values() for each in taken] == [sent] * len(taken)
+
+
+class Late:
+    """A writer whose first queries end as Spark ends them when their Python is late."""
+
+    def __init__(self, writer: Any, times: int) -> None:
+        self._writer = writer
+        self._times = times
+        self.starts = 0
+
+    def foreachBatch(self, take: Any) -> Late:  # noqa: N802 - Spark's name
+        self._writer = self._writer.foreachBatch(take)
+        return self
+
+    def start(self) -> Any:
+        self.starts += 1
+        return Ended() if self.starts <= self._times else self._writer.start()
+
+
+class Ended:
+    def __init__(self) -> None:
+        self.status = {"isTriggerActive": False}
+
+    def stop(self) -> None:
+        pass
+
+    def awaitTermination(self) -> None:  # noqa: N802 - Spark's name
+        raise RuntimeError("[STREAM_FAILED] Python worker failed to connect back.")
+
+
+def test_a_query_whose_source_was_late_is_started_again_but_not_for_ever(
+    make_run: MakeRun, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("penstock.spark.running.query._LAST_WORDS_S", 0.5)
+    sent = sorted(produce(broker, topic, range(2)))
+    late: list[Late] = []
+    start = Query.start
+
+    def start_late(query: Query, writer: Any) -> None:
+        late.append(Late(writer, 9 if query.name == "never" else 2))
+        start(query, late[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Query, "start", start_late)
+    told: list[str] = []
+    taken = Taken()
+    for name in ("never", "late"):
+        run = make_run(warn=told.append)
+        run.start(name, run.stream(topic=topic), taken)
+        run.activities[0].wait(WAIT_S)
+        assert late[-1].starts == 3
+        assert run.activities[0].state == ("failed" if name == "never" else "finished")
+    assert taken.values() == sent
+    assert [text.split(", ")[1] for text in told] == [
+        "query never: its source was not there in time",
+        "query never: its source was not there in time",
+        "query late: its source was not there in time",
+        "query late: its source was not there in time",
+    ]
 
 
 def test_a_failure_names_pipeline_query_and_batch_and_the_batch_comes_again(

@@ -26,6 +26,7 @@ from penstock.spark.launching.catalog import Chosen, choose
 from penstock.spark.launching.cluster import Asked, command, environment
 from penstock.spark.launching.register import RUN_ID, Figures, Register, born_of
 from penstock.spark.launching.screen import Screen, progress_text
+from penstock.spark.launching.signals import Stop
 from penstock.spark.launching.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.pipeline import Option, Pipeline
@@ -42,12 +43,14 @@ class Stage:
     def __init__(self, spark: SparkSession, broker: BrokerProcess, path: Path, once: bool) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
         self.kept: list[list[Figures]] = []
+        self.stop = Stop()
         self.supervisor = Supervisor(
             spark,
             BrokerSettings(url=broker.url, retry_s=5),
             Lake(spark, str(path / "lake")),
             once=once,
             every_s=0.1,
+            stop=self.stop,
             screen=Screen(self.out, self.err),
             keep=self.kept.append,
         )
@@ -132,7 +135,7 @@ def test_without_once_all_run_side_by_side_until_a_stop(
         assert works.acquire(timeout=20)
         eventually(lambda: "ZeroDivisionError" in stage.err.getvalue())
     finally:
-        stage.supervisor.stop()
+        stage.stop.ask()
         running.join(60)
     assert outcome == [False]
     first, second, third = stage.summary()

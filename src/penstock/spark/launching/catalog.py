@@ -5,7 +5,9 @@ Invariant: a name means one pipeline. Modules are imported when one of theirs is
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,11 @@ class Chosen:
     @property
     def name(self) -> str:
         return self.pipeline.name
+
+    @property
+    def digest(self) -> str:
+        """The same for the same settings."""
+        return hashlib.sha256(repr(sorted(self.settings.items())).encode()).hexdigest()
 
 
 def built_in(name: str) -> Pipeline:
@@ -57,7 +64,17 @@ def find(words: Sequence[str]) -> list[Pipeline]:
 def choose(words: Sequence[str], given: Iterable[tuple[str, str]]) -> list[Chosen]:
     """The pipelines with their settings. An option is given as `name` to every pipeline that has
     it, or as `pipeline.name` to one."""
-    pipelines = find(words)
+    try:
+        return _chosen(find(words), given)
+    except SystemExit as error:
+        # Of a user's file, which is run to see what is in it.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise InvalidArgument(
+            f"{where.filename}, line {where.lineno}, calls sys.exit when it is loaded"
+        ) from error
+
+
+def _chosen(pipelines: Sequence[Pipeline], given: Iterable[tuple[str, str]]) -> list[Chosen]:
     settings: dict[str, dict[str, str]] = {pipeline.name: {} for pipeline in pipelines}
     for option, value in given:
         for pipeline in _concerned(pipelines, option):
@@ -74,8 +91,11 @@ def _meant(word: str) -> list[Pipeline]:
     if path.endswith(".py"):
         from penstock.spark.pipelines import user_file
 
-        return [each.as_pipeline() for each in user_file.choose(path, name)]
-    raise NotFound(
+        try:
+            return [each.as_pipeline() for each in user_file.choose(path, name)]
+        except NotFound as error:
+            raise InvalidArgument(error.message) from error
+    raise InvalidArgument(
         f"there is no pipeline {word!r}; there are {', '.join(BUILT_IN)}, and files that end in .py"
     )
 

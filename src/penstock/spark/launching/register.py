@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,7 +31,8 @@ RUN_ID = "PENSTOCK_RUN_ID"
 _LOOK_S = 0.1
 _ID = re.compile(r"[0-9a-f]{32}")
 
-RunState = Literal["running", "ended", "failed", "died"]
+RunState = Literal["running", "ended", "stopped", "failed", "died"]
+"""`stopped`: by a person or a signal. `died`: its process is gone and has not said how it ended."""
 
 
 class Figures(msgspec.Struct):
@@ -64,12 +66,22 @@ class Entry(msgspec.Struct):
     activities: list[Figures] = []
     ended_s: float | None = None
     exit_code: int | None = None
+    was_stopped: bool = False
+    asked: dict[str, str] = {}
+    """A digest of what each pipeline was set to: a setting may be a secret."""
 
     @property
     def state(self) -> RunState:
         if self.exit_code is not None:
-            return "ended" if self.exit_code == 0 else "failed"
+            if self.exit_code != 0:
+                return "failed"
+            return "stopped" if self.was_stopped else "ended"
         return "running" if born_of(self.pid) == self.born else "died"
+
+    @property
+    def place(self) -> str:
+        """The lake, by whatever path it was named."""
+        return place_of(self.lake)
 
     @property
     def is_running(self) -> bool:
@@ -81,7 +93,15 @@ class Register:
         self._directory = directory or default_directory(os.environ)
 
     def enter(
-        self, name: str, pipelines: list[str], lake: str, master: str, url: str, *, once: bool
+        self,
+        name: str,
+        pipelines: list[str],
+        lake: str,
+        master: str,
+        url: str,
+        *,
+        once: bool,
+        asked: Mapping[str, str] | None = None,
     ) -> Entry:
         """A run of this process."""
         now, given = time.time(), os.environ.get(RUN_ID, "")
@@ -97,6 +117,7 @@ class Register:
             once=once,
             started_s=now,
             seen_s=now,
+            asked=dict(asked or {}),
         )
         self.keep(entry)
         self.prune()
@@ -110,13 +131,19 @@ class Register:
         entry.claims.append(claimed)
         self.keep(entry)
         for other in self.entries():
-            is_other = other.id != entry.id and other.is_running and other.lake == entry.lake
+            is_other = other.id != entry.id and other.is_running and other.place == entry.place
             if is_other and claimed in other.claims:
                 entry.claims.remove(claimed)
-                raise FailedPrecondition(
-                    f"{name} runs on {entry.lake} already, in process {other.pid}; "
-                    f"`penstock pipeline stop {other.pid}` ends it"
-                )
+                raise _taken(name, entry.lake, other)
+
+    def check_free(self, lake: str, asked: Mapping[str, str]) -> None:
+        """Refuses what runs on that lake already, pipelines and how they are set, before Spark is
+        started for it. Others may still claim the same query, which is found when they do."""
+        for other in self.entries():
+            if other.is_running and other.place == place_of(lake):
+                for pipeline, settings in asked.items():
+                    if other.asked.get(pipeline) == settings:
+                        raise _taken(pipeline, lake, other)
 
     def keep(self, entry: Entry) -> None:
         """Whole or not at all. A disk that is full, or a home that is not there, stops nothing."""
@@ -126,6 +153,11 @@ class Register:
             draft = path.with_suffix(".draft")
             draft.write_bytes(msgspec.json.encode(entry))
             draft.replace(path)
+
+    def end(self, entry: Entry, exit_code: int, *, was_stopped: bool = False) -> None:
+        entry.ended_s, entry.exit_code = time.time(), exit_code
+        entry.was_stopped = entry.was_stopped or was_stopped
+        self.keep(entry)
 
     def find(self, run_id: str) -> Entry | None:
         try:
@@ -161,6 +193,20 @@ class Register:
                 return False
             time.sleep(_LOOK_S)
         return True
+
+
+def place_of(lake: str) -> str:
+    """What two paths of one local directory have in common; others as they are."""
+    if lake.startswith("file:"):
+        lake = urlsplit(lake).path
+    return lake.rstrip("/") if ":" in lake else os.path.realpath(lake)
+
+
+def _taken(name: str, lake: str, other: Entry) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{name} runs on {lake} already, in process {other.pid}; "
+        f"`penstock pipeline stop {other.pid}` ends it"
+    )
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:

@@ -11,12 +11,20 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    PenstockError,
+    Unauthenticated,
+    Unavailable,
+)
 from penstock.model.units import parse_duration_ms
 from penstock.spark.broker import Broker
 from penstock.spark.lake.files import Files
@@ -24,13 +32,21 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen, choose
 from penstock.spark.launching.register import Entry, Figures, Register
 from penstock.spark.launching.screen import Screen
-from penstock.spark.launching.supervisor import Supervisor, quieten, stopped_by_signals
+from penstock.spark.launching.signals import (
+    Stop,
+    asked_by_signals,
+    deaf_children,
+    left_by_signals,
+)
+from penstock.spark.launching.supervisor import Supervisor, quieten
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.user_file import NeedsSpark
+from penstock.spark.running.failure import in_our_words, said
 from penstock.spark.sessions import session
 
 DEFAULT_LAKE = "lake"
 DEFAULT_EVERY_S = 10.0
+MASTERS = ("local", "spark://", "yarn", "k8s://")
 FIRST_TRY_S = 3.0
 """How long a broker is waited for before anything has started."""
 
@@ -49,6 +65,13 @@ class Launch:
     options: tuple[tuple[str, str], ...] = ()
     conf: tuple[tuple[str, str], ...] = ()
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if self.master is not None and not self.master.startswith(MASTERS):
+            raise InvalidArgument(
+                f"--master {self.master!r} is none that Spark knows: it is local[*], local[4], "
+                "spark://host:7077, yarn or k8s://…"
+            )
 
     @property
     def is_local(self) -> bool:
@@ -123,7 +146,8 @@ def execute(launch: Launch, token: str | None = None) -> int:
             start_spark(launch)
             chosen = choose(launch.words, launch.options)
         names = [each.name for each in chosen]
-        register = Register()
+        register, asked = Register(), {each.name: each.digest for each in chosen}
+        register.check_free(_placed(launch), asked)
         entry = register.enter(
             launch.name or "+".join(names),
             names,
@@ -131,13 +155,12 @@ def execute(launch: Launch, token: str | None = None) -> int:
             launch.master or "local[*]",
             broker.url,
             once=launch.once,
+            asked=asked,
         )
         try:
             entry.exit_code = _supervise(launch, chosen, broker, register, entry)
         finally:
-            entry.ended_s = time.time()
-            entry.exit_code = 1 if entry.exit_code is None else entry.exit_code
-            register.keep(entry)
+            register.end(entry, 1 if entry.exit_code is None else entry.exit_code)
         return entry.exit_code
     finally:
         stop_spark()
@@ -151,10 +174,24 @@ def _chosen(launch: Launch) -> list[Chosen] | None:
         return None
 
 
-def start_spark(launch: Launch) -> SparkSession:
-    """The session of this process; there is one."""
+def start_spark(launch: Launch, left: Callable[[], None] = lambda: None) -> SparkSession:
+    """The session of this process; there is one. `left` is called if a signal ends the process
+    meanwhile."""
     name = f"penstock {launch.name or '+'.join(launch.words)}"
-    spark = session(name, launch.master, dict(launch.conf), quiet=not launch.verbose)
+
+    def leave() -> int:
+        left()
+        Screen().warn("stopped while Spark was starting: nothing was begun")
+        return 0
+
+    try:
+        with left_by_signals(leave), deaf_children():
+            spark = session(name, launch.master, dict(launch.conf), quiet=not launch.verbose)
+    except PenstockError:
+        raise
+    except Exception as error:
+        why = said(error).splitlines()[0]
+        raise FailedPrecondition(f"Spark cannot be started: {why}") from error
     if not launch.verbose:
         quieten(spark)
     return spark
@@ -166,9 +203,10 @@ def is_submitted() -> bool:
 
 
 def stop_spark() -> None:
-    spark = SparkSession.getActiveSession()
-    if spark is not None:
-        spark.stop()
+    with suppress(Py4JNetworkError, ConnectionError):  # Java has ended before
+        spark = SparkSession.getActiveSession()
+        if spark is not None:
+            spark.stop()
 
 
 def _supervise(
@@ -181,25 +219,29 @@ def _supervise(
     screen = Screen()
     if SparkSession.getActiveSession() is None and not is_submitted():
         screen.warn(f"starting Spark on {entry.master}")
-    spark = start_spark(launch)
-    entry.master = str(spark.sparkContext.master)
-    lake = Lake(spark, entry.lake)
-    check_lake(lake)
-    supervisor = Supervisor(
-        spark,
-        broker,
-        lake,
-        once=launch.once,
-        every_s=launch.every_s,
-        screen=screen,
-        keep=lambda figures: _keep(register, entry, figures),
-        claim=lambda pipeline, name: register.claim(entry, pipeline, name),
-    )
-    how = "once" if launch.once else "until it is stopped (Ctrl-C)"
-    names = ", ".join(entry.pipelines)
-    screen.warn(f"running {names} {how}: {entry.url} → {lake.path}, on {entry.master}")
-    with stopped_by_signals(supervisor):
-        return 0 if supervisor.run(chosen) else 1
+    stop = Stop()
+    with asked_by_signals(stop):
+        spark = start_spark(launch, lambda: register.end(entry, 0, was_stopped=True))
+        entry.master = str(spark.sparkContext.master)
+        lake = Lake(spark, entry.lake)
+        check_lake(lake)
+        supervisor = Supervisor(
+            spark,
+            broker,
+            lake,
+            once=launch.once,
+            every_s=launch.every_s,
+            stop=stop,
+            screen=screen,
+            keep=lambda figures: _keep(register, entry, figures),
+            claim=lambda pipeline, name: register.claim(entry, pipeline, name),
+        )
+        how = "once" if launch.once else "until it is stopped (Ctrl-C)"
+        names = ", ".join(entry.pipelines)
+        screen.warn(f"running {names} {how}: {entry.url} → {lake.path}, on {entry.master}")
+        has_none_failed = supervisor.run(chosen)
+    entry.was_stopped = stop.asked.is_set()
+    return 0 if has_none_failed else 1
 
 
 def check_broker(settings: BrokerSettings) -> None:
@@ -208,6 +250,8 @@ def check_broker(settings: BrokerSettings) -> None:
     with Broker(first) as broker:
         try:
             broker.call("GET", "/v1/topics")
+        except Unauthenticated as error:
+            raise Unauthenticated(in_our_words(error.message)) from error
         except Unavailable as error:
             # Without the advice to be more patient.
             raise error.__cause__ or error from None

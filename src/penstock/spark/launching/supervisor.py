@@ -12,14 +12,12 @@ Must not know what any pipeline does.
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -27,6 +25,7 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen
 from penstock.spark.launching.register import Figures
 from penstock.spark.launching.screen import Screen, rate_text
+from penstock.spark.launching.signals import Stop
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.activity import Activity
 from penstock.spark.running.failure import said
@@ -48,12 +47,20 @@ TOLD_BY_US = (
 TOLD_IN_PYTHON = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """The same on Python's side."""
 
+JAVA_HAS_ENDED = (
+    "Java, in which Spark runs, has ended: somebody killed it, or the machine is short of memory. "
+    "Started again, each pipeline goes on from its checkpoint"
+)
+JAVA_WAS_STOPPED_TOO = (
+    "Spark was ended as well: a batch that was under way is given up, and the next start goes on "
+    "from the checkpoints"
+)
+
 Keep = Callable[[list[Figures]], None]
 
 
 class Supervisor:
-    """`keep` is told the figures now and then. `stop` may come from any thread, or a signal; the
-    second time it does not wait for batches under way."""
+    """`keep` is told the figures now and then."""
 
     def __init__(
         self,
@@ -63,6 +70,7 @@ class Supervisor:
         *,
         once: bool,
         every_s: float,
+        stop: Stop | None = None,
         screen: Screen | None = None,
         keep: Keep | None = None,
         claim: Callable[[str, str], None] = lambda pipeline, name: None,
@@ -72,23 +80,25 @@ class Supervisor:
         self._lake = lake
         self._once = once
         self._every_s = every_s
+        self._stop = stop or Stop()
         self._screen = screen or Screen()
         self._keep = keep or (lambda figures: None)
         self._claim = claim
         self._kept_at = 0.0
         self._runs: list[Run] = []
         self._failed: set[str] = set()
+        self._may_lose: set[str] = set()
         self._told: set[int] = set()
         self._rates: dict[int, _Rate] = {}
-        self._stop_asked = threading.Event()
-        self._hurry = threading.Event()
+        self._is_java_gone = False
+        self._lock = threading.Lock()
 
     def run(self, chosen: Sequence[Chosen]) -> bool:
         """Until all have ended, or it was stopped. Has none failed?"""
         began = time.monotonic()
         try:
             for each in chosen:
-                if self._stop_asked.is_set():
+                if self._stop.asked.is_set():
                     break
                 self._start(each)
                 if self._once:
@@ -98,11 +108,6 @@ class Supervisor:
             self._end()
         self._sum_up(time.monotonic() - began)
         return not self._failed
-
-    def stop(self) -> None:
-        if self._stop_asked.is_set():
-            self._hurry.set()
-        self._stop_asked.set()
 
     def _start(self, chosen: Chosen) -> None:
         run = Run(
@@ -114,19 +119,23 @@ class Supervisor:
             once=self._once,
             every_s=self._every_s,
             say=self._screen.say,
+            warn=self._screen.warn,
             claim=self._claim,
         )
         self._runs.append(run)
+        if "fail_on_data_loss" in chosen.settings:
+            self._may_lose.add(chosen.name)
         try:
             chosen.pipeline.start(run)
         except Exception as error:  # noqa: BLE001 - of a pipeline, which may be a user's
             self._failed.add(chosen.name)
-            self._screen.warn(f"pipeline {chosen.name}: {said(error)}")
+            text, where = said(error), f"pipeline {chosen.name}"
+            self._screen.warn(text if text.startswith(where) else f"{where}: {text}")
 
     def _watch(self) -> None:
         """Until what has been started has ended, or a stop is asked for."""
         while any(each.is_running for each in self._activities()):
-            if self._stop_asked.wait(_LOOK_S):
+            if self._stop.asked.wait(_LOOK_S):
                 return
             self._look()
 
@@ -135,7 +144,8 @@ class Supervisor:
             if activity.error is not None and id(activity) not in self._told:
                 self._told.add(id(activity))
                 self._failed.add(activity.pipeline)
-                self._screen.warn(f"{activity.where()}: {said(activity.error)}")
+                if not self._has_java_ended():
+                    self._screen.warn(f"{activity.where()}: {self._why(activity)}")
         now = time.monotonic()
         if not (self._screen.is_due or now - self._kept_at > _KEPT_EVERY_S):
             return
@@ -145,6 +155,15 @@ class Supervisor:
             self._screen.progress(running)
         self._kept_at = now
         self._keep(figures)
+
+    def _why(self, activity: Activity) -> str:
+        """With the option that is to be set, as the pipeline calls it."""
+        if activity.error is None:
+            return ""
+        text = said(activity.error)
+        if activity.pipeline in self._may_lose:
+            return text.replace("failOnDataLoss=false", "fail_on_data_loss=false")
+        return text
 
     def _figures(self) -> list[Figures]:
         for activity in self._activities():
@@ -162,7 +181,7 @@ class Supervisor:
             rows=activity.rows,
             rows_per_s=rate.at(activity.rows) if activity.is_running else 0.0,
             lag=activity.lag,
-            error="" if activity.error is None else said(activity.error),
+            error=self._why(activity),
         )
 
     def _end(self) -> None:
@@ -172,17 +191,37 @@ class Supervisor:
         if running:
             self._screen.warn("stopping: batches under way are finished first")
         threads = [
-            threading.Thread(target=each.stop, args=(STOP_PATIENCE_S, self._hurry), daemon=True)
-            for each in running
+            threading.Thread(target=self._end_one, args=(each,), daemon=True) for each in running
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(_LOOK_S)  # so that signals are heard
+        if running:
+            self._has_java_ended()
         self._look()
         self._screen.clear()
         self._keep(self._figures())
+
+    def _end_one(self, activity: Activity) -> None:
+        try:
+            activity.stop(STOP_PATIENCE_S, self._stop.hurry)
+        except Exception as error:  # noqa: BLE001 - on a thread of its own, where nobody catches it
+            if self._has_java_ended():
+                activity.end("stopped" if self._stop.asked.is_set() else "failed")
+            else:
+                activity.end("failed", error)
+
+    def _has_java_ended(self) -> bool:
+        """Told once: every query and job fails of it, each in a page of its own."""
+        with self._lock:
+            if not self._is_java_gone and is_stopped(self._spark):
+                self._is_java_gone = True
+                self._screen.warn(
+                    JAVA_WAS_STOPPED_TOO if self._stop.asked.is_set() else JAVA_HAS_ENDED
+                )
+            return self._is_java_gone
 
     def _sum_up(self, seconds: float) -> None:
         rows = [
@@ -221,26 +260,20 @@ class _Rate:
         return (rows - before) / (now - then) if now > then else 0.0
 
 
-@contextmanager
-def stopped_by_signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGTERM and SIGINT. Only in the main thread; Spark has a handler of its own for the second,
-    which would cancel jobs in the middle."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        supervisor.stop()
-
-    before: dict[int, Any] = {
-        number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+def is_stopped(spark: SparkSession) -> bool:
+    """Has its Java ended, or is it about to?"""
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        context: Any = spark.sparkContext._jsc.sc()
+        return bool(context.isStopped())
+    except (Py4JError, ConnectionError):
+        return True
 
 
 def quieten(spark: SparkSession) -> None:
     """Spark logs what it also raises, as a page of Java, and so does what joins it to Python."""
+    server: Any = spark.sparkContext._accumulatorServer
+    if server is not None:
+        server.handle_error = lambda request, address: None  # a stack, whenever Java was killed
     for name in TOLD_IN_PYTHON:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]

@@ -20,6 +20,14 @@ _TRACEBACK = "Traceback (most recent call last):"
 _ENDS = re.compile(r"^(?:\s*at \S+\(|SQLSTATE|Caused by:|JVM stacktrace:|=== )")
 _OURS = re.compile(r"^penstock\.model\.errors\.(\w+): (?P<said>.*)", re.MULTILINE)
 _CALLING = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?")
+_BEFORE_PLAN = re.compile(r"SQLSTATE: \w{5};$")
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )*(?P<said>.*)$", re.MULTILINE)
+_IN_OUR_WORDS = {
+    " (option retrySeconds)": "",
+    "set the option token, or PENSTOCK_TOKEN before Spark starts": (
+        "give it with --token or PENSTOCK_TOKEN"
+    ),
+}
 _MARKS = re.compile(r"\s*[~^]+\s*")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)"')
 _OF_SPARK = ("/pyspark/", "/py4j/", "pyspark.zip", "/penstock/spark/", "<frozen ")
@@ -37,22 +45,22 @@ class PipelineFailed(FailedPrecondition):
 def said(error: BaseException) -> str:
     """Why; then where, in code that is neither Spark's nor ours."""
     if isinstance(error, PenstockError):
-        return error.message
+        return in_our_words(error.message)
     if isinstance(error, PySparkException):
-        return _shortened(_of_spark(str(error)))
+        return _shortened(_of_spark(str(error), getattr(error, "_stackTrace", None) or ""))
     if isinstance(error, Py4JJavaError):
-        return _shortened(_of_spark(_CALLING.sub("", str(error))))
+        return _shortened(_of_spark(_CALLING.sub("", str(error)), str(error)))
     stack = "".join(traceback.format_tb(error.__traceback__)).splitlines()
     return _shortened("\n".join([f"{type(error).__name__}: {error}", *_own_frames(stack)]))
 
 
-def _of_spark(text: str) -> str:
+def _of_spark(text: str, java_stack: str) -> str:
     ours = list(_OURS.finditer(text))
     if ours:
-        return ours[-1]["said"]
+        return in_our_words(ours[-1]["said"])
     at = text.rfind(_TRACEBACK)
     if at < 0:
-        return _plain(text)
+        return _with_cause(_plain(text), java_stack)
     stack: list[str] = []
     why: list[str] = []
     for line in text[at + len(_TRACEBACK) :].splitlines()[1:]:
@@ -72,7 +80,24 @@ def _plain(text: str) -> str:
         if _ENDS.match(line):
             break
         kept.append(line)
-    return "\n".join(kept).strip() or text[:MOST_CHARS]
+        if _BEFORE_PLAN.search(line):
+            break
+    return "\n".join(kept).strip().removesuffix(";") or text[:MOST_CHARS]
+
+
+def _with_cause(text: str, stack: str) -> str:
+    """And what it comes from: Spark says that a task failed, Java that no space is left."""
+    causes = [each["said"].strip() for each in _CAUSE.finditer(stack)]
+    if not causes or not causes[-1] or causes[-1] in text or "\n" in text:
+        return text
+    return f"{text}: {causes[-1]}"
+
+
+def in_our_words(text: str) -> str:
+    """The connector's advice, as who gives commands can follow it."""
+    for its, ours in _IN_OUR_WORDS.items():
+        text = text.replace(its, ours)
+    return text
 
 
 def _own_frames(stack: list[str]) -> list[str]:

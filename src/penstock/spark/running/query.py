@@ -27,6 +27,10 @@ MOST_STARTING = 2
 """Queries of a session whose sources start at the same time. Spark gives the Python of a source
 10 s to answer, and ends the query if it does not: of many at once, on few cores, some would not."""
 
+MOST_STARTS = 3
+"""Of a query whose source was too late all the same, on a machine that has much else to do."""
+
+_TOO_LATE = "Python worker failed to connect back"
 _STARTING_S = 30.0
 _LOOK_S = 0.05
 _LAST_WORDS_S = 5.0
@@ -47,11 +51,14 @@ class Query(Activity):
         spark: SparkSession,
         write: WriteBatch,
         broker: BrokerSettings,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(pipeline, name)
         self._spark = spark
         self._write = write
         self._broker = broker
+        self._warn = warn
+        self._starts = 0
         self._tally = Tally()
         self._stopping = threading.Event()
         self._raised: BaseException | None = None
@@ -59,9 +66,14 @@ class Query(Activity):
         self._last_heard = threading.Event()
 
     def start(self, writer: DataStreamWriter) -> None:
+        writer = writer.foreachBatch(self._take)
+        self._begin(writer)
+        threading.Thread(target=self._await, args=(writer,), name=self.where(), daemon=True).start()
+
+    def _begin(self, writer: DataStreamWriter) -> None:
         _await_others(self._spark)
-        self._query = writer.foreachBatch(self._take).start()
-        threading.Thread(target=self._await, name=self.where(), daemon=True).start()
+        self._starts += 1
+        self._query = writer.start()
 
     def stop(self, patience_s: float, hurry: threading.Event | None = None) -> None:
         self._stopping.set()
@@ -107,17 +119,16 @@ class Query(Activity):
             # Who asks to exit here would end the thread that answers Java, which then waits.
             raise RuntimeError(f"{type(error).__name__} in a batch") from error
 
-    def _await(self) -> None:
-        query = self._query
-        if query is None:
-            return
-        failure: BaseException | None = None
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - kept, and told by whoever watches the run
-            failure = error
-        # Events of the last batches are still on their way.
-        self._last_heard.wait(_LAST_WORDS_S)
+    def _await(self, writer: DataStreamWriter) -> None:
+        failure = self._failure()
+        while failure is not None and self._was_too_late(failure):
+            self._warn(f"{self.where()}: its source was not there in time, so it is started again")
+            try:
+                self._last_heard.clear()
+                self._begin(writer)
+                failure = self._failure()
+            except Exception as error:  # noqa: BLE001 - kept, as what it ends with is
+                failure = error
         self.count()
         if self._raised is not None:
             self.end("failed", self._raised)
@@ -127,6 +138,26 @@ class Query(Activity):
             self.end("failed", failure)
         else:
             self.end("finished")
+
+    def _failure(self) -> BaseException | None:
+        """What the query has ended with, when it has."""
+        query = self._query
+        failure: BaseException | None = None
+        try:
+            if query is not None:
+                if self._stopping.is_set():
+                    query.stop()  # it was asked for between two starts
+                query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - kept, and told by whoever watches the run
+            failure = error
+        # Events of the last batches are still on their way.
+        self._last_heard.wait(_LAST_WORDS_S)
+        return failure
+
+    def _was_too_late(self, failure: BaseException) -> bool:
+        """Before the first batch only: nothing has happened yet that could happen twice."""
+        has_begun = self.last_batch is not None or self.batches > 0 or self._stopping.is_set()
+        return not has_begun and self._starts < MOST_STARTS and _TOO_LATE in str(failure)
 
 
 def starting(spark: SparkSession) -> int:

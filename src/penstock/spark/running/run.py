@@ -44,6 +44,7 @@ class Run:
         once: bool = True,
         every_s: float = 10.0,
         say: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
         claim: Callable[[str, str], None] = lambda pipeline, name: None,
     ) -> None:
         self.name = name
@@ -55,6 +56,7 @@ class Run:
         self.every_s = every_s
         self.activities: list[Activity] = []
         self._say = say
+        self._warn = warn
         self._claim = claim
 
     # -- for pipelines -------------------------------------------------------------------------
@@ -81,7 +83,7 @@ class Run:
         """Begins a streaming query whose batches `write` takes, each at least once by its number:
         it must do nothing the second time."""
         self._claim(self.name, query)
-        begun = Query(self.name, query, self.spark, write, self.broker)
+        begun = Query(self.name, query, self.spark, write, self.broker, self._warn)
         name = f"{self.name}-{query}"
         watch_of(self.spark).expect(name, begun)
         writer = (

@@ -1,0 +1,46 @@
+"""What is said of a failure: Spark's and the connector's words, for who gives commands."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from penstock.model.errors import Unauthenticated, Unavailable
+from penstock.spark.running.failure import said
+
+
+class WriteFailed(AnalysisException):
+    """As Spark raises it when a disk is full."""
+
+    _stackTrace = (  # noqa: N815 - PySpark's name
+        "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows.\n"
+        "\tat org.apache.spark.sql.Writer(Writer.scala:1)\n"
+        "Caused by: org.apache.spark.SparkException: a task\n"
+        "\tat org.apache.spark.Task(Task.scala:1)\n"
+        "Caused by: java.io.IOException: No space left on device\n"
+        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+    )
+
+
+def test_the_root_of_what_spark_says_is_said_too():
+    told = said(WriteFailed("[TASK_WRITE_FAILED] Task failed while writing rows."))
+    assert told == ("[TASK_WRITE_FAILED] Task failed while writing rows.: No space left on device")
+
+
+def test_an_unknown_column_is_told_without_spark_s_plan(spark: SparkSession):
+    with pytest.raises(AnalysisException) as failure:
+        spark.range(1).select("vale")
+    told = said(failure.value)
+    assert told.startswith("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
+    assert told.endswith("SQLSTATE: 42703")
+    assert "\n" not in told
+
+
+def test_advice_names_what_the_command_has():
+    away = Unavailable("the broker is away; tried for 60 s (option retrySeconds)")
+    assert said(away) == "the broker is away; tried for 60 s"
+    refused = Unauthenticated(
+        "no token; set the option token, or PENSTOCK_TOKEN before Spark starts"
+    )
+    assert said(refused) == "no token; give it with --token or PENSTOCK_TOKEN"
