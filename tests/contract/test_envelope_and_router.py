@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.contract.checks import assert_done, assert_not_found, assert_nothing_
 from tests.contract.conftest import StartBroker
 from tests.contract.http_router import HttpRouter
 from tests.ndjson import Item
+from tests.tls_proxy import make_certificate, tls_proxy
 
 
 def first_item(broker: BrokerProcess, topic: str) -> Item:
@@ -292,6 +294,19 @@ def test_an_http_router_is_asked_and_obeyed(
     broker.put(asked, "stays")
     item = first_item(broker, asked)
     assert (item.value, item.routing) == ("stays", {"label": "only a label"})
+
+
+def test_a_router_may_have_a_certificate_that_ssl_cert_file_names(
+    start_broker: StartBroker, http_router: HttpRouter, tmp_path: Path
+) -> None:
+    certificate = make_certificate(tmp_path)
+    http_router.says({"label": "over TLS"})
+    with tls_proxy(urlsplit(http_router.url).port or 0, certificate) as url:
+        trusted = {"SSL_CERT_FILE": str(certificate.file)}
+        broker = start_broker("--router", f"{url}/route", memory=True, env=trusted)
+        topic = broker.create_topic("t")
+        broker.put(topic, "v")
+        assert first_item(broker, topic).routing == {"label": "over TLS"}
 
 
 def test_an_http_router_that_fails_leaves_the_message_unrouted(

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -108,6 +109,7 @@ class Follower:
         # Nothing is waited for in a pool: what is under way is bounded here.
         self._http = httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False,
+            verify=ssl.create_default_context(),
             limits=httpx.Limits(max_connections=None), transport=transport,
         )  # fmt: skip
 
