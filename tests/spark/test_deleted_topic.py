@@ -212,5 +212,6 @@ def test_a_deletion_fails_the_query_that_wants_it_to_though_other_losses_do_not(
         running = query(f"{going},{staying}", fail_on_data_loss=False, fail_on_deleted_topic=True)
         running.finish()
         produce(broker, going, range(20, 25))
-        with pytest.raises(error, match=f"{going}.*{said}"):
+        with pytest.raises(error, match=f"{going}.*{said}") as caught:
             running.batch(moment, happen)
+        assert "failOnDataLoss" not in str(caught.value), "it would not help"

@@ -21,6 +21,7 @@ class Losses:
     def __init__(self, *, fail: bool, fail_on_deletion: bool | None = None) -> None:
         self._fail = fail
         self._fail_on_deletion = fail if fail_on_deletion is None else fail_on_deletion
+        self._is_deletion_told_apart = fail_on_deletion is not None
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Losses:
@@ -53,8 +54,8 @@ class Losses:
         what = f"{place} ends at offset {span.next}, and this query is at {wanted}"
         if self._fail_on_deletion:
             raise OutOfRange(
-                f"{what}: it was deleted and made again, or the broker's data was replaced; "
-                "failOnDataLoss=false begins anew with what is there"
+                f"{what}: it was deleted and made again, or the broker's data was replaced"
+                f"{self._cure('begins anew with what is there')}"
             )
         _log.warning("%s: it is read from its beginning, offset %d", what, span.earliest)
         return span.earliest, span.next
@@ -63,17 +64,19 @@ class Losses:
         """The topic was deleted and another has its name; `unread` is of the old one."""
         what = f"topic {topic!r} was deleted and made again, {_read_so_far(unread)}"
         if self._fail_on_deletion:
-            raise OutOfRange(f"{what}; failOnDataLoss=false begins anew with what is there")
+            raise OutOfRange(f"{what}{self._cure('begins anew with what is there')}")
         _log.warning("%s: the new one is read from its beginning", what)
 
     def deleted(self, what: str, unread: Positions | None = None) -> None:
         """`unread`: where the query would have gone on."""
         if self._fail_on_deletion:
-            raise NotFound(
-                f"{what} does not exist any more; failOnDataLoss=false goes on without it"
-            )
+            raise NotFound(f"{what} does not exist any more{self._cure('goes on without it')}")
         behind = f"; {_read_so_far(unread)}" if unread else ""
         _log.warning("%s does not exist any more: the query goes on without it%s", what, behind)
+
+    def _cure(self, does: str) -> str:
+        """For a deletion; none for who has said that it shall fail."""
+        return "" if self._is_deletion_told_apart else f"; failOnDataLoss=false {does}"
 
 
 def _read_so_far(unread: Positions) -> str:
