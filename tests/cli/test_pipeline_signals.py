@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ class Running:
                 found[int(each.name)] = program or name
         return found
 
+    def send_to_all(self, number: signal.Signals) -> None:
+        """As systemd does, workers in groups of their own included; Spark's come and go."""
+        for pid in self.left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def java(self) -> int:
         (pid,) = [p for p, program in self.left().items() if "/bin/java " in program[:200]]
         return pid
@@ -84,8 +91,7 @@ def running(broker: BrokerProcess, tmp_path: Path) -> Iterator[Running]:
     try:
         yield made
     finally:
-        for pid in made.left():
-            os.kill(pid, signal.SIGKILL)
+        made.send_to_all(signal.SIGKILL)
         made.process.wait(20)
 
 
@@ -97,8 +103,7 @@ def test_sigterm_to_all_of_it_is_a_clean_stop(running: Running) -> None:
     status = Path(f"/proc/{running.java()}/status").read_text()
     (ignored,) = [int(x.split()[1], 16) for x in status.splitlines() if x.startswith("SigIgn")]
     assert ignored & 1 << (signal.SIGTERM - 1), "Java would end at once"
-    for pid in running.left():  # as systemd does, workers in groups of their own included
-        os.kill(pid, signal.SIGTERM)
+    running.send_to_all(signal.SIGTERM)
     assert running.process.wait(WAIT_S) == 0
     assert running.entry().state == "stopped"
     assert running.said().splitlines()[-1].split()[::6] == ["archive", "stopped"]
