@@ -21,11 +21,6 @@ from tests.tls_proxy import Certificate, make_certificate, tls_proxy
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return make_certificate(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture(scope="module")
 def url(broker: BrokerProcess, certificate: Certificate) -> Iterator[str]:
     with tls_proxy(broker.port, certificate) as address:
         yield address

@@ -17,7 +17,7 @@ from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import SMALL_SEGMENTS, assert_no_traceback
 from tests.contract.test_registry import Place, assert_typed_error, make_place
 from tests.contract.wire import Wire, encode
-from tests.tls_proxy import make_certificate, tls_proxy
+from tests.tls_proxy import Certificate, tls_proxy
 
 SYNC_MS = 100
 TOKEN = "s3cret-Token_0123456789"
@@ -459,9 +459,9 @@ def test_a_wrong_token_is_the_operators_mistake_and_not_the_clients(start: Start
 
 
 def test_a_control_plane_may_have_a_certificate_that_ssl_cert_file_names(
-    start: Start, tmp_path: Path
+    start: Start, certificate: Certificate
 ) -> None:
-    plane, certificate = start(), make_certificate(tmp_path)
+    plane = start()
     with tls_proxy(plane.port, certificate) as url:
         follower = start("--control-plane", url, SSL_CERT_FILE=str(certificate.file))
         connected(follower)

@@ -17,7 +17,7 @@ from tests.contract.checks import assert_done, assert_not_found, assert_nothing_
 from tests.contract.conftest import StartBroker
 from tests.contract.http_router import HttpRouter
 from tests.ndjson import Item
-from tests.tls_proxy import make_certificate, tls_proxy
+from tests.tls_proxy import Certificate, tls_proxy
 
 
 def first_item(broker: BrokerProcess, topic: str) -> Item:
@@ -297,9 +297,8 @@ def test_an_http_router_is_asked_and_obeyed(
 
 
 def test_a_router_may_have_a_certificate_that_ssl_cert_file_names(
-    start_broker: StartBroker, http_router: HttpRouter, tmp_path: Path
+    start_broker: StartBroker, http_router: HttpRouter, certificate: Certificate
 ) -> None:
-    certificate = make_certificate(tmp_path)
     http_router.says({"label": "over TLS"})
     with tls_proxy(urlsplit(http_router.url).port or 0, certificate) as url:
         trusted = {"SSL_CERT_FILE": str(certificate.file)}

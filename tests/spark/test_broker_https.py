@@ -12,12 +12,7 @@ from penstock.model.errors import InvalidArgument, Unavailable
 from penstock.spark.broker import Broker
 from penstock.spark.options import BrokerSettings
 from tests.broker_process import BrokerProcess
-from tests.tls_proxy import Certificate, make_certificate, tls_proxy
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+from tests.tls_proxy import Certificate, tls_proxy
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +23,16 @@ def url(broker: BrokerProcess, certificate: Certificate) -> Iterator[str]:
 
 def connect(url: str, retry_s: float = 60) -> Broker:
     return Broker(BrokerSettings(url=url, retry_s=retry_s))
+
+
+def refused_at_once(url: str, told: str) -> None:
+    begun = time.monotonic()
+    with connect(url) as connection:
+        with pytest.raises(InvalidArgument, match=told):
+            connection.call("GET", "/v1/topics")
+        with pytest.raises(InvalidArgument, match=told):
+            connection.rows("/v1/topics/x/partitions/0/records", {})
+    assert time.monotonic() - begun < 20
 
 
 def test_calls_and_rows_trust_what_ssl_cert_file_names(
@@ -47,25 +52,13 @@ def test_calls_and_rows_trust_what_ssl_cert_file_names(
 
 def test_a_certificate_that_does_not_hold_is_said_at_once(url: str):
     told = f"the certificate of {url} does not hold: self.signed certificate; SSL_CERT_FILE may"
-    begun = time.monotonic()
-    with connect(url) as connection:
-        with pytest.raises(InvalidArgument, match=told):
-            connection.call("GET", "/v1/topics")
-        with pytest.raises(InvalidArgument, match=told):
-            connection.rows("/v1/topics/x/partitions/0/records", {})
-    assert time.monotonic() - begun < 20
+    refused_at_once(url, told)
 
 
 def test_https_to_a_port_of_http_is_said_at_once(broker: BrokerProcess):
     address = broker.url.replace("http:", "https:")
     told = f"{address} does not speak TLS; is it {broker.url}\\?"
-    begun = time.monotonic()
-    with connect(address) as connection:
-        with pytest.raises(InvalidArgument, match=told):
-            connection.call("GET", "/v1/topics")
-        with pytest.raises(InvalidArgument, match=told):
-            connection.rows("/v1/topics/x/partitions/0/records", {})
-    assert time.monotonic() - begun < 20
+    refused_at_once(address, told)
 
 
 def test_http_to_a_port_of_tls_is_tried_again_and_suspected_in_the_end(url: str):
