@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark import java, session
+from penstock.spark.sessions import settings_for
 from tests.broker_process import BrokerProcess
 from tests.spark.sources import produce
 
@@ -32,6 +33,13 @@ print("settings", spark.conf.get("spark.sql.shuffle.partitions"),
 WITHOUT_SESSION = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+"""
+LIMITED = """
+from penstock.spark import session
+spark = session(config={"spark.sql.shuffle.partitions": 1})
+rows = spark.read.format("penstock").option("topic", %r).load()
+for _ in range(3):
+    print("limited", len(rows.limit(2).collect()))
 """
 SUBMITTED = """
 from penstock.spark import session
@@ -108,6 +116,23 @@ def test_under_spark_submit_only_the_format_is_added(
     done = run(script, broker, tmp_path, *submit, PYSPARK_PYTHON=sys.executable)
     assert f"values {sorted(wanted)}" in done.stdout, done.stdout + done.stderr
     assert "settings local[1] submitted true" in done.stdout, done.stdout
+
+
+def test_rows_that_nobody_wants_any_more_are_no_error(
+    broker: BrokerProcess, topic: str, tmp_path: Path
+):
+    """Java hangs up on workers with far more to give than fits into a socket."""
+    produce(broker, topic, range(100_000))
+    done = run(LIMITED % topic, broker, tmp_path)
+    assert done.stdout.split("\n")[:3] == ["limited 2"] * 3, done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+def test_what_suits_one_machine_is_set_on_one_machine_only():
+    name = "spark.python.unix.domain.socket.enabled"
+    assert settings_for("local[2]", {})[name] == "true"
+    assert settings_for("local[2]", {name: "false"})[name] == "false"
+    assert name not in settings_for("spark://there:7077", {})
 
 
 def test_a_session_that_is_there_is_kept_as_it_is(spark: SparkSession):

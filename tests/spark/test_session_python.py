@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.session_python import python_launcher
+from penstock.spark.session_python import DAEMON, python_launcher
 
 ZIPS = Path(os.path.realpath(pyspark.__file__)).parent / "python" / "lib"
 
@@ -36,6 +36,24 @@ def test_only_the_zips_of_this_pyspark_are_left_out(given: list[str], kept: str,
         check=True,
     )
     assert done.stdout == f"{kept} {sys.executable} one  word\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "started"),
+    [
+        (["-m", "pyspark.daemon", "pyspark.worker"], ["-m", DAEMON, "pyspark.worker"]),
+        (["-m", "pyspark.daemonic", "a  b"], ["-m", "pyspark.daemonic", "a  b"]),
+        (["-m", "mine", "-m", "pyspark.daemon"], ["-m", "mine", "-m", "pyspark.daemon"]),
+    ],
+)
+def test_a_daemon_of_pyspark_is_started_as_ours(
+    given: list[str], started: list[str], tmp_path: Path
+):
+    launcher = Path(python_launcher({"XDG_CACHE_HOME": str(tmp_path)}))
+    text = launcher.read_text()
+    launcher.write_text(text.replace(f"exec {sys.executable}", "exec printf '%s\\n'"))
+    done = subprocess.run([launcher, *given], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == started
 
 
 def test_a_launcher_that_is_there_is_used_again(tmp_path: Path):

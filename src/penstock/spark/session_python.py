@@ -2,8 +2,9 @@
 
 Spark puts a zip of PySpark before all that is installed, and no zip has compiled modules: each of
 these processes would compile PySpark anew, half a second of work. So there is a launcher that
-leaves out the zips of this very PySpark, which is installed and compiled. Invariant: without them
-the same modules are found; whatever else Spark or the user has put on the path stays.
+leaves out the zips of this very PySpark, which is installed and compiled, and has PySpark's daemon
+run by `worker_daemon`. Invariant: without the zips the same modules are found; whatever else Spark
+or the user has put on the path stays.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyspark
 
 from penstock.spark.launchers import cache_dir, make_launcher, name_for
 
+DAEMON = "penstock.spark.worker_daemon"
 _LAUNCHER = """\
 #!/bin/sh
 # Starts Python without Spark's zips of modules that are installed, and compiled, here.
@@ -33,6 +35,10 @@ for each in $PYTHONPATH; do
 done
 unset IFS
 export PYTHONPATH="$kept"
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m {daemon} "$@"
+fi
 exec {python} "$@"
 """
 
@@ -42,7 +48,9 @@ def python_launcher(environ: Mapping[str, str]) -> str:
     if sys.platform == "win32":
         return sys.executable
     zips = Path(os.path.realpath(pyspark.__file__)).parent / "python" / "lib"
-    text = _LAUNCHER.format(zips=shlex.quote(str(zips)), python=shlex.quote(sys.executable))
+    text = _LAUNCHER.format(
+        zips=shlex.quote(str(zips)), python=shlex.quote(sys.executable), daemon=DAEMON
+    )
     # No home to write to, as in many containers.
     with suppress(OSError, RuntimeError):
         return str(make_launcher(cache_dir(environ) / name_for("python", text), text))

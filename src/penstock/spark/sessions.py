@@ -7,6 +7,7 @@ a notebook's session or under spark-submit, nothing of it is changed but what th
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ _LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     # 200 are for a cluster: here each costs more than it works.
     "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 1, 8)),
+    # By TCP, each short exchange of Java and Python waits 40 ms for an acknowledgement.
+    "spark.python.unix.domain.socket.enabled": "true" if hasattr(socket, "AF_UNIX") else "false",
 }
 
 
