@@ -15,10 +15,10 @@ from pyspark import daemon
 _work = daemon.worker
 
 
-def work(connection: socket.socket, authenticated: bool) -> int:
+def work(sock: socket.socket, authenticated: bool) -> int:
     """PySpark's `worker`. A code other than 0 ends the process, as the traceback would have."""
     try:
-        return _work(connection, authenticated)
+        return _work(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
         return 1
 
