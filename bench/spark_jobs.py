@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -46,13 +46,15 @@ def to_parquet(spark: SparkSession, url: str, topic: str, path: str) -> int:
     return spark.read.parquet(path).count()
 
 
-def parquet_to_noop(spark: SparkSession, path: str) -> int:
-    _to_noop(spark.read.parquet(path))
+def parquet_to_noop(spark: SparkSession, path: str, columns: Sequence[str] = ()) -> int:
+    rows = spark.read.parquet(path)
+    _to_noop(rows.select(*columns) if columns else rows)
     return 0
 
 
-def history_to_noop(spark: SparkSession, url: str, topic: str) -> int:
-    _to_noop(_history(spark, url, topic))
+def history_to_noop(spark: SparkSession, url: str, topic: str, columns: Sequence[str] = ()) -> int:
+    chosen = {"columns": ",".join(columns)} if columns else {}
+    _to_noop(_history(spark, url, topic, **chosen))
     return 0
 
 

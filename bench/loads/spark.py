@@ -22,6 +22,10 @@ LOAD = "spark"
 YIELD = 19
 FIRST, ALL = 2, 10
 """How many millions a stream reads before its memory is taken, and in all."""
+WARM = 10
+"""How often a session reads before it is warm: then Java has compiled all there is to compile."""
+SIX = ["topic", "partition", "offset", "timestamp", "key", "value"]
+"""The columns that have values here; the other twenty are null."""
 MEMORY_BYTES = 64 << 20
 """So little that messages which were just produced are no part of what grows."""
 
@@ -65,7 +69,29 @@ def _rates(setting: Setting, broker: Broker) -> list[Row]:
             done = spark.run("stream_to_sink", **source, target=copy, path=path)
             sink.values.append(_rate(count, done))
             _expect(count, broker.stored(copy))
-    return [native, history, ratio, parquet, sink]
+        warm = _warm_ratios(setting, spark, source, same)
+    return [native, history, ratio, *warm, parquet, sink]
+
+
+def _warm_ratios(
+    setting: Setting, spark: SparkProcess, source: dict[str, str], same: str
+) -> list[Row]:
+    """No target is set for these: they tell what a session that lives long gets."""
+    every = Row(LOAD, "history : native Parquet in a warm session, all columns", "×", [])
+    some = Row(LOAD, "history : native Parquet in a warm session, six columns", "×", [])
+    for row, columns in ((every, []), (some, SIX)):
+        for _ in range(WARM):
+            _history_to_parquet_ratio(spark, source, same, columns)
+        for _ in setting.each_run(f"{LOAD}, warm"):
+            row.values.append(_history_to_parquet_ratio(spark, source, same, columns))
+    return [every, some]
+
+
+def _history_to_parquet_ratio(
+    spark: SparkProcess, source: dict[str, str], same: str, columns: list[str]
+) -> float:
+    native = spark.run("parquet_to_noop", path=same, columns=columns).seconds
+    return native / spark.run("history_to_noop", **source, columns=columns).seconds
 
 
 def _beside(setting: Setting, broker: Broker) -> list[Row]:
