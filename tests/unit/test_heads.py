@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.server import heads
 from penstock.server.gate import Verdict
-from penstock.server.heads import KnownHeads
+from penstock.server.heads import KnownHeads, Ordinary
 from tests.unit.lane_connection import Connection, on_a_connection
 
 HEAD = b"POST /v1/produce HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"
@@ -39,6 +39,10 @@ REQUESTS = [
     HEALTH,
     HEALTH + HEALTH,
     HEALTH + produce(),
+    produce() * 3,
+    produce() + b"GET /docs HTTP/1.1\r\nHost: localhost\r\n\r\n" + produce(),
+    produce()[:-3] + b"\n\n" + produce(b"\r\n\r\n" + b"x" * 21),
+    HEAD.replace(b"\r\n", b"\n") % (len(BODY), b"") + b"\r\n\r\n" + BODY,
     produce() + produce(b'{"topic":"t","value":"longer"}'),
     b"GET /v1/topics?a=1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"HEAD /v1/topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -70,7 +74,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
 async def answers(reads: list[bytes], *, remembers: bool, monkeypatch: pytest.MonkeyPatch) -> bytes:
     with monkeypatch.context() as patch:
         if not remembers:
-            patch.setattr(KnownHeads, "request_of", lambda *_: None)
+            patch.setattr(KnownHeads, "request_at", lambda *_: None)
         connection = Connection()
         await connection.topic()
         try:
@@ -105,34 +109,56 @@ def test_a_head_that_comes_again_is_not_parsed() -> None:
         connection.transport.written = b""
         lane.data_received(produce(b'{"topic":"t","value":"2"}'))
         await connection.until_written(b"produced")
+        connection.transport.written = b""
+        lane.data_received(produce() * 3)
+        await connection.until_written(b"produced")
+        assert connection.transport.written.count(b"produced") == 3
+
+    on_a_connection(test)
+
+
+def test_a_head_is_learned_from_the_first_of_many() -> None:
+    async def test(connection: Connection) -> None:
+        lane = connection.lane
+        lane.data_received(produce() + produce(b'{"topic":"t","value":"longer"}') + produce()[:9])
+        lane.data_received(produce()[9:])
+        assert len(lane.hub.heads) == 1
+        lane.parser = None
+        lane.data_received(produce())
+        await connection.until_written(b"produced")
 
     on_a_connection(test)
 
 
 def test_only_whole_requests_that_begin_with_their_own_line_are_kept() -> None:
     known = KnownHeads()
-    verdict = Verdict(content_length=len(BODY))
+    ordinary = Ordinary(b"POST", b"/v1/produce", Verdict(content_length=len(BODY)))
     for data in (
         b"\r\n\r\n" + produce(),
-        produce() + b"G",
         produce()[:-1],
         HEAD % (len(BODY), b"A: " + b"a" * heads.MAX_HEAD_BYTES + b"\r\n") + BODY,
     ):
-        known.keep(data, b"POST", b"/v1/produce", verdict)
+        known.keep(data, ordinary)
         assert len(known) == 0
-    known.keep(produce(), b"POST", b"/v1/produce", verdict)
-    request = known.request_of(produce())
-    assert request is not None
-    assert (request.method, request.path, request.body) == (b"POST", b"/v1/produce", BODY)
-    assert known.request_of(produce() + b"G") is None
-    assert known.request_of(produce()[:-1]) is None
-    assert known.request_of(b"") is None
+    known.keep(produce() + b"G", None)
+    assert len(known) == 0
+    known.keep(produce() + b"G", ordinary)
+    for before, after in ((b"", b""), (b"", b"G"), (b"something", produce())):
+        data = before + produce() + after
+        found = known.request_at(data, len(before))
+        assert found is not None
+        request, end = found
+        assert (request.method, request.path, request.body) == (b"POST", b"/v1/produce", BODY)
+        assert data[end:] == after
+    assert known.request_at(produce(), 1) is None
+    assert known.request_at(produce()[:-1], 0) is None
+    assert known.request_at(b"", 0) is None
 
 
 def test_what_is_kept_is_bounded() -> None:
     known = KnownHeads()
     for n in range(heads.MAX_HEADS + 10):
         data = b"GET /v1/%d HTTP/1.1\r\n\r\n" % n
-        known.keep(data, b"GET", b"/v1/%d" % n, Verdict())
+        known.keep(data, Ordinary(b"GET", b"/v1/%d" % n, Verdict()))
         assert 0 < len(known) <= heads.MAX_HEADS
-        assert known.request_of(data) is not None
+        assert known.request_at(data, 0) is not None

@@ -40,6 +40,11 @@ class Verdict(msgspec.Struct):
     token_refusal: PenstockError | None = None
     cross_site_refusal: PenstockError | None = None
 
+    def is_welcome(self) -> bool:
+        """Nothing of it is refused or to be asked for, whatever it wants."""
+        refusals = (self.refusal, self.token_refusal, self.cross_site_refusal)
+        return refusals == (None, None, None) and not self.expects_continue
+
 
 class Gate:
     def __init__(

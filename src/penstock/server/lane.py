@@ -24,6 +24,7 @@ from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES, MIB
 from penstock.server.felix import upgrade
 from penstock.server.gate import Verdict
+from penstock.server.heads import Ordinary
 from penstock.server.hub import Hub
 from penstock.server.requests import Request, origin_form
 from penstock.server.turns import MAX_PIPELINED, AppTurn, Reply, Turns
@@ -47,23 +48,17 @@ class Lane(HttpToolsProtocol):
         self.touched = time.monotonic()
         self.is_receiving = False
         self._began = self.touched
-        self._begun = self._thrown_bytes = 0
-        self._in_head = self._is_ordinary = False
-        self._has_progress = False
-        self._framing_bytes = 0
+        self._begun = self._thrown_bytes = self._framing_bytes = 0
+        self._first: Ordinary | None = None
+        self._in_head = self._has_progress = False
         self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._waiting_bytes = 0
-        self._is_lane = False
-        self._is_upgrade = False
+        self._body_bytes = self._waiting_bytes = 0
+        self._is_lane = self._is_upgrade = self._is_welcome = False
         self._reply: Reply | None = None
         self._refusal: PenstockError | None = None
         self._verdict = Verdict()
         self._verdict_headers: list[tuple[bytes, bytes]] | None = None
-        self._is_welcome = False
-        self._is_deaf = False
-        self._is_done = False
-        self._is_leaving = False
+        self._is_deaf = self._is_done = self._is_leaving = False
         self.is_half_closed = False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,17 +96,28 @@ class Lane(HttpToolsProtocol):
         if self.is_receiving:
             self._parse(data)
             return
-        if self.turns.may_start() and (request := self.hub.heads.request_of(data)) is not None:
-            reply = Reply(self, self.hub.next_request_id(), keep_alive=True)
-            self.turns.add_started(reply)
-            self.hub.handle(request, reply)
-            return
-        self._begun = 0
-        if self._parse(data) and self._begun == 1 and self._is_ordinary:
-            self.hub.heads.keep(data, self.parser.get_method(), self.url, self._verdict)
+        if rest := data[self._take_known(data) :]:
+            self._begun, self._first = 0, None
+            self._parse(rest)
+            if not self._is_deaf:
+                self.hub.heads.keep(rest, self._first)
 
-    def _parse(self, data: bytes) -> bool:
-        """Is all that came understood, with nothing left to come?"""
+    def _take_known(self, data: bytes) -> int:
+        """Starts the requests whose heads were understood before; how far they go."""
+        at = 0
+        while at < len(data) and self.turns.may_start():
+            found = self.hub.heads.request_at(data, at)
+            if found is None:
+                break
+            request, at = found
+            self._start(request, Reply(self, self.hub.next_request_id(), keep_alive=True))
+        return at
+
+    def _start(self, request: Request, reply: Reply) -> None:
+        self.turns.add_started(reply)
+        self.hub.handle(request, reply)
+
+    def _parse(self, data: bytes) -> None:
         self._has_progress = False
         try:
             self.parser.feed_data(data)
@@ -121,7 +127,6 @@ class Lane(HttpToolsProtocol):
             self.refuse(InvalidArgument(f"not an HTTP/1.1 request: {error}"))
         if self.is_receiving and not self._has_progress:
             self._count_framing(len(data))
-        return not (self.is_receiving or self._is_deaf)
 
     def _count_framing(self, nbytes: int) -> None:
         """Bytes that brought neither a new request nor any of its body: heads, trailers, chunk
@@ -149,7 +154,7 @@ class Lane(HttpToolsProtocol):
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = self._is_ordinary = False
+        self._in_head = False
         if self._is_deaf:
             return
         method = self.parser.get_method()
@@ -169,22 +174,19 @@ class Lane(HttpToolsProtocol):
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
             reply.request = Request(method, path, query, verdict.wants_events)
             # One that is chunked, or names itself, is not the same when its head comes again.
-            self._is_ordinary = reply.keep_alive and not (verdict.is_chunked or verdict.request_id)
+            is_odd = verdict.is_chunked or verdict.request_id or not reply.keep_alive
+            if self._begun == 1 and not is_odd:
+                self._first = Ordinary(method, self.url, verdict)
             return
         self._receive_with_care(method, verdict)
 
     def _judge(self) -> None:
         """The same headers again, as a client sends them that asks often, need no second look."""
         self._verdict_headers = self.headers
-        verdict = self._verdict = self.hub.gate.judge(self.headers, self.parser.get_http_version())
-        self._is_welcome = (
-            verdict.refusal is None
-            and verdict.token_refusal is None
-            and verdict.cross_site_refusal is None
-            and verdict.content_length <= self.hub.max_body_bytes
-            and not verdict.expects_continue
-            and self.parser.get_http_version() == "1.1"
-        )
+        version = self.parser.get_http_version()
+        verdict = self._verdict = self.hub.gate.judge(self.headers, version)
+        is_short = verdict.content_length <= self.hub.max_body_bytes
+        self._is_welcome = verdict.is_welcome() and is_short and version == "1.1"
 
     def _receive_with_care(self, method: bytes, verdict: Verdict) -> None:
         """Whatever is not an ordinary request of the lane."""
@@ -237,15 +239,13 @@ class Lane(HttpToolsProtocol):
         reply, self._reply = self._reply, None
         if reply is None:
             return
-        request = reply.request
-        if request is not None and self._body:
-            body = self._body
+        request, body = reply.request, self._body
+        if request is not None and body:
             request.body = body[0] if len(body) == 1 else b"".join(body)
         if request is not None and self.turns.may_start():
             self._drop_body()
             reply.request = None
-            self.turns.add_started(reply)
-            self.hub.handle(request, reply)
+            self._start(request, reply)
         else:
             self._wait_for_turn(reply)
 
