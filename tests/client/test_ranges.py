@@ -90,6 +90,9 @@ def test_asyncio_has_the_same(broker: BrokerProcess, filled: str) -> None:
     async def run() -> None:
         async with AsyncClient(broker.url) as client:
             assert (await client.offsets(filled))[1].next == 10
+            page = await client.all_offsets()
+            assert filled in [each.topic for each in page.topics]
+            assert page.after is None
             assert (await client.splits(filled, 0)).next == 9
             async with client.read_range(filled, 0, 2, 7, columns=["offset"]) as rows:
                 assert [row["offset"] async for row in rows] == [2, 4, 6]
@@ -100,6 +103,8 @@ def test_asyncio_has_the_same(broker: BrokerProcess, filled: str) -> None:
 
 def test_calls_say_only_what_was_said() -> None:
     assert ranges.offsets("a/b").path == "/v1/topics/a%2Fb/offsets"
+    assert ranges.all_offsets().path == "/v1/offsets"
+    assert ranges.all_offsets("a/b").path == "/v1/offsets?after=a%2Fb"
     assert ranges.splits("t", 3).path == "/v1/topics/t/partitions/3/splits"
     assert ranges.splits("t", 3, start=0, rows=5).path.endswith("splits?start=0&rows=5")
     assert (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -143,6 +145,27 @@ def test_offsets_say_where_a_topic_begins_ends_and_is_at_a_time(filled: BrokerPr
     later = int(time.time() * 1000) + 60_000
     reply = filled.client.get(f"/v1/topics/t/offsets?time_ms={later}")
     assert [p["at_time"] for p in reply.json()["partitions"]] == [COUNT - 1, COUNT]
+
+
+def test_offsets_of_all_topics_come_in_pages(tmp_path: Path):
+    with closing(BrokerProcess(tmp_path).start()) as broker:
+        assert broker.client.get("/v1/offsets").json() == {"topics": []}
+        counts = {"a": 1024, "b/é": 1024, "c": 1024, "d": 1023, "e": 2, "f": 1}
+        for name, count in counts.items():
+            broker.create_topic(name, count)
+        broker.client.post("/v1/produce?topic=c&value=v")
+        pages: list[dict[str, Any]] = []
+        while not pages or "after" in pages[-1]:
+            after = pages[-1]["after"] if pages else ""
+            pages.append(broker.client.get("/v1/offsets", params={"after": after}).json())
+        assert [[each["topic"] for each in page["topics"]] for page in pages] == [
+            ["a", "b/é", "c", "d"],
+            ["e", "f"],
+        ]
+        for each in (each for page in pages for each in page["topics"]):
+            alone = broker.client.get(f"/v1/topics/{quote(each['topic'], safe='')}/offsets")
+            assert each == {"topic": each["topic"]} | alone.json()
+            assert len(each["partitions"]) == counts[each["topic"]]
 
 
 def splits(broker: BrokerProcess, query: str = "", partition: int = 0) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from penstock.model.errors import NotFound
+from penstock.spark import logs
+from penstock.spark.broker import Broker
 from penstock.spark.options import Bound, SourceSettings
 from penstock.spark.schemas import schema_of
 from penstock.spark.source import StreamReader
@@ -183,6 +186,58 @@ def lag(broker: BrokerProcess, topic: str) -> int:
     report = broker.client.get(f"/v1/topics/{topic}").json()
     [group] = [one for one in report["groups"] if one["name"] == "spark"]
     return sum(one["lag"] for one in group["partitions"])
+
+
+def test_many_topics_are_asked_for_at_once(
+    broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+):
+    """A topic that is deleted between two looks is gone, and not among those asked for."""
+    prefix = new_name("many")
+    names = [f"{prefix}-{n:02}" for n in range(logs.MANY_TOPICS + 2)]
+    for name in names:
+        broker.create_topic(name)
+    reader = reader_of(f"{prefix}-*", fail_on_data_loss=False)
+    start = reader.initialOffset()
+    wanted = [value for n, name in enumerate(names) for value in produce(broker, name, [n])]
+    asked: list[str] = []
+    call = Broker.call
+
+    def counted(self: Broker, method: str, path: str, **rest: Any) -> bytes:
+        asked.append(path)
+        return call(self, method, path, **rest)
+
+    monkeypatch.setattr(Broker, "call", counted)
+    end = latest(reader, start)
+    assert asked == ["/v1/topics", "/v1/offsets"]
+    assert rows_between(reader, start, end) == sorted(wanted)
+    broker.client.delete(f"/v1/topics/{names[3]}")
+    assert sorted(latest(reader, end)["records"]) == names[:3] + names[4:]
+
+
+def test_a_broker_that_knows_no_such_question_is_asked_one_by_one(
+    broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+):
+    prefix = new_name("older")
+    names = [f"{prefix}-{n:02}" for n in range(logs.MANY_TOPICS + 1)]
+    for name in names:
+        broker.create_topic(name)
+    call = Broker.call
+
+    def older(self: Broker, method: str, path: str, **rest: Any) -> bytes:
+        return call(self, method, path.replace("/v1/offsets", "/v1/unknown"), **rest)
+
+    monkeypatch.setattr(Broker, "call", older)
+    assert sorted(reader_of(f"{prefix}-*").initialOffset()["records"]) == names
+    with pytest.raises(NotFound, match=f"topic '{prefix}' does not exist"):
+        reader_of(f"{prefix}-*", prefix).initialOffset()
+
+
+def test_a_name_among_many_that_is_not_there_is_named(broker: BrokerProcess, reader_of: MakeReader):
+    prefix = new_name("named")
+    for n in range(logs.MANY_TOPICS + 1):
+        broker.create_topic(f"{prefix}-{n:02}")
+    with pytest.raises(NotFound, match=f"topic '{prefix}' does not exist"):
+        reader_of(f"{prefix}-*", prefix).initialOffset()
 
 
 def test_small_partitions_share_tasks(broker: BrokerProcess, reader_of: MakeReader):

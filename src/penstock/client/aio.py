@@ -57,6 +57,7 @@ class AsyncClient:
     delete_group = _operation(requests.delete_group)
     set_progress = _operation(ranges.set_progress)
     offsets = _operation(ranges.offsets)
+    all_offsets = _operation(ranges.all_offsets)
     splits = _operation(ranges.splits)
     journal_offsets = _operation(journal.journal_offsets)
     set_journal_archived = _operation(journal.set_journal_archived)

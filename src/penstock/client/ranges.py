@@ -11,7 +11,7 @@ from penstock.client.calls import Call, encode, list_of, query_of, reader, segme
 from penstock.client.lines import LineBuffer
 from penstock.client.requests import topic_path
 from penstock.model.progress import Reached
-from penstock.model.ranges import OffsetReport
+from penstock.model.ranges import OffsetReport, OffsetsPage
 from penstock.model.splits import Splits
 
 Row = dict[str, Any]
@@ -25,6 +25,12 @@ def offsets(topic: str, time_ms: int | None = None) -> Call[list[OffsetReport]]:
     read = reader(_Offsets)
     path = f"{topic_path(topic)}/offsets{_query(time_ms=time_ms)}"
     return Call("GET", path, lambda body: read(body).partitions)
+
+
+def all_offsets(after: str = "") -> Call[OffsetsPage]:
+    """The same of all topics, in the order of their names. There are more behind `after` of the
+    answer, if it is not None."""
+    return Call("GET", f"/v1/offsets{_query(after=after or None)}", reader(OffsetsPage))
 
 
 def splits(

@@ -66,6 +66,10 @@ class RangesPart(Protocol):
         """Outcome: TopicOffsets."""
         ...
 
+    def all_offsets(self, after: str, done: Done) -> None:
+        """Outcome: an OffsetsPage, of the topics behind that name."""
+        ...
+
     def splits(self, request: SplitRequest, done: Done) -> None:
         """Outcome: Splits."""
         ...

@@ -8,6 +8,7 @@ not need.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +24,15 @@ from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Chunk, PartitionLog, Window
 from penstock.model.errors import InvalidArgument, NotFound, OutOfRange, PenstockError
-from penstock.model.ranges import OffsetReport, RangeRequest, Selection, TopicOffsets
+from penstock.model.ranges import (
+    PAGE_PARTITIONS,
+    NamedOffsets,
+    OffsetReport,
+    OffsetsPage,
+    RangeRequest,
+    Selection,
+    TopicOffsets,
+)
 from penstock.model.records import Message, decode_record
 from penstock.model.splits import MAX_SPLITS, SplitRequest, Splits
 from penstock.storage.history import BatchRef
@@ -99,6 +108,21 @@ class Ranges:
         else:
             look = partial(self._look_for_time, name, time_ms)
             self._lookups.run(look, partial(self._ledger.answer, done))
+
+    def all_offsets(self, after: str, done: Done) -> None:
+        """Outcome: an OffsetsPage, of the topics behind that name."""
+        behind = (name for name in self._state.topics if name > after)
+        names = heapq.nsmallest(PAGE_PARTITIONS + 1, behind)
+        found: list[NamedOffsets] = []
+        room = PAGE_PARTITIONS
+        for name in names:
+            topic = self._state.topics[name]
+            room -= len(topic.partitions)
+            if room < 0:
+                break
+            found.append(NamedOffsets(name, topic.id, _offsets(topic)))
+        is_last = len(found) == len(names)
+        self._ledger.answer(done, OffsetsPage(found, None if is_last else found[-1].topic))
 
     def _look_for_time(self, name: str, time_ms: int) -> Callable[[], TopicOffsets]:
         topic = find_topic(self._state, name)

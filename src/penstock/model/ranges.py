@@ -61,3 +61,20 @@ class TopicOffsets(msgspec.Struct, frozen=True):
 
     topic_id: int
     partitions: list[OffsetReport]
+
+
+class NamedOffsets(msgspec.Struct, frozen=True):
+    topic: str
+    topic_id: int
+    partitions: list[OffsetReport]
+
+
+class OffsetsPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of topics in the order of their names; there are more behind `after` if it is there."""
+
+    topics: list[NamedOffsets]
+    after: str | None = None
+
+
+PAGE_PARTITIONS = 4096
+"""What a page of topics has at most; several times what one topic may have."""

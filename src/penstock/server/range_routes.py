@@ -144,6 +144,13 @@ def read_offsets(hub: Hub, request: Request, reply: Reply, topic: str) -> None:
     )
 
 
+def read_all_offsets(hub: Hub, request: Request, reply: Reply) -> None:
+    hub.engine.ranges.all_offsets(
+        request.params().get("after", ""),
+        lambda outcome: send_outcome(reply, outcome, 200, lambda page: page),
+    )
+
+
 def check_readable(hub: Hub, request: Request) -> None:
     """Rows are streamed: a head alone would say nothing of them."""
     if request.method == b"HEAD":

@@ -7,6 +7,7 @@ from penstock.server import (
     data_routes,
     effect_routes,
     journal_routes,
+    range_routes,
     system_routes,
     topic_routes,
 )
@@ -21,6 +22,7 @@ ROUTES: Routes = {
     b"/v1/readyz": {b"GET": system_routes.readyz},
     b"/v1/version": {b"GET": system_routes.version},
     b"/v1/topics": {b"GET": topic_routes.list_topics, b"POST": topic_routes.create_topic},
+    b"/v1/offsets": {b"GET": range_routes.read_all_offsets},
     b"/v1/produce": {b"POST": data_routes.produce},
     b"/v1/produce/batch": {b"POST": data_routes.produce_batch},
     b"/v1/consume": {b"GET": consume.consume},

@@ -8,7 +8,8 @@ with the answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,12 +17,15 @@ import msgspec
 
 from penstock.client.calls import encode, segment
 from penstock.model.errors import Internal, InvalidArgument, NotFound
-from penstock.model.ranges import OffsetReport
+from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage
 from penstock.model.splits import Split, Splits
 from penstock.spark.broker import Broker, Patience
 from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 
 T = TypeVar("T")
+
+MANY_TOPICS = 8
+"""Beyond it, all topics of the broker are asked for at once, a page at a time."""
 
 
 class Place(NamedTuple):
@@ -96,6 +100,10 @@ class Log(Protocol):
         ...
 
     def spans(self, topic: str) -> Spans: ...
+
+    def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
+        """Of each topic, or that it is not there."""
+        ...
 
     def at_time(self, topic: str, time_ms: int) -> Positions:
         """Where rows of that time or later begin."""
@@ -172,10 +180,21 @@ class Records:
 
     def spans(self, topic: str) -> Spans:
         found = self._offsets(topic, {})
-        return {
-            Place(topic, report.partition, found.topic_id): Span(report.earliest, report.next)
-            for report in found.partitions
-        }
+        return _spans(NamedOffsets(topic, found.topic_id, found.partitions))
+
+    def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
+        if len(topics) > MANY_TOPICS:
+            # A broker of an older version does not know the question.
+            with suppress(NotFound):
+                there = {each.topic: _spans(each) for each in self._all_offsets()}
+                return {topic: there.get(topic) or self._absence(topic) for topic in topics}
+        found: dict[str, Spans | NotFound] = {}
+        for topic in topics:
+            try:
+                found[topic] = self.spans(topic)
+            except NotFound as error:
+                found[topic] = error
+        return found
 
     def at_time(self, topic: str, time_ms: int) -> Positions:
         found = self._offsets(topic, {"time_ms": time_ms})
@@ -211,8 +230,19 @@ class Records:
         try:
             content = self._broker.call("GET", path, query=query)
         except NotFound:
-            raise NotFound(f"topic {topic!r} does not exist at {self._broker.url}") from None
+            raise self._absence(topic) from None
         return _decoded(TopicOffsets, content)
+
+    def _absence(self, topic: str) -> NotFound:
+        return NotFound(f"topic {topic!r} does not exist at {self._broker.url}")
+
+    def _all_offsets(self) -> Iterator[NamedOffsets]:
+        after: str | None = ""
+        while after is not None:
+            query: dict[str, str | int] = {"after": after} if after else {}
+            page = _decoded(OffsetsPage, self._broker.call("GET", "/v1/offsets", query=query))
+            yield from page.topics
+            after = page.after
 
 
 class Journal:
@@ -233,6 +263,9 @@ class Journal:
         report = self._offsets({"fresh": "true"})
         return {JOURNAL: Span(report.earliest, report.next)}
 
+    def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
+        return {topic: self.spans(topic) for topic in topics}
+
     def at_time(self, topic: str, time_ms: int) -> Positions:
         report = self._offsets({"time_ms": time_ms})
         return {JOURNAL: report.next if report.at_time is None else report.at_time}
@@ -250,6 +283,13 @@ class Journal:
     def _offsets(self, query: dict[str, str | int]) -> JournalOffsets:
         content = self._broker.call("GET", "/v1/journal/offsets", query=query)
         return _decoded(JournalOffsets, content)
+
+
+def _spans(found: NamedOffsets) -> Spans:
+    return {
+        Place(found.topic, report.partition, found.topic_id): Span(report.earliest, report.next)
+        for report in found.partitions
+    }
 
 
 def is_pattern(topic: str) -> bool:

@@ -36,7 +36,12 @@ Ranges = dict[Place, tuple[int, int]]
 
 def find_spans(log: Log) -> Spans:
     """Of all that is to be read; a topic that was named and does not exist is an error."""
-    return {place: span for topic in log.find() for place, span in log.spans(topic).items()}
+    found: Spans = {}
+    for spans in log.spans_of(log.find()).values():
+        if isinstance(spans, NotFound):
+            raise spans
+        found |= spans
+    return found
 
 
 def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:

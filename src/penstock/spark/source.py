@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,9 +119,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is missing is judged when the query looks, at what it knows by then."""
         self._target = {}
-        for topic in self._log.find():
-            with suppress(NotFound):
-                self._target |= self._log.spans(topic)
+        for spans in self._log.spans_of(self._log.find()).values():
+            if not isinstance(spans, NotFound):
+                self._target |= spans
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """`start` is the end of what Spark has committed."""
@@ -187,17 +186,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: Spans = {}
         known = {place.topic for place in done}
         there = self._log.find()
-        for topic in there:
-            try:
-                found |= self._log.spans(topic)
-            except NotFound:
-                is_named = self._log.is_named(topic)
-                if is_named and self._fails and topic not in known | self._missing:
-                    raise
-                if is_named or topic in known:
-                    self._is_gone(topic, done)
-            else:
+        for topic, spans in self._log.spans_of(there).items():
+            if not isinstance(spans, NotFound):
+                found |= spans
                 self._missing.discard(topic)
+                continue
+            is_named = self._log.is_named(topic)
+            if is_named and self._fails and topic not in known | self._missing:
+                raise spans
+            if is_named or topic in known:
+                self._is_gone(topic, done)
         for topic in known.difference(there):
             if self._log.is_wanted(topic):
                 self._is_gone(topic, done)

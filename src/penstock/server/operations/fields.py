@@ -109,6 +109,7 @@ _RANGES = {
     "from_ms": "Only messages produced at this time or later, in milliseconds since 1970.",
     "to_ms": "Only messages produced before this time.",
     "time_ms": "A time in milliseconds since 1970.",
+    "after": "The name behind which to begin: after of the page before.",
     "format": "arrow, or ndjson: a row is then an object of its columns that are not null.",
     "rows": "Rows of a split at most, 1 to 10,000,000; 131,072 when omitted.",
     "max_rows": "Rows of all splits together at most; omitted, all there are.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.model.ranges import TopicOffsets
+from penstock.model.ranges import OffsetsPage, TopicOffsets
 from penstock.model.splits import Splits
 from penstock.server.answers import GroupProgressAnswer
 from penstock.server.operations.operation import Answer, Operation
@@ -92,5 +92,31 @@ OPERATIONS: tuple[Operation, ...] = (
             )
         },
         errors=(400, 404, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/offsets",
+        tag="Ranges",
+        summary="Where all topics' partitions begin and end",
+        text="In the order of their names, some thousands of partitions at a time. If there are "
+        "more, after says where to go on.",
+        query=("after",),
+        answers={
+            200: Answer(
+                "Every partition of some topics.",
+                OffsetsPage,
+                {
+                    "topics": [
+                        {
+                            "topic": "orders",
+                            "topic_id": 3,
+                            "partitions": [{"partition": 0, "earliest": 0, "next": 13}],
+                        }
+                    ],
+                    "after": "orders",
+                },
+            )
+        },
+        errors=(400, 503),
     ),
 )
