@@ -146,7 +146,7 @@ class Broker(Server):
         environment = _python_environment()
         for name, value in self._settings.items():
             environment[f"PENSTOCK_{name.upper()}"] = str(value)
-        command = [sys.executable, "-m", "penstock.cli.main", "serve"]
+        command = [sys.executable, "-m", "penstock", "serve"]
         self._spawn([*command, "--port", "0", "--data-dir", str(self.data)], environment)
         self.port = self._wait_for_address()
         self._wait_until_ready()

@@ -28,7 +28,7 @@ from pathlib import Path
 from penstock.client import Client, Delivery, Envelope, NewMessage, RetryPolicy, Worker
 from penstock.model.errors import PenstockError, VersionMismatch
 
-PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+PENSTOCK = [sys.executable, "-m", "penstock"]
 QUIET = ["--log-level", "warning"]
 START_TIMEOUT_S = 20
 WORK_TIMEOUT_S = 10

@@ -222,7 +222,7 @@ class BrokerProcess:
     def _command(self) -> list[str]:
         where = ["--memory"] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
         return [
-            sys.executable, "-m", "penstock.cli.main", "serve",
+            sys.executable, "-m", "penstock", "serve",
             "--host", self.host, "--port", str(self._port), *where, *self.flags,
         ]  # fmt: skip
 

@@ -30,7 +30,7 @@ def run_penstock(
 ) -> Ran:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", *words],
+        [sys.executable, "-m", "penstock", *words],
         env=inherited | {"PYTHONPATH": str(SOURCE)} | dict(env or {}),
         input=stdin,
         capture_output=True,

@@ -17,6 +17,8 @@ from tests.broker_process import SOURCE, BrokerProcess
 from tests.cli.conftest import Run, run_penstock
 from tests.cli.test_event import following
 
+WATCH = ("cache", "watch", "--timeout", "20")
+
 
 @pytest.fixture
 def cache(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[CacheHandle]:
@@ -58,7 +60,7 @@ def test_bytes_that_are_no_text_are_marked_or_raw(
     name = cache.path[2]
     cache.put("k", b"\x00\xff")
     assert penstock("cache", "get", name, "k").out == "base64:AP8=\n"
-    command = [sys.executable, "-m", "penstock.cli.main", "cache"]
+    command = [sys.executable, "-m", "penstock", "cache"]
     env = {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url}
     raw = subprocess.check_output([*command, "get", name, "k", "--raw"], env=env)
     assert raw == b"\x00\xff"
@@ -127,7 +129,7 @@ def test_a_watch_prints_changes_as_they_come(
     """felix-80"""
     name = cache.path[2]
     first = cache.put("k", "before")
-    words = ("cache", "watch", name, "--since-version", "0", "--max", "5")
+    words = (*WATCH, name, "--since-version", "0", "--max", "5")
     with following(broker.url, *words) as watcher:
         # The gap tells that the watch has begun.
         gap = watcher.out.readline().decode()
@@ -152,7 +154,7 @@ def test_a_watch_is_of_a_key_or_a_prefix(
 ) -> None:
     first = cache.put("x", "v")
     options = ("--since-version", "0", "--max", "2", "--json")
-    with following(broker.url, "cache", "watch", cache.path[2], *words, *options) as watcher:
+    with following(broker.url, *WATCH, cache.path[2], *words, *options) as watcher:
         gap = json.loads(watcher.out.readline())
         assert gap == {"event": "gap", "version": first, "from_version": 0}
         cache.put("other", "v")
@@ -169,7 +171,7 @@ def test_a_watch_ends_with_its_timeout_its_cache_or_ctrl_c(
     assert (done.code, done.out, done.err) == (0, "", "")
     cache.put("x", "v")
     for end in ("ctrl-c", "delete"):
-        with following(broker.url, "cache", "watch", name, "--since-version", "0") as watcher:
+        with following(broker.url, *WATCH, name, "--since-version", "0") as watcher:
             assert b"gap" in watcher.out.readline()
             if end == "ctrl-c":
                 watcher.process.send_signal(2)

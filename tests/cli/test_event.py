@@ -48,7 +48,7 @@ class Subscriber:
 def following(url: str, *words: str) -> Iterator[Subscriber]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *words, "--url", url, "--timeout", "20"],
+        [sys.executable, "-m", "penstock", *words, "--url", url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=inherited | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"},
@@ -62,7 +62,8 @@ def following(url: str, *words: str) -> Iterator[Subscriber]:
 @contextmanager
 def subscribed(broker: BrokerProcess, stream: StreamHandle, *words: str) -> Iterator[Subscriber]:
     before = len(stream.subscriptions())
-    with following(broker.url, "subscribe", stream.path[2], *words) as subscriber:
+    command = ("subscribe", stream.path[2], "--timeout", "20", *words)
+    with following(broker.url, *command) as subscriber:
         eventually(lambda: len(stream.subscriptions()) > before)
         yield subscriber
 
@@ -110,7 +111,7 @@ def test_lines_of_stdin_are_published_and_blank_ones_left_out(
 def test_a_slow_writers_line_is_published_before_its_next(
     broker: BrokerProcess, stream: StreamHandle
 ) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "publish", stream.path[2], "-"]
+    command = [sys.executable, "-m", "penstock", "publish", stream.path[2], "-"]
     with (
         stream.subscribe() as subscription,
         subprocess.Popen(
@@ -161,7 +162,7 @@ def test_bytes_that_are_no_text_are_marked_or_raw(
 def test_bytes_given_as_an_argument_are_published_as_they_are(
     broker: BrokerProcess, stream: StreamHandle
 ) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "publish", stream.path[2]]
+    command = [sys.executable, "-m", "penstock", "publish", stream.path[2]]
     with stream.subscribe() as subscription:
         subprocess.run(
             [*map(os.fsencode, command), b"\xff\xfe", b"--url", broker.url.encode()],

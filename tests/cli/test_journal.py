@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.cli.conftest import Ran, run_penstock
+from tests.cli.test_event import following
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,21 @@ def test_events_are_chosen_and_printed_as_json(lively: BrokerProcess) -> None:
     assert journal(lively, "--run", "nobody").out == ""
     assert journal(lively, "--since", "1h", "--topic", "jobs").out.count("\n") == 4
     assert journal(lively, "--since", "2999-01-01T00:00:00Z").out == ""
+
+
+def test_what_happens_later_is_followed_until_ctrl_c(lively: BrokerProcess) -> None:
+    words = ("journal", "--follow", "--json", "--topic", "later")
+    lively.create_topic("later")
+    lively.put("later", "before")
+    with following(lively.url, *words) as follower:
+        for offset in range(3):
+            row = json.loads(follower.out.readline())
+            assert (row["kind"], row["offset"]) == ("produced", offset)
+            lively.put("later", "after")
+        assert json.loads(follower.out.readline())["offset"] == 3
+        follower.process.send_signal(signal.SIGINT)
+        assert follower.process.wait(timeout=20) == 0
+        assert (follower.out.read(), follower.err.read()) == (b"", b"")
 
 
 def test_what_cannot_be_is_said_in_a_line(lively: BrokerProcess) -> None:

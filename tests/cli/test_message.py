@@ -94,7 +94,7 @@ def test_lines_of_stdin_are_produced_and_blank_ones_left_out(penstock: Run, topi
 
 
 def test_a_slow_writers_line_is_produced_before_its_next(broker: BrokerProcess, topic: str) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "produce", topic, "-"]
+    command = [sys.executable, "-m", "penstock", "produce", topic, "-"]
     with subprocess.Popen(
         [*command, "--url", broker.url],
         stdin=subprocess.PIPE,
@@ -139,7 +139,7 @@ def test_consume_ends_when_nothing_came_for_its_timeout(penstock: Run, topic: st
 
 def test_ctrl_c_ends_consume_without_complaint(broker: BrokerProcess, topic: str) -> None:
     broker.put(topic, "v")
-    command = [sys.executable, "-m", "penstock.cli.main", "consume", topic, "--group", "g"]
+    command = [sys.executable, "-m", "penstock", "consume", topic, "--group", "g"]
     with subprocess.Popen(
         [*command, "--url", broker.url],
         stdout=subprocess.PIPE,
@@ -155,7 +155,7 @@ def test_ctrl_c_ends_consume_without_complaint(broker: BrokerProcess, topic: str
 
 
 def test_the_end_of_the_topic_ends_consume_with_an_error(broker: BrokerProcess, topic: str) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "consume", topic, "--group", "g"]
+    command = [sys.executable, "-m", "penstock", "consume", topic, "--group", "g"]
     with subprocess.Popen(
         [*command, "--url", broker.url],
         stderr=subprocess.PIPE,

@@ -202,7 +202,7 @@ def test_a_run_is_seen_in_the_status_and_ends_when_it_is_stopped(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     running = subprocess.Popen(
         [
-            *(sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "mine.py"),
+            *(sys.executable, "-m", "penstock", "pipeline", "run", "mine.py"),
             *("--every", "1s", "--name", "mine", "--master", "local[2]"),
             *("--conf", "spark.sql.shuffle.partitions=2"),
         ],

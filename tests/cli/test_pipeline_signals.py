@@ -34,7 +34,7 @@ class Running:
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "archive"),
+                    *(sys.executable, "-m", "penstock", "pipeline", "run", "archive"),
                     *("--every", "500ms", "--url", broker.url, "--lake", str(path / "lake")),
                     *("--master", "local[2]", "--set", "journal=false"),
                 ],

@@ -126,7 +126,7 @@ def test_the_command_line_trusts_and_refuses_likewise(
 
 def list_topics(url: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "topic", "list", "--url", url],
+        [sys.executable, "-m", "penstock", "topic", "list", "--url", url],
         env=os.environ | {"PYTHONPATH": str(SOURCE)} | env,
         capture_output=True,
         text=True,

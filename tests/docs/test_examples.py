@@ -103,7 +103,7 @@ class Reader:
         self._going_on: list[tuple[subprocess.Popen[str], str]] = []
         commands = directory / "bin"
         commands.mkdir()
-        for name, words in (("penstock", "-m penstock.cli.main "), ("python", "")):
+        for name, words in (("penstock", "-m penstock "), ("python", "")):
             command = commands / name
             command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
             command.chmod(0o755)

@@ -145,7 +145,7 @@ def test_a_pipeline_runs_on_a_cluster_through_spark_submit(
     changed = {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url, "PENSTOCK_TOKEN": "s3cret"}
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "mine.py", "--once"),
+            *(sys.executable, "-m", "penstock", "pipeline", "run", "mine.py", "--once"),
             *("--master", master, "--lake", f"file://{tmp_path}/lake"),
             *(word for each in settings.items() for word in ("--conf", "=".join(each))),
         ],

@@ -37,7 +37,3 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -42,7 +42,7 @@ class PipelineProcess:
         """`settings` are given with --set."""
         said = [f"{name}={value}" for name, value in settings.items()]
         command = [
-            sys.executable, "-m", "penstock.cli.main", "pipeline", "run", *self._words,
+            sys.executable, "-m", "penstock", "pipeline", "run", *self._words,
             "--lake", str(self._lake), "--url", self._broker.url, "--master", "local[4]",
             "--conf", "spark.sql.shuffle.partitions=2", *options,
             *(word for one in said for word in ("--set", one)),

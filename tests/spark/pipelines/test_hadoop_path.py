@@ -117,7 +117,7 @@ def test_an_archive_goes_on_where_it_was_also_in_another_process(
         run.wait(120)
     wanted += produce(broker, topic, range(10, 15))
     command = [
-        sys.executable, "-m", "penstock.cli.main", "pipeline", "run", "archive", "--once",
+        sys.executable, "-m", "penstock", "pipeline", "run", "archive", "--once",
         "--lake", PATH, "--url", broker.url, "--master", "local[2]",
         "--conf", f"spark.hadoop.{mount[0]}={mount[1]}",
         "--conf", "spark.sql.shuffle.partitions=2",
