@@ -1,4 +1,4 @@
-"""The SDK: a sync and an async client of a broker, and a worker.
+"""The SDK: a sync and an async client of a broker, and a worker for each.
 
     from penstock.client import Client
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client.aio import AsyncClient
+    from penstock.client.async_worker import AsyncWorker
     from penstock.client.caches import CacheCheck, CacheDelete, CacheIncr, CachePut
     from penstock.client.deliveries import Delivery, DeliveryRef
     from penstock.client.requests import EffectRef, NewMessage
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncClient": "penstock.client.aio",
+    "AsyncWorker": "penstock.client.async_worker",
     "CacheCheck": "penstock.client.caches",
     "CacheDelete": "penstock.client.caches",
     "CacheHandle": "penstock.client.sync_handles",
@@ -60,6 +62,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncClient",
+    "AsyncWorker",
     "CacheCheck",
     "CacheDelete",
     "CacheHandle",

@@ -229,9 +229,10 @@ class AsyncDeliveries(AsyncFeed[Delivery]):
         lease_ms: int,
         prefetch: int,
         wait_s: float | None,
+        heartbeat_ms: int = 0,
     ) -> None:
         self.owner = owner
-        heartbeat_ms = heartbeat_of(wait_s)
+        heartbeat_ms = heartbeat_ms or heartbeat_of(wait_s)
         path = requests.consume_path(topic, group, owner, lease_ms, prefetch, heartbeat_ms)
         buffer = DeliveryBuffer(topic, group, owner)
         super().__init__(client, path, buffer, wait_s, heartbeat_ms)

@@ -17,7 +17,6 @@ A broker that goes away is waited for. Any other error of the broker ends `run`.
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,16 @@ from typing import Self, TypeVar
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, new_owner
 from penstock.client.requests import EffectRef
 from penstock.client.sync import Client, Deliveries
+from penstock.client.work import (
+    BUSY_WAIT_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    NOT_BEGUN,
+    effect_of,
+    failure_of,
+    log,
+    place_of,
+)
 from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockError
 
 Handler = Callable[[Delivery], object]
@@ -34,15 +43,7 @@ Handler = Callable[[Delivery], object]
 HEARTBEAT_MS = 500
 """How soon an idle worker notices that it is to stop."""
 
-BUSY_WAIT_S = 0.5
-"""Between two looks at an effect that another worker runs."""
-
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-
 T = TypeVar("T")
-
-_log = logging.getLogger("penstock.worker")
 
 
 class Worker:
@@ -85,7 +86,7 @@ class Worker:
                 except PenstockError as error:
                     if not error.retryable:
                         raise
-                    _log.warning("connecting again in %.1f s: %s", pause_s, error.message)
+                    log.warning("connecting again in %.1f s: %s", pause_s, error.message)
                 self._stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -107,7 +108,7 @@ class Worker:
             delivery = stream.poll()
             if self._stopping.is_set():
                 if delivery is not None:
-                    self._settle(delivery, "the worker stopped before it began")
+                    self._settle(delivery, NOT_BEGUN)
                 return
             if delivery is not None:
                 self._handle(delivery, keeper, stream)
@@ -126,14 +127,14 @@ class Worker:
         try:
             self._handler(delivery)
         except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
-            return _failed(delivery, error)
+            return failure_of(delivery, error)
         finally:
             keeper.let_go()
         return None
 
     def _attempt_effect(self, delivery: Delivery, keeper: _Keeper) -> str | None:
         """The same, unless the effect is committed; then there is nothing to do."""
-        effect = _effect_of(delivery, self.owner)
+        effect = effect_of(delivery, self.owner)
         keeper.hold(delivery)
         try:
             if not self._begin(effect):
@@ -142,7 +143,7 @@ class Worker:
             try:
                 result = self._handler(delivery)
             except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
-                return self._fail(effect, _failed(delivery, error))
+                return self._fail(effect, failure_of(delivery, error))
             text = result if isinstance(result, str) else ""
             self._insist(lambda: self._client.commit_effect(effect, text))
         except FailedPrecondition as error:
@@ -165,7 +166,7 @@ class Worker:
         try:
             self._insist(lambda: self._client.fail_effect(effect, reason))
         except FailedPrecondition as error:
-            _log.warning("the effect %r is no longer held: %s", effect.key, error.message)
+            log.warning("the effect %r is no longer held: %s", effect.key, error.message)
         return reason
 
     def _settle(self, delivery: Delivery, failure: str | None) -> None:
@@ -176,7 +177,7 @@ class Worker:
             else:
                 self._insist(lambda: self._client.nack(delivery, failure))
         except FailedPrecondition as error:
-            _log.warning("%s was not settled: %s", _place(delivery), error.message)
+            log.warning("%s was not settled: %s", place_of(delivery), error.message)
 
     def _insist(self, ask: Callable[[], T]) -> T:
         """Asks again while the broker is away, for as long as the lease may last."""
@@ -188,7 +189,7 @@ class Worker:
             except PenstockError as error:
                 if not error.retryable or time.monotonic() + pause_s > until:
                     raise
-                _log.warning("asking again in %.1f s: %s", pause_s, error.message)
+                log.warning("asking again in %.1f s: %s", pause_s, error.message)
             if self._stopping.wait(pause_s):
                 return ask()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -225,8 +226,8 @@ class _Keeper:
                 self._client.renew_effect(effect, self._lease_ms)
         except PenstockError as error:
             if self._held is held:
-                _log.warning(
-                    "the lease of %s was not extended: %s", _place(delivery), error.message
+                log.warning(
+                    "the lease of %s was not extended: %s", place_of(delivery), error.message
                 )
 
     def __enter__(self) -> Self:
@@ -241,23 +242,3 @@ class _Keeper:
     ) -> None:
         self._ended.set()
         self._thread.join()
-
-
-def _effect_of(delivery: Delivery, owner: str) -> EffectRef:
-    envelope = delivery.envelope
-    return EffectRef(
-        topic=delivery.topic,
-        group=delivery.group,
-        key=envelope.idempotency_key or f"offset-{delivery.offset}",
-        owner=owner,
-        tenant_id=envelope.tenant_id,
-    )
-
-
-def _failed(delivery: Delivery, error: Exception) -> str:
-    _log.warning("handling %s failed", _place(delivery), exc_info=error)
-    return f"{type(error).__name__}: {error}"
-
-
-def _place(delivery: Delivery) -> str:
-    return f"{delivery.topic}, partition {delivery.partition}, offset {delivery.offset}"
