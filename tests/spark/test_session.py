@@ -40,6 +40,10 @@ spark = session(config={"spark.sql.shuffle.partitions": 1})
 rows = spark.read.format("penstock").option("topic", %r).load()
 for _ in range(3):
     print("limited", len(rows.limit(2).collect()))
+try:
+    spark.range(2).selectExpr("assert_true(id < 1)").write.mode("overwrite").parquet("rows")
+except Exception as error:
+    print("raised", error)
 """
 SUBMITTED = """
 from penstock.spark import session
@@ -118,13 +122,16 @@ def test_under_spark_submit_only_the_format_is_added(
     assert "settings local[1] submitted true" in done.stdout, done.stdout
 
 
-def test_rows_that_nobody_wants_any_more_are_no_error(
+def test_rows_that_nobody_wants_are_no_error_and_what_is_one_is_told_once(
     broker: BrokerProcess, topic: str, tmp_path: Path
 ):
-    """Java hangs up on workers with far more to give than fits into a socket."""
+    """Java hangs up on workers with far more to give than fits into a socket. A task that fails is
+    an error in Python, and none in the log as well."""
     produce(broker, topic, range(100_000))
     done = run(LIMITED % topic, broker, tmp_path)
-    assert done.stdout.split("\n")[:3] == ["limited 2"] * 3, done.stdout + done.stderr
+    lines = done.stdout.split("\n")
+    assert lines[:3] == ["limited 2"] * 3, done.stdout + done.stderr
+    assert "'(id < 1)' is not true!" in lines[3]
     assert done.stderr == ""
 
 
