@@ -199,7 +199,7 @@ def show_start(broker: Broker) -> None:
 def show_produce(broker: Broker) -> None:
     title(2, "Produce a message", "With an envelope: which run and step of a workflow it is of.")
     command(broker, "topic", "create", "tasks", "--partitions", "3")
-    words = ["--key", "user-1", "--run-id", "run-1", "--step-id", "summarize"]
+    words = ["--key", "user-1", "--run-id", "run-0", "--step-id", "summarize"]
     command(broker, "produce", "tasks", "summarize the report", *words)
     command(broker, "consume", "tasks", "--group", "agents", "--ack", "--max", "1")
 

@@ -57,7 +57,9 @@ def test_the_token_comes_from_a_flag_or_the_environment(tmp_path: Path) -> None:
         url = ("--url", broker.url)
         refused = run_penstock("topic", "list", *url)
         assert refused.code == 1
-        assert "UNAUTHENTICATED" in refused.err
+        assert "the broker wants a token; give it with --token or PENSTOCK_TOKEN" in refused.err
+        refused = run_penstock("topic", "list", *url, "--token", "another")
+        assert "UNAUTHENTICATED: this token is not the broker's" in refused.err
         assert run_penstock("topic", "list", *url, "--token", TOKEN).code == 0
         assert run_penstock("topic", "list", *url, env={"PENSTOCK_TOKEN": TOKEN}).code == 0
         assert "Authorization: Bearer $(cat " in broker.stdout()

@@ -69,6 +69,7 @@ def test_a_port_in_use_is_said_so() -> None:
         done = run_penstock("serve", "--memory", "--port", str(broker.port))
         assert done.code == 2
         assert f"cannot listen on 127.0.0.1:{broker.port}" in done.err
+        assert "--port takes another" in done.err
     finally:
         broker.close()
 

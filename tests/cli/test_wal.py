@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.model.limits import Limits
+from penstock.storage.checkpoint import SEAL_LOCK_NAME
 from penstock.storage.history import history_name
+from penstock.storage.lock import LOCK_NAME
 from penstock.storage.seal import Job, seal
 from penstock.storage.segments import SegmentHeader, encode_header, segment_name
 from penstock.storage.snapshot import snapshot_name
@@ -144,7 +146,25 @@ def test_a_running_brokers_log_is_left_alone(tmp_path: Path) -> None:
         broker.close()
 
 
-def test_a_directory_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    done = run_penstock("wal", "verify", str(tmp_path / "none"))
-    assert done.code == 1
-    assert "there is no data directory" in done.err
+@pytest.mark.parametrize("action", ["inspect", "verify", "repair"])
+def test_what_is_no_data_directory_is_not_called_sound(stopped: Path, action: str) -> None:
+    """Such as the folder around a copy."""
+    (stopped.parent / "file").touch()
+    for path, complaint in (
+        (stopped / "none", "there is no data directory"),
+        (stopped.parent, "is no data directory of a broker"),
+        (stopped.parent / "file", "Not a directory"),
+    ):
+        done = run_penstock("wal", action, str(path))
+        assert (done.code, done.out) == (1, "")
+        assert complaint in done.err
+    assert sorted(path.name for path in stopped.parent.iterdir()) == ["data", "file"]
+
+
+def test_a_copy_without_a_lock_is_left_as_it_is(stopped: Path) -> None:
+    for name in (LOCK_NAME, SEAL_LOCK_NAME):
+        (stopped / name).unlink(missing_ok=True)
+    before = sorted(path.name for path in stopped.iterdir())
+    assert run_penstock("wal", "verify", str(stopped)).code == 0
+    assert run_penstock("wal", "inspect", str(stopped)).code == 0
+    assert sorted(path.name for path in stopped.iterdir()) == before

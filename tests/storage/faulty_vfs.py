@@ -251,7 +251,8 @@ class FaultyVfs(Vfs):
 
     def exists(self, path: str) -> bool:
         with self._mutex:
-            return path in self._files or any(os.path.dirname(p) == path for p in self._files)
+            is_file = path in self._files or path in self._locked.values()
+            return is_file or any(os.path.dirname(p) == path for p in self._files)
 
     def rename(self, old: str, new: str) -> None:
         with self._mutex:

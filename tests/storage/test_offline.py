@@ -121,3 +121,23 @@ def test_a_directory_that_is_not_there_is_not_made() -> None:
     with pytest.raises(FileNotFoundError):
         offline.verify(vfs, DIRECTORY)
     assert "mkdir" not in vfs.calls
+
+
+class Mounted(FaultyVfs):
+    """To be read only."""
+
+    def open(self, path: str, *, create: bool = False) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    def lock_file(self, path: str) -> int:
+        return self.open(path)
+
+
+def test_what_is_mounted_to_be_read_only_is_read():
+    vfs = rolled()
+    vfs.plant(f"{DIRECTORY}/LOCK", b"")
+    vfs.__class__ = Mounted
+    assert offline.verify(vfs, DIRECTORY).records == 7
+    assert len(list(offline.inspect(vfs, DIRECTORY))) == 3
+    with pytest.raises(OSError, match="Read-only"):
+        repair(vfs, DIRECTORY)

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from penstock.cli.terminal import Failure
 from penstock.client.connection import DEFAULT_URL
 from penstock.client.sync import Client
+from penstock.model.errors import Unauthenticated
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,8 +27,14 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
     )  # fmt: skip
     @functools.wraps(command)
     def run(url: str, token: str, **arguments: Any) -> None:
-        with Client(url, token=token) as client:
-            command(client, **arguments)
+        try:
+            with Client(url, token=token) as client:
+                command(client, **arguments)
+        except Unauthenticated as error:
+            cure = "this token is not the broker's" if token else "the broker wants a token"
+            raise Failure(
+                f"{error.code}: {cure}; give it with --token or PENSTOCK_TOKEN"
+            ) from error
 
     return run
 

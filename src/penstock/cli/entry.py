@@ -24,6 +24,8 @@ class Duration(click.ParamType[int]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and value.strip().isdigit() and int(value):
+            self.fail(f"{value} of what? Say {value}s, or {value}ms", param, ctx)
         found = value if isinstance(value, int) else parse_duration_ms(value)
         if found is None:
             self.fail(f"{value!r} is no duration; it looks like 250ms, 60s, 5m or 7d", param, ctx)

@@ -82,7 +82,9 @@ class Gate:
             )
         if self._token and not self._is_token(credentials):
             verdict.token_refusal = Unauthenticated(
-                "a bearer token is required: send the header 'Authorization: Bearer <token>'"
+                "this is not the broker's token"
+                if credentials
+                else "a bearer token is required: send the header 'Authorization: Bearer <token>'"
             )
         return verdict
 

@@ -33,7 +33,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         engine = self._hub.engine
-        yield _counter("penstock_requests", "Requests on the fast lane", self._hub.requests)
+        yield _counter("penstock_requests", "Requests under /v1", self._hub.requests)
         yield _gauge("penstock_websockets", "WebSockets that are open", self._hub.sockets)
         yield _counter(
             "penstock_websocket_messages", "Messages over WebSockets", self._hub.socket_messages

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import resource
 import signal
@@ -169,8 +170,10 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        cure = "; is a broker there already? --port takes another, 0 any" if is_taken else ""
         raise InvalidArgument(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}{cure}"
         ) from error
     listener.setblocking(False)
     return listener

@@ -7,6 +7,7 @@ caller is alone in the directory (`alone_in`). Must not know what is done about 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from penstock.storage.errors import CorruptLog, CorruptManifest
 from penstock.storage.history import BatchRef, HistoryFile, history_name
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import JournalFile, JournalReader, JournalRef
-from penstock.storage.lock import DirectoryLock
+from penstock.storage.lock import LOCK_NAME, DirectoryLock
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.recovery import walk_log
 from penstock.storage.segments import Tail, list_segments
@@ -87,17 +88,37 @@ class Audit(msgspec.Struct):
 
 
 @contextmanager
-def alone_in(vfs: Vfs, directory: str) -> Iterator[None]:
+def alone_in(vfs: Vfs, directory: str, *, is_reading: bool = False) -> Iterator[None]:
     """Holds the directory's lock, and waits for a sealing process that outlived its broker."""
     if not vfs.exists(directory):
         raise FileNotFoundError(f"there is no data directory {directory}")
-    lock = DirectoryLock.take(vfs, directory)
+    if MANIFEST_NAME not in vfs.listdir(directory) and not list_segments(vfs, directory):
+        raise FileNotFoundError(
+            f"{directory} is no data directory of a broker: it has neither {MANIFEST_NAME} nor a "
+            "segment of a log"
+        )
+    lock = _reader_lock(vfs, directory) if is_reading else DirectoryLock.take(vfs, directory)
     try:
-        if vfs.exists(os.path.join(directory, SEAL_LOCK_NAME)):
+        if lock is not None and vfs.exists(os.path.join(directory, SEAL_LOCK_NAME)):
             vfs.close(wait_for_orphan(vfs, directory))
         yield
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
+
+
+def _reader_lock(vfs: Vfs, directory: str) -> DirectoryLock | None:
+    """None where no broker can be: in a copy in which none has been, which stays as it is, and in
+    what is mounted to be read only."""
+    locks = (LOCK_NAME, SEAL_LOCK_NAME)
+    if not any(vfs.exists(os.path.join(directory, name)) for name in locks):
+        return None
+    try:
+        return DirectoryLock.take(vfs, directory)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return None
 
 
 def audit(vfs: Vfs, directory: str) -> Audit:

@@ -79,7 +79,7 @@ def inspect(
     vfs: Vfs, directory: str, *, records: bool = False
 ) -> Iterator[SegmentSummary | RecordSeen]:
     """Each segment's summary, followed by its readable records if asked for."""
-    with alone_in(vfs, directory):
+    with alone_in(vfs, directory, is_reading=True):
         for number, path in list_segments(vfs, directory):
             data = vfs.read_file(path)
             yield summary(number, path, data)
@@ -89,7 +89,7 @@ def inspect(
 
 def verify(vfs: Vfs, directory: str) -> Report:
     """Reads everything and says what a start would say."""
-    with alone_in(vfs, directory):
+    with alone_in(vfs, directory, is_reading=True):
         found = audit(vfs, directory)
         segments = []
         for number, path in list_segments(vfs, directory):
