@@ -28,13 +28,17 @@ def test_the_root_of_what_spark_says_is_said_too():
     assert told == ("[TASK_WRITE_FAILED] Task failed while writing rows.: No space left on device")
 
 
-def test_an_unknown_column_is_told_without_spark_s_plan(spark: SparkSession):
+def test_an_unknown_column_is_told_without_spark_s_plan_and_with_one_s_own_line(
+    spark: SparkSession,
+):
     with pytest.raises(AnalysisException) as failure:
         spark.range(1).select("vale")
-    told = said(failure.value)
+    told, *where = said(failure.value).splitlines()
     assert told.startswith("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
     assert told.endswith("SQLSTATE: 42703")
-    assert "\n" not in told
+    at, code = where
+    assert at.startswith(f'  File "{__file__}", line ')
+    assert code.strip() == 'spark.range(1).select("vale")'
 
 
 def test_advice_names_what_the_command_has():

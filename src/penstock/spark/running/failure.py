@@ -47,11 +47,15 @@ def said(error: BaseException) -> str:
     if isinstance(error, PenstockError):
         return in_our_words(error.message)
     if isinstance(error, PySparkException):
-        return _shortened(_of_spark(str(error), getattr(error, "_stackTrace", None) or ""))
-    if isinstance(error, Py4JJavaError):
-        return _shortened(_of_spark(_CALLING.sub("", str(error)), str(error)))
+        why = _of_spark(str(error), getattr(error, "_stackTrace", None) or "")
+    elif isinstance(error, Py4JJavaError):
+        why = _of_spark(_CALLING.sub("", str(error)), str(error))
+    else:
+        why = f"{type(error).__name__}: {error}"
+    if any(map(_FRAME.match, why.splitlines())):
+        return _shortened(why)
     stack = "".join(traceback.format_tb(error.__traceback__)).splitlines()
-    return _shortened("\n".join([f"{type(error).__name__}: {error}", *_own_frames(stack)]))
+    return _shortened("\n".join([why, *_own_frames(stack)]))
 
 
 def _of_spark(text: str, java_stack: str) -> str:
