@@ -33,7 +33,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing_behind_but_a_picture(tmp_pa
     assert "the second is refused: 412" in done.stdout
     assert "a watch saw: put limits 20/s" in done.stdout
     assert "messages read as rows" in done.stdout
-    assert "6 runs: 4 succeeded, 2 failed" in done.stdout
+    assert "7 runs: 5 succeeded, 2 failed" in done.stdout
     assert "LookupError: no source for claim <n>" in done.stdout
     (left,) = tmp_path.iterdir()
     assert f"timeline: {left}" in done.stdout
