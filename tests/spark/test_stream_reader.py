@@ -188,14 +188,20 @@ def lag(broker: BrokerProcess, topic: str) -> int:
     return sum(one["lag"] for one in group["partitions"])
 
 
-def test_many_topics_are_asked_for_at_once(
-    broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
-):
-    """A topic that is deleted between two looks is gone, and not among those asked for."""
+def many_topics(broker: BrokerProcess) -> tuple[str, list[str]]:
+    """More than are asked for one by one: what their names begin with, and their names."""
     prefix = new_name("many")
     names = [f"{prefix}-{n:02}" for n in range(logs.MANY_TOPICS + 2)]
     for name in names:
         broker.create_topic(name)
+    return prefix, names
+
+
+def test_many_topics_are_asked_for_at_once(
+    broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+):
+    """A topic that is deleted between two looks is gone, and not among those asked for."""
+    prefix, names = many_topics(broker)
     reader = reader_of(f"{prefix}-*", fail_on_data_loss=False)
     start = reader.initialOffset()
     wanted = [value for n, name in enumerate(names) for value in produce(broker, name, [n])]
@@ -217,10 +223,7 @@ def test_many_topics_are_asked_for_at_once(
 def test_a_broker_that_knows_no_such_question_is_asked_one_by_one(
     broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ):
-    prefix = new_name("older")
-    names = [f"{prefix}-{n:02}" for n in range(logs.MANY_TOPICS + 1)]
-    for name in names:
-        broker.create_topic(name)
+    prefix, names = many_topics(broker)
     call = Broker.call
 
     def older(self: Broker, method: str, path: str, **rest: Any) -> bytes:
@@ -233,9 +236,7 @@ def test_a_broker_that_knows_no_such_question_is_asked_one_by_one(
 
 
 def test_a_name_among_many_that_is_not_there_is_named(broker: BrokerProcess, reader_of: MakeReader):
-    prefix = new_name("named")
-    for n in range(logs.MANY_TOPICS + 1):
-        broker.create_topic(f"{prefix}-{n:02}")
+    prefix, _ = many_topics(broker)
     with pytest.raises(NotFound, match=f"topic '{prefix}' does not exist"):
         reader_of(f"{prefix}-*", prefix).initialOffset()
 
