@@ -78,12 +78,15 @@ class FaultyVfs(Vfs):
         self._files_on_disk: dict[str, _File] = {}
         self._open: dict[int, tuple[str, _File]] = {}
         self._locked: dict[int, str] = {}
+        self.inodes: dict[str, int] = {}
         self._next_fd = 100
         self._mutex = threading.RLock()
         self._fault_at = 0
         self._fault_code = 0
+        self._then_all_after: int | None = None
         self._fault_calls: frozenset[str] | None = None
         self._fault_path: str | None = None
+        self._fault_thread: str | None = None
         self._held_path: str | None = None
         self._on_held: Callable[[], object] = bool
         self._released = threading.Event()
@@ -92,16 +95,27 @@ class FaultyVfs(Vfs):
     # Arranging
 
     def fail_call(
-        self, number: int, code: int, *, only: Sequence[str] | None = None, path: str | None = None
+        self,
+        number: int,
+        code: int,
+        *,
+        only: Sequence[str] | None = None,
+        path: str | None = None,
+        thread: str | None = None,
+        then_all_after: int | None = None,
     ) -> None:
-        """The `number`th call from now (of those named in `only`, on the file `path`) fails with
-        this errno; code 0 is a write that does only half of what it was asked."""
+        """The `number`th call from now (of those named in `only`, on the file `path`, by the
+        thread of this name) fails with this errno; code 0 is a write that does only half of what
+        it was asked. With `then_all_after`, so many calls after it succeed, and all that follow
+        fail too."""
         with self._mutex:
+            self._then_all_after = then_all_after
             self.faults_hit = 0
             self._fault_at = number
             self._fault_code = code
             self._fault_calls = frozenset(only) if only is not None else None
             self._fault_path = path
+            self._fault_thread = thread
 
     def hold(self, path: str, on_held: Callable[[], object]) -> None:
         """The next sync or durable write of this file waits for `release`, and says it does."""
@@ -176,11 +190,15 @@ class FaultyVfs(Vfs):
             return False
         if self._fault_path is not None and path != self._fault_path:
             return False
+        if self._fault_thread not in (None, threading.current_thread().name):
+            return False
         self._fault_at -= 1
         if self._fault_at:
             return False
         if self._fault_code:
             self.faults_hit += 1
+            if self._then_all_after is not None:
+                self._fault_at, self._then_all_after = self._then_all_after + 1, 0
             raise OSError(self._fault_code, os.strerror(self._fault_code), name)
         if writes:
             self.faults_hit += 1
@@ -281,9 +299,23 @@ class FaultyVfs(Vfs):
             self._called("free_bytes")
             return max(0, self.capacity_bytes - self.used_bytes)
 
+    def lock_directory(self, path: str) -> int:
+        with self._mutex:
+            self._called("lock_directory")
+            return self._lock(path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        with self._mutex:
+            self._called("identity")
+            return 1, self.inodes.get(path, 1)
+
     def lock_file(self, path: str) -> int:
         with self._mutex:
             self._called("lock_file")
+            return self._lock(path)
+
+    def _lock(self, path: str) -> int:
+        with self._mutex:
             if path in self._locked.values():
                 raise BlockingIOError(errno.EWOULDBLOCK, "locked")
             self._next_fd += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
+from penstock.model.records import TopicCreated, encode_record
 from penstock.storage.errors import StorageError
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.lock import DirectoryLock
@@ -127,7 +128,21 @@ def record(number: int, size: int = 20) -> bytes:
     return (b"record-%d " % number).ljust(size, b".")
 
 
-def written(vfs: Vfs, count: int, *, options: WalOptions = SMALL, per_commit: int = 2) -> Bench:
+def topic_record(number: int) -> bytes:
+    """As long as `record`, and one that can be applied to a state."""
+    record = encode_record(TopicCreated(number + 1, 0, f"topic-{number:04d}", 1))
+    assert len(record) == 20
+    return record
+
+
+def written(
+    vfs: Vfs,
+    count: int,
+    *,
+    options: WalOptions = SMALL,
+    per_commit: int = 2,
+    record: Callable[[int], bytes] = record,
+) -> Bench:
     """A log with records 0 to `count`, `per_commit` to a frame, still open."""
     bench = Bench(vfs, options)
     for first in range(0, count, per_commit):

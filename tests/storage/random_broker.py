@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import strategies as st
 
+from penstock.api.effects import EffectCommand
+from penstock.api.messages import Produce, Settle
+from penstock.api.topics import RetryDefaults
 from penstock.core.cache_rules import (
     Decision,
     decide_bounds,
@@ -30,12 +34,12 @@ from penstock.core.deliver import (
     returned,
     skip,
 )
-from penstock.core.effect_rules import EffectCommand, decide_begin, decide_commit, decide_fail
+from penstock.core.effect_rules import decide_begin, decide_commit, decide_fail
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
-from penstock.core.produce import Produce, decide_produce
+from penstock.core.produce import decide_produce
 from penstock.core.progress_rules import Target, decide_progress
-from penstock.core.settle import Settle, decide_ack, decide_lapse, decide_nack
+from penstock.core.settle import decide_ack, decide_lapse, decide_nack, find_leased
 from penstock.core.state import BrokerState, apply, make_ready
 from penstock.core.tenancy import decide_change, decide_create
 from penstock.core.tenancy import decide_delete as decide_delete_entry
@@ -95,7 +99,7 @@ class RandomBroker:
             self._ack,
             self._nack,
             self._lapse,
-            self._return,
+            self._release,
             self._bury,
             self._begin_or_commit,
             self._begin_or_commit,
@@ -157,7 +161,15 @@ class RandomBroker:
         else:
             archive = [None, True, False][b % 3]
             self.emit(
-                decide_configure_topic(self.state, name, a * 1000, None, self.now_ms, archive)
+                decide_configure_topic(
+                    self.state,
+                    name,
+                    a * 1000,
+                    None,
+                    self.now_ms,
+                    archive,
+                    RetryDefaults(max_attempts=b % 3, retry_backoff_ms=a * 5),
+                )
             )
 
     def _group(self, a: int, b: int) -> None:
@@ -234,17 +246,28 @@ class RandomBroker:
     def _nack(self, a: int, b: int) -> None:
         entry = self._some_entry(a, b)
         if entry is not None:
-            self.emit(decide_nack(self.state, _settle(entry), f"reason-{b}", self.now_ms))
+            delay_ms = [None, 0, 30][a % 3] if b % 4 else None
+            self.emit(
+                decide_nack(
+                    self.state,
+                    _settle(entry),
+                    f"reason-{b}",
+                    self.now_ms,
+                    delay_ms=delay_ms,
+                    dead=b % 4 == 0,
+                )
+            )
 
     def _lapse(self, a: int, b: int) -> None:
         entry = self._some_entry(a, b)
         if entry is not None and entry.state == IN_FLIGHT:
             self.emit(decide_lapse(entry, self.now_ms, self.now_ms))
 
-    def _return(self, a: int, b: int) -> None:
+    def _release(self, a: int, b: int) -> None:
         entry = self._some_entry(a, b)
-        if entry is not None and entry.state == IN_FLIGHT:
-            self.emit(returned(entry.progress, [entry.offset], self.now_ms))
+        if entry is not None:
+            found = find_leased(self.state, _settle(entry))
+            self.emit(returned(found.progress, [found.offset], self.now_ms))
 
     def _bury(self, a: int, b: int) -> None:
         progress = self._some_progress(a)
@@ -403,7 +426,7 @@ class RandomBroker:
                 self.emit(message)
             self.emit(WriteStored(self.now_ms, producer, storing.batch, storing.done + count))
 
-    def _emit_all(self, decision: Decision) -> None:
+    def _emit_all(self, decision: Decision[Any]) -> None:
         for record in decision.records:
             self.emit(record)
 

@@ -12,7 +12,7 @@ from penstock.core.state import BrokerState
 from penstock.model.records import Message, Record, TopicCreated, Trimmed, encode_record
 from penstock.storage import checkpoint as checkpoint_module
 from penstock.storage import history_reader
-from penstock.storage.checkpoint import SEAL_LOCK_NAME, load_checkpoint
+from penstock.storage.checkpoint import SEAL_LOCK_NAME, load_checkpoint, remove_leftovers
 from penstock.storage.errors import CorruptLog, DirectoryInUse
 from penstock.storage.history import history_name
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest, write_manifest
@@ -53,7 +53,9 @@ def sealed_store() -> FaultyVfs:
 
 
 def load(vfs: FaultyVfs) -> checkpoint_module.Checkpoint:
-    return load_checkpoint(vfs, DIRECTORY, LIMITS)
+    found = load_checkpoint(vfs, DIRECTORY, LIMITS)
+    remove_leftovers(vfs, found)
+    return found
 
 
 def refuse(vfs: FaultyVfs, name: str) -> None:
@@ -207,7 +209,7 @@ def test_what_is_written_is_what_is_loaded():
     vfs = FaultyVfs()
     assert load_manifest(vfs, DIRECTORY) is None
     manifest = Manifest(snapshot=4, first_segment=9, next_file=5)
-    write_manifest(vfs, DIRECTORY, manifest)
+    write_manifest(vfs, DIRECTORY, manifest, BrokerState(LIMITS))
     assert load_manifest(vfs, DIRECTORY) == manifest
     image = take_image(load(sealed_store()).state)
     write_snapshot(vfs, DIRECTORY, 4, image)

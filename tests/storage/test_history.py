@@ -20,6 +20,7 @@ from penstock.storage.history import (
     BatchRef,
     HistoryFile,
     HistoryGone,
+    PartitionRows,
     history_name,
     history_number,
     remove_history,
@@ -33,6 +34,7 @@ TOPIC, PARTITION = 7, 2
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 numbers = st.integers(0, 2**63 - 1)
 small = st.integers(0, 1023)
+policies = st.builds(RetryPolicy, numbers, numbers, numbers)
 envelopes = st.builds(
     Envelope,
     run_id=text,
@@ -43,8 +45,11 @@ envelopes = st.builds(
     target_topic=text,
     partition_override=st.none() | small,
     deadline=text,
-    retry_policy=st.none() | st.builds(RetryPolicy, numbers, numbers, numbers),
-    dlq=st.none() | st.builds(DeadLetter, text, small, numbers, text, numbers, text, numbers),
+    retry_policy=st.none() | policies,
+    dlq=st.none()
+    | st.builds(
+        DeadLetter, text, small, numbers, text, numbers, text, numbers, st.none() | policies
+    ),
 )
 routings = st.builds(Routing, text, st.dictionaries(text, text, max_size=3))
 
@@ -74,14 +79,20 @@ def plain(count: int, *, step: int = 3) -> list[Message]:
 
 
 def normal(message: Message) -> Message:
-    """An envelope with nothing in it is no envelope."""
-    if message.envelope == Envelope():
+    """An envelope with nothing in it is no envelope; a dead letter has no policy that acts."""
+    envelope = message.envelope
+    if envelope == Envelope():
         return msgspec.structs.replace(message, envelope=None)
+    if envelope is not None and envelope.dlq is not None:
+        envelope = msgspec.structs.replace(envelope, retry_policy=None)
+        return msgspec.structs.replace(message, envelope=envelope)
     return message
 
 
 def write(directory: Path, messages: list[Message], number: int = 1) -> HistoryFile:
-    return write_history(Vfs(), str(directory), number, [(TOPIC, PARTITION, to_batch(messages))])
+    return write_history(
+        Vfs(), str(directory), number, [PartitionRows(TOPIC, PARTITION, to_batch(messages))]
+    )
 
 
 def path_of(directory: Path, number: int = 1) -> Path:
@@ -167,7 +178,11 @@ def test_any_arrow_reader_opens_the_file(tmp_path: Path):
         Vfs(),
         str(tmp_path),
         1,
-        [(1, 0, to_batch(plain(3))), (1, 1, to_batch(plain(5))), (2, 0, to_batch(plain(1)))],
+        [
+            PartitionRows(1, 0, to_batch(plain(3))),
+            PartitionRows(1, 1, to_batch(plain(5))),
+            PartitionRows(2, 0, to_batch(plain(1))),
+        ],
     )
     with pa.ipc.open_file(str(path_of(tmp_path))) as reader:
         counts = [reader.get_batch(ref.index).num_rows for ref in file.batches]
@@ -177,7 +192,10 @@ def test_any_arrow_reader_opens_the_file(tmp_path: Path):
 
 def test_the_bytes_of_a_reference_are_one_message_of_an_arrow_stream(tmp_path: Path):
     file = write_history(
-        Vfs(), str(tmp_path), 1, [(1, 0, to_batch(plain(3))), (1, 1, to_batch(plain(5)))]
+        Vfs(),
+        str(tmp_path),
+        1,
+        [PartitionRows(1, 0, to_batch(plain(3))), PartitionRows(1, 1, to_batch(plain(5)))],
     )
     data = path_of(tmp_path).read_bytes()
     ref = file.batches[1]

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.image import restore_image
+from penstock.core.state import BrokerState
 from penstock.model.envelope import DeadLetter, Envelope, Routing
 from penstock.model.limits import Limits
 from penstock.model.records import (
@@ -35,7 +37,7 @@ from penstock.model.records import (
 )
 from penstock.storage import history_reader, journal_files
 from penstock.storage.audit import audit
-from penstock.storage.checkpoint import load_checkpoint
+from penstock.storage.checkpoint import load_checkpoint, remove_leftovers
 from penstock.storage.errors import CorruptLog
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.history import history_name
@@ -348,8 +350,8 @@ def damage(vfs: FaultyVfs, name: str) -> None:
 # Files
 
 
-def produced(*offsets: int) -> list[Record]:
-    return [Message(1, 0, offset, 1_000 + offset, "", "v", ENVELOPE) for offset in offsets]
+def produced(*offsets: int, ts: int = 0) -> list[Record]:
+    return [Message(1, 0, offset, ts or 1_000 + offset, "", "v", ENVELOPE) for offset in offsets]
 
 
 def one_by_one(count: int) -> FaultyVfs:
@@ -376,7 +378,7 @@ def test_many_small_files_in_a_row_become_one():
     vfs = one_by_one(MERGED_FILES)
     assert len(index(vfs).files) == MERGED_FILES
     number = MERGED_FILES + 2
-    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(900)))
+    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(3 * MERGED_FILES)))
     known = [file.number for file in index(vfs).files]
     result = sealed(vfs, number, known_journal=known)
     assert result.journal_dropped == known
@@ -391,7 +393,7 @@ def test_a_damaged_small_file_is_left_as_it_is():
     vfs = one_by_one(MERGED_FILES)
     damage(vfs, journal_name(index(vfs).files[3].number))
     number = MERGED_FILES + 2
-    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(900)))
+    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(3 * MERGED_FILES)))
     assert sealed(vfs, number).first_segment == number + 1
     assert len(index(vfs).files) == MERGED_FILES + 1
 
@@ -399,7 +401,7 @@ def test_a_damaged_small_file_is_left_as_it_is():
 def test_files_older_than_the_retention_are_dropped_and_the_journal_begins_behind_them():
     limits = msgspec.structs.replace(LIMITS, journal_retention_ms=5)
     topic: list[Record] = [TopicCreated(1, 1, "orders", 1)]
-    vfs = written(topic, produced(0, 1), produced(2, 3), produced(9))
+    vfs = written(topic, produced(0, 1), produced(2, 3), produced(4, ts=1_009))
     results = [sealed(vfs, n, limits, known_journal=sorted(on_disk(vfs))) for n in (1, 2, 3, 4)]
     assert [result.journal_start for result in results[:3]] == [1 << POSITION_BITS] * 3
     # 1009 - 5 is later than 1003: both files are too old.
@@ -407,7 +409,7 @@ def test_files_older_than_the_retention_are_dropped_and_the_journal_begins_behin
     [kept] = index(vfs).files
     last = [row["position"] for row in account_of(vfs, DIRECTORY) if row["offset"] == 3]
     assert results[3].journal_start == last[0] + 1 == index(vfs).start
-    assert [row["offset"] for row in journal_of(vfs, DIRECTORY)] == [9]
+    assert [row["offset"] for row in journal_of(vfs, DIRECTORY)] == [4]
     assert kept.number in on_disk(vfs)
 
 
@@ -435,7 +437,7 @@ def test_a_journal_begins_where_its_first_segment_does_whether_or_not_it_has_row
 def test_a_manifest_from_before_there_was_a_journal_is_read():
     vfs = FaultyVfs()
     manifest = Manifest(snapshot=4, first_segment=9, next_file=5)
-    write_manifest(vfs, DIRECTORY, manifest)
+    write_manifest(vfs, DIRECTORY, manifest, BrokerState(LIMITS))
     data = vfs.content(place("MANIFEST"))
     body = msgspec.json.decode(data.partition(b"\n")[2])
     del body["journal"]
@@ -456,13 +458,13 @@ def test_files_from_before_a_column_was_added_are_read_with_nulls_and_merged():
     assert journal_of(vfs, DIRECTORY) == without_later_columns(account)
     assert all(file.state == "sound" for file in audit(vfs, DIRECTORY).files)
     number = MERGED_FILES + 2
-    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(900)))
+    write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(3 * MERGED_FILES)))
     sealed(vfs, number)
     [file] = index(vfs).files
     assert {ref.columns for ref in file.batches} == {len(COLUMNS)}
     *old, new = journal_of(vfs, DIRECTORY)
     assert old == without_later_columns(account)
-    assert new["produced_at"] == instant(1_900)
+    assert new["produced_at"] == instant(1_000 + 3 * MERGED_FILES)
 
 
 def test_a_delivery_that_is_in_an_image_of_before_ends_without_its_time():
@@ -474,7 +476,9 @@ def test_a_delivery_that_is_in_an_image_of_before_ends_without_its_time():
     image = load_snapshot(vfs, DIRECTORY, manifest.snapshot)
     [entry] = image.topics[0].groups[0].progress[1].unfinished
     entry.delivered_at = 0
-    write_snapshot(vfs, DIRECTORY, manifest.snapshot, image)
+    mark = write_snapshot(vfs, DIRECTORY, manifest.snapshot, image)
+    marked = msgspec.structs.replace(manifest, snapshot_mark=mark)
+    write_manifest(vfs, DIRECTORY, marked, restore_image(image, LIMITS))
     sealed(vfs, 2)
     last = journal_of(vfs, DIRECTORY)[-1]
     assert (last["kind"], last["owner"], last["produced_at"]) == ("acked", "a", instant(10))
@@ -521,7 +525,7 @@ def test_a_journal_file_that_no_manifest_names_is_a_leftover():
     for name in (journal_name(99), journal_name(98) + ".tmp"):
         vfs.plant(place(name), b"left over")
     assert place(journal_name(99)) in audit(vfs, DIRECTORY).leftovers
-    load_checkpoint(vfs, DIRECTORY, LIMITS)
+    remove_leftovers(vfs, load_checkpoint(vfs, DIRECTORY, LIMITS))
     assert on_disk(vfs) == {file.number for file in index(vfs).files}
 
 
@@ -550,7 +554,9 @@ def half_sealed() -> tuple[FaultyVfs, list[Row]]:
 
 def check_told_once(vfs: FaultyVfs, account: list[Row]) -> None:
     """Each event is in the journal or in the log that is left, and in one of them only."""
-    first = load_checkpoint(vfs, DIRECTORY, LIMITS).first_segment
+    checkpoint = load_checkpoint(vfs, DIRECTORY, LIMITS)
+    remove_leftovers(vfs, checkpoint)
+    first = checkpoint.first_segment
     told = journal_of(vfs, DIRECTORY)
     assert told == (account if first == 4 else account[:-1])
 

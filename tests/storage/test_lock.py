@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
 
-from penstock.storage.errors import DirectoryInUse
+from penstock.storage.errors import DirectoryInUse, DirectoryReplaced
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.vfs import Vfs
 from tests.storage.faulty_vfs import FaultyVfs
@@ -66,3 +67,82 @@ def test_a_lock_taken_earlier_is_handed_to_the_log() -> None:
     Bench(vfs, lock=lock).close()
     written(vfs, 2).close()
     assert vfs.open_files == 0
+
+
+def test_the_directory_stays_locked_when_its_lock_file_is_removed_or_replaced(tmp_path) -> None:
+    """driftq-52"""
+    directory = tmp_path / "data"
+    lock = DirectoryLock.take(Vfs(), str(directory))
+    (directory / "LOCK").unlink()
+    with pytest.raises(DirectoryInUse, match="another process"):
+        DirectoryLock.take(Vfs(), str(directory))
+    (directory / "LOCK").write_text("1\n")
+    for is_reading in (False, True):
+        with pytest.raises(DirectoryInUse):
+            DirectoryLock.take(Vfs(), str(directory), is_reading=is_reading)
+    lock.release()
+    DirectoryLock.take(Vfs(), str(directory)).release()
+
+
+def test_a_broker_of_an_older_release_that_locks_the_file_only_keeps_others_out(tmp_path) -> None:
+    """driftq-52"""
+    vfs = Vfs()
+    older = vfs.lock_file(str(tmp_path / "LOCK"))
+    with pytest.raises(DirectoryInUse):
+        DirectoryLock.take(vfs, str(tmp_path))
+    vfs.close(older)
+    DirectoryLock.take(vfs, str(tmp_path)).release()
+
+
+def test_where_directories_cannot_be_locked_the_file_is_and_the_log_says_so(caplog) -> None:
+    vfs = FaultyVfs()
+    vfs.fail_call(1, errno.ENOLCK, only=["lock_directory"])
+    lock = DirectoryLock.take(vfs, "/data")
+    assert "only its LOCK file keeps a second broker out" in caplog.text
+    with pytest.raises(DirectoryInUse):
+        DirectoryLock.take(vfs, "/data")
+    lock.release()
+    assert vfs.open_files == 0
+
+
+def test_a_lock_knows_when_another_directory_is_at_its_path(tmp_path) -> None:
+    directory = tmp_path / "data"
+    lock = DirectoryLock.take(Vfs(), str(directory))
+    lock.check()
+    directory.rename(tmp_path / "moved")
+    with pytest.raises(DirectoryReplaced):
+        lock.check()
+    directory.mkdir()
+    with pytest.raises(DirectoryReplaced, match="moved, removed or replaced"):
+        lock.check()
+    directory.rmdir()
+    (tmp_path / "moved").rename(directory)
+    lock.check()
+    lock.release()
+
+
+def test_a_log_whose_directory_is_replaced_fails_at_the_roll_and_makes_no_file_there() -> None:
+    vfs = FaultyVfs()
+    bench = written(vfs, 4)
+    bench.await_spare()
+    before = vfs.paths()
+    vfs.inodes["/data"] = 2
+    bench.wal.roll()
+    bench.loop.run_until(lambda: bench.wal.failed is not None)
+    assert isinstance(bench.wal.failed, DirectoryReplaced)
+    bench.close()
+    assert vfs.paths() == before
+
+
+def test_a_log_whose_directory_is_replaced_before_its_spare_is_made_fails_at_once() -> None:
+    vfs = FaultyVfs()
+    bench = written(vfs, 4)
+    bench.await_spare()
+    bench.wal._supply.take_spare()
+    before = vfs.paths()
+    vfs.inodes["/data"] = 2
+    bench.wal.check_space()
+    bench.loop.run_until(lambda: bench.wal.failed is not None)
+    assert isinstance(bench.wal.failed, DirectoryReplaced)
+    bench.close()
+    assert vfs.paths() == before

@@ -12,7 +12,8 @@ from penstock.storage.errors import DirectoryInUse
 from penstock.storage.repair import repair
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, segment_name
 from tests.storage.faulty_vfs import FaultyVfs
-from tests.storage.harness import DIRECTORY, Bench, record, written
+from tests.storage.harness import DIRECTORY, Bench, written
+from tests.storage.harness import topic_record as record
 
 FIRST = f"{DIRECTORY}/{segment_name(1)}"
 SECOND = f"{DIRECTORY}/{segment_name(2)}"
@@ -20,7 +21,7 @@ SECOND = f"{DIRECTORY}/{segment_name(2)}"
 
 def rolled() -> FaultyVfs:
     vfs = FaultyVfs()
-    bench = written(vfs, 6)
+    bench = written(vfs, 6, record=record)
     bench.await_spare()
     bench.roll()
     bench.append(record(6))
@@ -40,7 +41,7 @@ def damaged() -> FaultyVfs:
 
 def torn() -> FaultyVfs:
     vfs = FaultyVfs()
-    bench = written(vfs, 6)
+    bench = written(vfs, 6, record=record)
     bench.await_spare()
     vfs.fail_call(1, errno.EIO, only=["write"])
     bench.append(record(6))

@@ -10,7 +10,15 @@ from penstock.storage.errors import CorruptLog, StorageError
 from penstock.storage.frames import FRAME_MAGIC
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, read_segment, segment_name
 from tests.storage.faulty_vfs import FaultyVfs
-from tests.storage.harness import DIRECTORY, Bench, outcome, read_back, record, written
+from tests.storage.harness import (
+    DIRECTORY,
+    SEGMENT_BYTES,
+    Bench,
+    outcome,
+    read_back,
+    record,
+    written,
+)
 
 FIRST = f"{DIRECTORY}/{segment_name(1)}"
 SECOND = f"{DIRECTORY}/{segment_name(2)}"
@@ -314,7 +322,27 @@ def test_an_error_in_replay_lets_go_of_everything() -> None:
         def _replay(self, record: bytes, position: int) -> None:
             raise KeyError(position)
 
-    with pytest.raises(KeyError):
+    before = {path: vfs.content(path) for path in vfs.paths()}
+    with pytest.raises(CorruptLog, match=r"wal-0*1.seg is damaged at byte 4096: a record of frame"):
         Broken(vfs)
+    assert {path: vfs.content(path) for path in vfs.paths()} == before
     assert vfs.open_files == 0
     assert read_back(vfs) == [record(0), record(1)]
+
+
+def test_a_blank_that_cannot_be_used_leaves_no_gap_in_the_numbers() -> None:
+    """driftq-46: a crash after a roll leaves two blanks, and the first may be a small one. Were the
+    second used, a number would be missing, and the start after the next roll be refused."""
+    vfs = FaultyVfs()
+    vfs = killed(vfs, written(vfs, 4))
+    vfs.plant(SECOND, bytes(SEGMENT_BYTES // 2))
+    vfs.plant(THIRD, bytes(SEGMENT_BYTES))
+    bench = Bench(vfs)
+    bench.await_spare()
+    bench.roll()
+    bench.append(record(4))
+    bench.commit()
+    bench.close()
+    again = Bench(vfs)
+    again.close()
+    assert again.replayed == [record(number) for number in range(5)]

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.storage.offline import verify
 from penstock.storage.repair import repair
-from tests.storage.harness import DIRECTORY, read_back, record
+from tests.storage.harness import DIRECTORY, read_back
+from tests.storage.harness import topic_record as record
 from tests.storage.test_offline import FIRST, SECOND, contents, damaged, rolled, torn
 
 

@@ -63,7 +63,8 @@ def store(sealed: int) -> FaultyVfs:
 
 
 def message(number: int) -> Message:
-    return Message(1, 0, number, 1000 + number, "", f"value {number}")
+    """Record `number` of the log. Record 0 creates the topic, so its offset is one less."""
+    return Message(1, 0, number - 1, 1000 + number, "", f"value {number}")
 
 
 def flip(vfs: FaultyVfs, name: str, at: int) -> None:
@@ -87,8 +88,8 @@ def contents(vfs: FaultyVfs) -> dict[str, bytes]:
 
 
 def start(vfs: FaultyVfs) -> int:
-    """As the broker does. The next offset; -1 without a topic. What it appends, the next start
-    finds."""
+    """As the broker does. The number of the log's next record. The next start
+    finds the record that this one appends."""
     first = _start_and_append(vfs)
     assert _start_and_append(vfs) == first + 1
     assert verify(vfs, DIRECTORY).damage is None
@@ -106,8 +107,8 @@ def _start_and_append(vfs: FaultyVfs) -> int:
         post=loop.post,
         first_segment=checkpoint.first_segment,
     )
-    end = state.topics["orders"].next_offset if state.topics else -1
-    record: Record = message(end) if end >= 0 else TopicCreated(1, 2000, "orders", 1)
+    end = state.topics["orders"].next_offset + 1 if state.topics else 0
+    record: Record = message(end) if end else TopicCreated(1, 2000, "orders", 1)
     wal.append([encode_record(record)])
     wal.commit()
     loop.run_until(lambda: not wal.has_pending or wal.failed is not None)
@@ -170,7 +171,7 @@ def test_a_repaired_log_starts_and_ends_before_the_damage(
     for path, aside in done.set_aside.items():
         assert vfs.content(aside) == before[path]
     assert verify(vfs, DIRECTORY).damage is None
-    assert start(vfs) == (first_lost(number, how) or -1)
+    assert start(vfs) == first_lost(number, how)
 
 
 def test_a_log_that_has_to_begin_anew_says_so_and_goes_back_to_the_snapshot() -> None:

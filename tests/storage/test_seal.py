@@ -23,7 +23,7 @@ from penstock.model.records import (
     encode_record,
 )
 from penstock.storage import history_reader
-from penstock.storage.checkpoint import Checkpoint, load_checkpoint
+from penstock.storage.checkpoint import Checkpoint, load_checkpoint, remove_leftovers
 from penstock.storage.errors import CorruptLog
 from penstock.storage.history import history_name, history_number
 from penstock.storage.history_reader import HistoryReader
@@ -69,6 +69,7 @@ def job(up_to: int, known_files: list[int] | None = None) -> Job:
 def restart(vfs: Vfs) -> tuple[Checkpoint, BrokerState, dict[Place, Message]]:
     """What a start makes of the directory: its checkpoint, the replayed state, all messages."""
     checkpoint = load_checkpoint(vfs, DIRECTORY, LIMITS)
+    remove_leftovers(vfs, checkpoint)
     state = checkpoint.state
     reader = HistoryReader(vfs, DIRECTORY)
     messages: dict[Place, Message] = {}

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from penstock.model.records import Message, Record, TopicCreated, encode_record
-from penstock.storage.checkpoint import load_checkpoint
+from penstock.storage.checkpoint import SEAL_LOCK_NAME, load_checkpoint
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.seal import Job, Sealed
 from penstock.storage.sealer import Sealer, _environment
@@ -106,6 +106,20 @@ def test_damage_is_reported_with_the_file_named(directory: Path):
     assert broker.sealed == []
     assert "CorruptLog" in broker.errors[0]
     assert segment_name(2) in broker.errors[0]
+    broker.sealer.close()
+
+
+def test_a_seal_lock_that_another_process_holds_is_named(directory: Path):
+    path = directory / SEAL_LOCK_NAME
+    vfs = Vfs()
+    held = vfs.lock_file(str(path))
+    broker = Broker(directory)
+    broker.sealer.start(2)
+    broker.await_report()
+    assert f"another process holds {path}" in broker.errors[0]
+    vfs.close(held)
+    broker.sealer.start(2)
+    broker.loop.run_until(lambda: bool(broker.sealed))
     broker.sealer.close()
 
 

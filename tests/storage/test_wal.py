@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.api.durability import FsyncMode
 from penstock.model.errors import TooLarge, Unavailable
 from penstock.storage.errors import SegmentGone
 from penstock.storage.frames import MAX_FRAME_BYTES, OFFSET_MASK, POSITION_BITS
-from penstock.storage.log import FsyncMode, Log, WalOptions
+from penstock.storage.log import Log, WalOptions
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal import Wal
 from penstock.storage.wal_supply import SMALLEST_SHARE

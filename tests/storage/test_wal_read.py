@@ -111,7 +111,7 @@ def test_a_byte_changed_under_a_running_log_is_never_read_as_a_record(vfs: Fault
             bench.wal.read(bench.positions)
         assert caught.value.path == segment.path
         assert caught.value.position == segment.offsets[damaged]
-    assert vfs.open_files == 3  # the segment, the spare and the lock
+    assert vfs.open_files == 4  # the segment, the spare and the two locks
     vfs.plant(segment.path, whole)
     assert bench.wal.read(bench.positions) == bench.appended
     bench.close()

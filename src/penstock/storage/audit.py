@@ -15,31 +15,36 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from penstock.core.state import BrokerState
+from penstock.core.state import BrokerState, apply
 from penstock.model.limits import Limits
+from penstock.model.records import decode_record
 from penstock.storage.checkpoint import (
     SEAL_LOCK_NAME,
     check_never_sealed,
-    check_whole,
     is_live,
     leftovers,
-    load_state,
+    load_unchecked_state,
     wait_for_orphan,
 )
-from penstock.storage.errors import CorruptLog, CorruptManifest
-from penstock.storage.history import BatchRef, HistoryFile, history_name
+from penstock.storage.coverage import Fault, find_faults, index_error
+from penstock.storage.errors import CorruptLog, CorruptManifest, CorruptStopped
+from penstock.storage.file_identity import NamedFile, check_bytes, check_identity
+from penstock.storage.history import BatchRef, HistoryFile, history_name, is_in_order
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import JournalFile, JournalReader, JournalRef
-from penstock.storage.lock import LOCK_NAME, DirectoryLock
+from penstock.storage.lock import DirectoryLock
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from penstock.storage.recovery import walk_log
+from penstock.storage.rebuild import HiddenRows, Place, find_hidden
+from penstock.storage.recovery import Replay, walk_log
 from penstock.storage.segments import Tail, list_segments
 from penstock.storage.snapshot import snapshot_name
+from penstock.storage.staging import check_pieces
+from penstock.storage.stopped import check_reached, load_stopped
 from penstock.storage.vfs import Vfs
 
 Ref = TypeVar("Ref", BatchRef, JournalRef)
 
-SealedKind = Literal["manifest", "snapshot", "history", "journal"]
+SealedKind = Literal["manifest", "snapshot", "history", "journal", "staged"]
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -51,8 +56,8 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class SealedFile(msgspec.Struct, frozen=True):
-    """The manifest, or a file that it names. `position` and `detail` say where it is damaged, and
-    `lost` which messages cannot be delivered for that, or which rows cannot be read."""
+    """The manifest, a file that it names, or a staged piece. `position` and `detail` say where it
+    is damaged, and `lost` which messages cannot be delivered or which rows cannot be read."""
 
     path: str
     kind: SealedKind
@@ -68,8 +73,10 @@ class SealedFile(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct):
-    """`files` are in the order in which a start reads them; the log comes after them.
-    `first_segment` is 0 where the manifest cannot be read: then the log is not judged."""
+    """`files` are in the order in which a start reads them; the index of their batches and the log
+    come after them. `first_segment` is 0 where the manifest cannot be read: then the log is not
+    judged. `faults` are what a start finds wrong with the index, `hidden` the rows that no reader
+    finds, for that or because they are out of order in a batch."""
 
     first_segment: int
     files: list[SealedFile]
@@ -78,13 +85,18 @@ class Audit(msgspec.Struct):
     leftovers: list[str] = []
     torn: list[Tail] = []
     log_damage: Damage | None = None
+    index_damage: Damage | None = None
+    faults: list[Fault] = []
+    hidden: list[HiddenRows] = []
+    is_stopped: bool = False
+    """The STOPPED file is there."""
 
     @property
     def damage(self) -> Damage | None:
         for file in self.files:
             if file.refuses_start:
                 return file.damage
-        return self.log_damage
+        return self.index_damage or self.log_damage
 
 
 @contextmanager
@@ -97,28 +109,22 @@ def alone_in(vfs: Vfs, directory: str, *, is_reading: bool = False) -> Iterator[
             f"{directory} is no data directory of a broker: it has neither {MANIFEST_NAME} nor a "
             "segment of a log"
         )
-    lock = _reader_lock(vfs, directory) if is_reading else DirectoryLock.take(vfs, directory)
+    lock = DirectoryLock.take(vfs, directory, is_reading=is_reading)
     try:
-        if lock is not None and vfs.exists(os.path.join(directory, SEAL_LOCK_NAME)):
-            vfs.close(wait_for_orphan(vfs, directory))
+        if vfs.exists(os.path.join(directory, SEAL_LOCK_NAME)):
+            _await_sealing(vfs, directory, is_reading=is_reading)
         yield
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
 
 
-def _reader_lock(vfs: Vfs, directory: str) -> DirectoryLock | None:
-    """None where no broker can be: in a copy in which none has been, which stays as it is, and in
-    what is mounted to be read only."""
-    locks = (LOCK_NAME, SEAL_LOCK_NAME)
-    if not any(vfs.exists(os.path.join(directory, name)) for name in locks):
-        return None
+def _await_sealing(vfs: Vfs, directory: str, *, is_reading: bool) -> None:
     try:
-        return DirectoryLock.take(vfs, directory)
+        vfs.close(wait_for_orphan(vfs, directory))
     except OSError as error:
-        if error.errno != errno.EROFS:
+        # Nothing seals in a directory that is mounted to be read only.
+        if not is_reading or error.errno != errno.EROFS:
             raise
-        return None
 
 
 def audit(vfs: Vfs, directory: str) -> Audit:
@@ -132,19 +138,50 @@ def audit(vfs: Vfs, directory: str) -> Audit:
     files = [] if manifest is None else [SealedFile(path, "manifest", "sound")]
     manifest = manifest or Manifest()
     snapshot, state = _snapshot(vfs, directory, manifest)
-    files += [_history_file(vfs, directory, file, state) for file in manifest.history]
+    disordered: set[Place] = set()
+    files += [_history_file(vfs, directory, f, state, disordered) for f in manifest.history]
     files += [_journal_file(vfs, directory, file) for file in manifest.journal.files]
     files += [] if snapshot is None else [snapshot]
+    for path, damage in check_pieces(vfs, directory):
+        sound = SealedFile(path, "staged", "sound")
+        files.append(sound if damage is None else _bad(vfs, damage, "staged"))
     found = Audit(manifest.first_segment, files, manifest.history, manifest.journal.files)
+    if state is not None:
+        _judge_index(vfs, directory, found, state, disordered)
     found.leftovers = leftovers(vfs, directory, manifest)
     for number, path in list_segments(vfs, directory):
         if number < manifest.first_segment:
             found.leftovers.append(path)
     try:
-        found.torn = walk_log(vfs, directory, first_segment=manifest.first_segment).tails
+        stopped = load_stopped(vfs, directory)
+        found.is_stopped = stopped is not None
+        log = walk_log(vfs, directory, first_segment=manifest.first_segment, replay=_replay(state))
+        if stopped is not None:
+            check_reached(directory, stopped, log, manifest.first_segment)
+        # After an orderly stop a log that ends too early is damaged, not torn by a crash.
+        found.torn = log.tails
     except CorruptLog as error:
+        found.is_stopped = found.is_stopped or isinstance(error, CorruptStopped)
         found.log_damage = Damage(error.path, error.position, error.detail)
     return found
+
+
+def _judge_index(
+    vfs: Vfs, directory: str, found: Audit, state: BrokerState, disordered: set[Place]
+) -> None:
+    found.faults = find_faults(found.history, state)
+    error = index_error(os.path.join(directory, MANIFEST_NAME), found.faults)
+    if error is not None:
+        found.index_damage = Damage(error.path, error.position, error.detail)
+    places = disordered | {(fault.topic_id, fault.partition) for fault in found.faults}
+    found.hidden = find_hidden(vfs, directory, found.history, state, places)
+
+
+def _replay(state: BrokerState | None) -> Replay | None:
+    """Applies each record as a start does; without a snapshot there is nothing to apply it to."""
+    if state is None:
+        return None
+    return lambda data, _: apply(state, decode_record(data))
 
 
 def _snapshot(
@@ -152,24 +189,35 @@ def _snapshot(
 ) -> tuple[SealedFile | None, BrokerState | None]:
     path = os.path.join(directory, snapshot_name(manifest.snapshot))
     try:
-        state = load_state(vfs, directory, manifest, Limits())
+        state = load_unchecked_state(vfs, directory, manifest, Limits())
     except CorruptLog as error:
         return _bad(vfs, error, "snapshot", refuses_start=True), None
     return SealedFile(path, "snapshot", "sound") if manifest.snapshot else None, state
 
 
 def _history_file(
-    vfs: Vfs, directory: str, file: HistoryFile, state: BrokerState | None
+    vfs: Vfs,
+    directory: str,
+    file: HistoryFile,
+    state: BrokerState | None,
+    disordered: set[Place],
 ) -> SealedFile:
+    """Adds the partitions of batches whose rows are not in order to `disordered`."""
     try:
-        check_whole(vfs, os.path.join(directory, history_name(file.number)), file.size)
+        check_identity(vfs, os.path.join(directory, history_name(file.number)), file)
     except CorruptLog as error:
         lost = messages_of(file.batches, state)
         return _bad(vfs, error, "history", refuses_start=True, lost=lost)
     reader = HistoryReader(vfs, directory)
-    first, damaged = _damage(file.batches, reader.batch)
+    path = os.path.join(directory, history_name(file.number))
+
+    def check(ref: BatchRef) -> None:
+        if not is_in_order(reader.batch(ref)):
+            disordered.add((ref.topic_id, ref.partition))
+
+    first, damaged = _damage(file.batches, check)
+    first = first or _damage_elsewhere(vfs, path, file)
     if first is None:
-        path = os.path.join(directory, history_name(file.number))
         return SealedFile(path, "history", "sound")
     return _bad(vfs, first, "history", lost=messages_of(damaged, state))
 
@@ -178,10 +226,11 @@ def _journal_file(vfs: Vfs, directory: str, file: JournalFile) -> SealedFile:
     reader = JournalReader(vfs, directory)
     path = reader.path(file.number)
     try:
-        check_whole(vfs, path, file.size)
+        check_identity(vfs, path, file)
     except CorruptLog as error:
         return _bad(vfs, error, "journal", refuses_start=True, lost=rows_of(file.batches))
     first, damaged = _damage(file.batches, reader.check)
+    first = first or _damage_elsewhere(vfs, path, file)
     if first is None:
         return SealedFile(path, "journal", "sound")
     return _bad(vfs, first, "journal", lost=rows_of(damaged))
@@ -198,6 +247,15 @@ def _damage(refs: list[Ref], check: Callable[[Ref], object]) -> tuple[CorruptLog
             first = first or error
             damaged.append(ref)
     return first, damaged
+
+
+def _damage_elsewhere(vfs: Vfs, path: str, file: NamedFile) -> CorruptLog | None:
+    """Damage to bytes that are in no batch."""
+    try:
+        check_bytes(vfs, path, file)
+    except CorruptLog as error:
+        return error
+    return None
 
 
 def rows_of(refs: list[JournalRef]) -> list[str]:

@@ -1,12 +1,14 @@
 """The checkpoint: what a start finds sealed, before it replays the rest of the log.
 
-Invariant: everything the manifest names is there, or CorruptLog says what is not and nothing has
-been changed; afterwards the directory holds no snapshot, history or journal file besides those.
-The log's segments are not touched. Must not know how sealing works, only what it leaves.
+Invariant: everything the manifest names is there, and its batches hold every retained row once
+(coverage.py), or CorruptLog says what is not. Loading changes nothing; `remove_leftovers`, once the
+log was read too, leaves no snapshot, history or journal file that the manifest does not name. The
+log's segments are not touched. Must not know how sealing works, only what it leaves.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
@@ -15,9 +17,11 @@ import msgspec
 from penstock.core.image import restore_image
 from penstock.core.state import BrokerState
 from penstock.model.limits import Limits
-from penstock.storage.errors import CorruptHistory, CorruptManifest, DirectoryInUse
+from penstock.storage.coverage import check_coverage
+from penstock.storage.errors import CorruptManifest, DirectoryInUse
+from penstock.storage.file_identity import check_identity
 from penstock.storage.history import BatchRef, HistoryFile, history_name, history_number
-from penstock.storage.journal_files import JournalIndex, journal_name, journal_number
+from penstock.storage.journal_files import JournalFile, JournalIndex, journal_name, journal_number
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.segments import list_segments
 from penstock.storage.snapshot import load_snapshot, snapshot_name, snapshot_number
@@ -29,16 +33,20 @@ SEAL_LOCK_NAME = "SEAL-LOCK"
 _ORPHAN_WAIT_S = 30.0
 _ORPHAN_STEP_S = 0.02
 
+logger = logging.getLogger("penstock.storage")
+
 
 class Checkpoint(msgspec.Struct):
     """`state` is that before the first record of `first_segment`; `refs` are by topic, partition
-    and offset, without those whose rows are all trimmed or whose topic is deleted."""
+    and offset, without those whose rows are all trimmed or whose topic is deleted. `leftovers` are
+    files that nothing names."""
 
     state: BrokerState
     refs: list[BatchRef]
     files: list[int]
     first_segment: int
     journal: JournalIndex = JournalIndex()
+    leftovers: list[str] = []
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
@@ -49,11 +57,10 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         if manifest is None:
             check_never_sealed(vfs, directory)
             manifest = Manifest()
-        for name, size in named_files(manifest):
-            check_whole(vfs, os.path.join(directory, name), size)
+        for name, file in named_files(manifest):
+            check_identity(vfs, os.path.join(directory, name), file)
         state = load_state(vfs, directory, manifest, limits)
-        for path in leftovers(vfs, directory, manifest):
-            remove_if_there(vfs, path)
+        unnamed = leftovers(vfs, directory, manifest)
     finally:
         vfs.close(lock)
     return Checkpoint(
@@ -62,13 +69,35 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         [file.number for file in manifest.history],
         manifest.first_segment,
         manifest.journal,
+        unnamed,
     )
 
 
+def remove_leftovers(vfs: Vfs, checkpoint: Checkpoint) -> None:
+    """To be called when the log was found to fit the checkpoint: under a manifest that is not the
+    one of this log, files that are needed would seem to be leftovers."""
+    for path in checkpoint.leftovers:
+        try:
+            remove_if_there(vfs, path)
+        except OSError as error:
+            logger.warning("%s is a leftover and cannot be removed: %s", path, error)
+
+
 def load_state(vfs: Vfs, directory: str, manifest: Manifest, limits: Limits) -> BrokerState:
+    """The snapshot's state. CorruptIndex unless the manifest's batches hold all its rows."""
+    state = load_unchecked_state(vfs, directory, manifest, limits)
+    check_coverage(os.path.join(directory, MANIFEST_NAME), manifest.history, state)
+    return state
+
+
+def load_unchecked_state(
+    vfs: Vfs, directory: str, manifest: Manifest, limits: Limits
+) -> BrokerState:
+    """For tools that look at damage: nobody may read rows by a manifest that was not checked."""
     if not manifest.snapshot:
         return BrokerState(limits)
-    return restore_image(load_snapshot(vfs, directory, manifest.snapshot), limits)
+    image = load_snapshot(vfs, directory, manifest.snapshot, manifest.snapshot_mark)
+    return restore_image(image, limits)
 
 
 def live_refs(history: list[HistoryFile], state: BrokerState) -> list[BatchRef]:
@@ -79,7 +108,9 @@ def live_refs(history: list[HistoryFile], state: BrokerState) -> list[BatchRef]:
 
 def is_live(ref: BatchRef, state: BrokerState) -> bool:
     topic = state.topics_by_id.get(ref.topic_id)
-    return topic is not None and ref.last >= topic.partitions[ref.partition].first_offset
+    if topic is None or not 0 <= ref.partition < len(topic.partitions):
+        return False
+    return ref.last >= topic.partitions[ref.partition].first_offset
 
 
 def wait_for_orphan(vfs: Vfs, directory: str) -> int:
@@ -105,24 +136,12 @@ def check_never_sealed(vfs: Vfs, directory: str) -> None:
         raise CorruptManifest(path, 0, "missing, but there are sealed files beside it")
 
 
-def named_files(manifest: Manifest) -> list[tuple[str, int]]:
-    """Name and size of every file of history and journal."""
-    history = [(history_name(file.number), file.size) for file in manifest.history]
-    return history + [(journal_name(file.number), file.size) for file in manifest.journal.files]
-
-
-def check_whole(vfs: Vfs, path: str, wanted: int) -> None:
-    """CorruptHistory unless the file is there, with so many bytes."""
-    try:
-        fd = vfs.open_read(path)
-    except FileNotFoundError:
-        raise CorruptHistory(path, 0, "the manifest names it and it is missing") from None
-    try:
-        size = vfs.size(fd)
-    finally:
-        vfs.close(fd)
-    if size != wanted:
-        raise CorruptHistory(path, min(size, wanted), f"{size} bytes long, it had {wanted}")
+def named_files(manifest: Manifest) -> list[tuple[str, HistoryFile | JournalFile]]:
+    """Every file of history and journal, with its name."""
+    found: list[tuple[str, HistoryFile | JournalFile]] = []
+    found += [(history_name(file.number), file) for file in manifest.history]
+    found += [(journal_name(file.number), file) for file in manifest.journal.files]
+    return found
 
 
 def leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> list[str]:

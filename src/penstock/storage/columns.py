@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.api.rows import ENVELOPE_COLUMNS, RETRY_COLUMNS, ROUTING_COLUMNS
 from penstock.model.envelope import DeadLetter, Envelope, RetryPolicy, Routing
 from penstock.model.records import Message
 
@@ -29,25 +30,6 @@ PLAIN_SCHEMA = pa.schema(
     ]
 )
 
-ENVELOPE_COLUMNS = {
-    "run_id": _TEXT,
-    "step_id": _TEXT,
-    "parent_step_id": _TEXT,
-    "tenant_id": _TEXT,
-    "idempotency_key": _TEXT,
-    "target_topic": _TEXT,
-    "partition_override": pa.int32(),
-    "deadline": _TEXT,
-}
-RETRY_COLUMNS = {
-    "retry_max_attempts": _INT,
-    "retry_backoff_ms": _INT,
-    "retry_max_backoff_ms": _INT,
-}
-ROUTING_COLUMNS = {
-    "routing_label": _TEXT,
-    "routing_meta": pa.map_(_TEXT, _TEXT),
-}
 _DLQ_COLUMNS = {
     "dlq_original_topic": _TEXT,
     "dlq_original_partition": pa.int32(),
@@ -131,8 +113,14 @@ def _envelope_columns(envelopes: list[Envelope]) -> list[pa.Array]:
             columns.append(pa.array([value or None for value in values], kind))
         else:
             columns.append(pa.array(list(values), kind))
-    policies = [envelope.retry_policy for envelope in envelopes]
+    policies = [_policy_of(envelope) for envelope in envelopes]
     return columns + [_retry_column(policies, name) for name in RETRY_COLUMNS]
+
+
+def _policy_of(envelope: Envelope) -> RetryPolicy | None:
+    """Of a dead letter, the policy that was kept aside: whoever writes the row to another topic
+    gives it back."""
+    return envelope.retry_policy if envelope.dlq is None else envelope.dlq.retry_policy
 
 
 def _retry_column(policies: list[RetryPolicy | None], name: str) -> pa.Array:
@@ -171,11 +159,19 @@ def _present(batch: pa.RecordBatch) -> dict[str, list[Any]]:
 
 
 def _envelopes(columns: dict[str, list[Any]], rows: int) -> list[Envelope | None]:
-    members = {name: columns[name] for name in ENVELOPE_COLUMNS if name in columns}
+    members: dict[str, list[Any]] = {
+        name: columns[name] for name in ENVELOPE_COLUMNS if name in columns
+    }
+    policies: list[RetryPolicy | None] = [None] * rows
     if "retry_max_attempts" in columns:
-        members["retry_policy"] = _policies(columns)
+        policies = members["retry_policy"] = _policies(columns)
     if "dlq_original_topic" in columns:
-        members["dlq"] = _dead_letters(columns)
+        letters = members["dlq"] = _dead_letters(columns, policies)
+        if "retry_policy" in members:
+            members["retry_policy"] = [
+                policy if letter is None else None
+                for policy, letter in zip(policies, letters, strict=True)
+            ]
     if not members:
         return [None] * rows
     names = list(members)
@@ -196,8 +192,10 @@ def _policies(columns: dict[str, list[Any]]) -> list[RetryPolicy | None]:
     return [None if row[0] is None else RetryPolicy(*row) for row in rows]
 
 
-def _dead_letters(columns: dict[str, list[Any]]) -> list[DeadLetter | None]:
-    rows = zip(*(columns[name] for name in _DLQ_COLUMNS), strict=True)
+def _dead_letters(
+    columns: dict[str, list[Any]], policies: list[RetryPolicy | None]
+) -> list[DeadLetter | None]:
+    rows = zip(*(columns[name] for name in _DLQ_COLUMNS), policies, strict=True)
     return [None if row[0] is None else DeadLetter(*row) for row in rows]
 
 

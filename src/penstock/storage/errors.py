@@ -4,10 +4,15 @@ StorageError
 ├── CorruptLog             a segment of the log is damaged
 │   ├── CorruptManifest    the same of the MANIFEST,
 │   ├── CorruptSnapshot    of a snapshot,
-│   ├── CorruptHistory     of a history file
+│   ├── CorruptHistory     of a history or journal file,
+│   ├── CorruptStopped     of the STOPPED file
+│   ├── CorruptIndex       batches of history overlap, or rows are missing between them
 │   └── CorruptStaged      of a staged piece
 ├── DirectoryInUse         another process has the directory
-├── NotYetInLog       a position was read whose frame is not closed
+├── SealingInUse           another process has the lock of sealing
+├── DirectoryReplaced      another directory is at the path of the one that was opened
+├── FailedWriteRemains     a write failed, and what it left on disk could not be erased
+├── NotYetInLog            a position was read whose frame is not closed
 └── SegmentGone            a position was read whose segment has been dropped (sealed or expired)
 
 Whoever raises a CorruptLog has changed and deleted nothing. Each says what helps against it.
@@ -71,6 +76,17 @@ class CorruptHistory(CorruptLog):
     )
 
 
+class CorruptIndex(CorruptLog):
+    """The batches that the manifest names overlap, or do not hold every row: readers would pass
+    over messages. A start is refused; a sealing run that would write such a manifest fails, and
+    the log stays."""
+
+    advice = (
+        "`penstock wal verify` lists the messages that cannot be reached; `penstock wal repair` "
+        "puts those that are on disk back in order and loses none. Both are for a stopped broker"
+    )
+
+
 class CorruptStaged(CorruptLog):
     """No start is refused for it. Before its commit a piece that is damaged is not staged; after
     it, the batch cannot be stored any further."""
@@ -78,6 +94,16 @@ class CorruptStaged(CorruptLog):
     advice = (
         "Restore this file from a copy that has it: under one name it never changes. Until then "
         "the batch it belongs to is not stored any further; all else goes on"
+    )
+
+
+class CorruptStopped(CorruptLog):
+    """Nothing says where the log ended at the last stop: the start is refused."""
+
+    advice = (
+        "Restore this file from a copy made since the broker stopped. Without one, `penstock wal "
+        "repair --set-damage-aside` sets it aside: the log is then judged as after a kill, and a "
+        "log that was cut short is not noticed"
     )
 
 
@@ -94,12 +120,44 @@ class DirectoryInUse(StorageError):
         self.pid = pid
 
 
+class SealingInUse(StorageError):
+    """Two processes that seal one directory would destroy each other's files."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"another process holds {path}; nothing is sealed until it ends. If it is no sealing "
+            "process of this broker, find it with `fuser` or `lsof` and end it"
+        )
+        self.path = path
+
+
+class DirectoryReplaced(StorageError):
+    """Files made by name would go into a directory that is not this broker's."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(
+            f"the data directory {directory} was moved, removed or replaced while the broker used "
+            "it; nothing is written any more. Put the directory back and restart the broker"
+        )
+        self.directory = directory
+
+
 class SegmentGone(StorageError):
     """The log no longer holds this position; what it held is in the history files, or expired."""
 
     def __init__(self, position: int) -> None:
         super().__init__(f"the log no longer holds position {position}")
         self.position = position
+
+
+class FailedWriteRemains(StorageError):
+    """Requests that were refused for the failed write may take effect at the next start."""
+
+    def __init__(self, write: BaseException, erasing: BaseException) -> None:
+        super().__init__(
+            f"{write}; erasing what it left failed too: {erasing}; refused requests may take "
+            "effect at the next start"
+        )
 
 
 class NotYetInLog(StorageError):

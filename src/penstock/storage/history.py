@@ -1,9 +1,9 @@
 """History files: sealed messages as Arrow batches, and the references that find them.
 
-Invariant: a batch holds rows of one (topic, partition) in offset order; a BatchRef says where it
-is, what it holds and its checksum, and a file is on disk before any manifest names it. Files are
-never changed: they are written whole, and removed. Must not know the state machine or the log.
-The layout is in docs/storage-format.md.
+Invariant: a batch holds rows of one (topic, partition) in offset order (a writer that is given
+others fails); a BatchRef says where it is, what it holds and its checksum, and a file is on disk
+before any manifest names it. Files are never changed: they are written whole, and removed. Must not
+know the state machine or the log. The layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.storage.columns import SCHEMA, complete
-from penstock.storage.errors import StorageError
+from penstock.storage.errors import CorruptIndex, StorageError
+from penstock.storage.file_identity import Identity, named_schema
 from penstock.storage.vfs import Vfs, remove_if_there
 
 MAX_BATCH_ROWS = 65_536
@@ -37,7 +39,8 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `bytes` counts keys and values in UTF-8; `first_ts` and `last_ts` are the least and the
     greatest time in ms; the batch's Arrow message is `length` bytes from `start`. Bit n of
-    `filled` is 0 if column n is null in all rows; of older files all are 1.
+    `filled` is 0 if column n is null in all rows; of older files all are 1. `preceding` is how many
+    messages the partition had stored before the batch's first one, trimmed ones too; -1: unknown.
     """
 
     file: int
@@ -54,6 +57,16 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int
     crc: int
     filled: int = -1
+    preceding: int = -1
+
+
+class PartitionRows(NamedTuple):
+    """Rows of one partition that become one batch. `preceding` is as in BatchRef."""
+
+    topic_id: int
+    partition: int
+    batch: pa.RecordBatch
+    preceding: int = -1
 
 
 class HistoryFile(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +75,7 @@ class HistoryFile(msgspec.Struct, frozen=True, array_like=True):
     number: int
     size: int
     batches: list[BatchRef]
+    identity: Identity | None = None
 
 
 class HistoryGone(StorageError):
@@ -89,9 +103,9 @@ def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
 
 
 def write_history(
-    vfs: Vfs, directory: str, number: int, batches: Iterable[tuple[int, int, pa.RecordBatch]]
+    vfs: Vfs, directory: str, number: int, batches: Iterable[PartitionRows]
 ) -> HistoryFile:
-    """Writes (topic id, partition, rows) as one file and returns once it is on disk.
+    """Writes the batches as one file and returns once it is on disk.
 
     Without any batch no file is left. A batch must keep to MAX_BATCH_ROWS and MAX_BATCH_BYTES.
     """
@@ -100,7 +114,7 @@ def write_history(
     fd = vfs.open(path, create=True)
     try:
         try:
-            written = _write_batches(vfs, fd, number, batches)
+            written = _write_batches(vfs, fd, path, number, batches)
             vfs.sync(fd)
         finally:
             vfs.close(fd)
@@ -115,23 +129,24 @@ def write_history(
 
 
 def _write_batches(
-    vfs: Vfs, fd: int, number: int, batches: Iterable[tuple[int, int, pa.RecordBatch]]
+    vfs: Vfs, fd: int, path: str, number: int, batches: Iterable[PartitionRows]
 ) -> HistoryFile:
-    sink = ArrowSink(vfs, fd)
+    schema = named_schema(vfs, SCHEMA, history_name(number))
     refs: list[BatchRef] = []
-    start = head_bytes(SCHEMA)
-    with pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA) as writer:
-        for topic_id, partition, rows in batches:
-            batch = complete(rows)
+    start = head_bytes(schema)
+    sink = ArrowSink(vfs, fd, start)
+    with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema) as writer:
+        for rows in batches:
+            rows = rows._replace(batch=complete(rows.batch))
+            if not is_in_order(rows.batch):
+                raise CorruptIndex(path, start, f"batch {len(refs)} has rows out of order")
             sink.begin_batch(start)
-            writer.write_batch(batch)
+            writer.write_batch(rows.batch)
             length = sink.tell() - start
-            refs.append(
-                _ref(number, len(refs), topic_id, partition, batch, start, length, sink.crc)
-            )
+            refs.append(_ref(number, len(refs), rows, start, length, sink.crc))
             start = sink.tell()
     sink.flush()
-    return HistoryFile(number, sink.tell(), refs)
+    return HistoryFile(number, sink.tell(), refs, sink.identity())
 
 
 def head_bytes(schema: pa.Schema) -> int:
@@ -140,8 +155,26 @@ def head_bytes(schema: pa.Schema) -> int:
     return _MAGIC_BYTES + int(schema.serialize().size)
 
 
+def is_in_order(batch: pa.RecordBatch) -> bool:
+    """Are there rows, and does each have a higher offset than the one before it?"""
+    offsets = batch.column("offset")
+    rises = pc.less(offsets.slice(0, max(0, len(offsets) - 1)), offsets.slice(1))
+    return len(offsets) > 0 and bool(pc.all(rises, min_count=0).as_py())
+
+
+def batches_of(
+    topic_id: int, partition: int, preceding: int, chunks: Iterable[pa.RecordBatch]
+) -> Iterator[PartitionRows]:
+    """Joins chunks into batches. They must be neighbours in the partition and in offset order: no
+    other file may hold a row between them."""
+    for batch in joined(chunks):
+        yield PartitionRows(topic_id, partition, batch, preceding)
+        if preceding >= 0:
+            preceding += batch.num_rows
+
+
 def joined(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Neighbours together, as many as fit into a batch."""
+    """Joins neighbours, as many as fit into a batch."""
     run: list[pa.RecordBatch] = []
     rows = size = 0
     for chunk in chunks:
@@ -166,22 +199,16 @@ def _concatenated(run: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _ref(
-    number: int,
-    index: int,
-    topic_id: int,
-    partition: int,
-    batch: pa.RecordBatch,
-    start: int,
-    length: int,
-    crc: int,
+    number: int, index: int, rows: PartitionRows, start: int, length: int, crc: int
 ) -> BatchRef:
+    batch = rows.batch
     offsets = batch.column("offset")
     times = pc.min_max(batch.column("timestamp").view(pa.int64()))
     return BatchRef(
         number,
         index,
-        topic_id,
-        partition,
+        rows.topic_id,
+        rows.partition,
         offsets[0].as_py(),
         offsets[-1].as_py(),
         batch.num_rows,
@@ -192,6 +219,7 @@ def _ref(
         length,
         crc,
         _filled(batch),
+        rows.preceding,
     )
 
 
@@ -211,9 +239,12 @@ class ArrowSink:
 
     closed = False
 
-    def __init__(self, vfs: Vfs, fd: int) -> None:
+    def __init__(self, vfs: Vfs, fd: int, head: int) -> None:
         self._vfs = vfs
         self._fd = fd
+        self._head = head
+        self._head_crc = 0
+        self._whole_crc = 0
         self._position = 0
         self._flushed = 0
         self._pending: list[bytes | memoryview] = []
@@ -226,6 +257,9 @@ class ArrowSink:
 
     def write(self, data: bytes | pa.Buffer) -> int:
         size = memoryview(data).nbytes
+        self._whole_crc = zlib.crc32(data, self._whole_crc)
+        if self._position < self._head:
+            self._head_crc = self._whole_crc
         if self._position >= self._batch_start:
             self.crc = zlib.crc32(data, self.crc)
         if _is_zeros(data, size):
@@ -247,6 +281,10 @@ class ArrowSink:
 
     def tell(self) -> int:
         return self._position
+
+    def identity(self) -> Identity:
+        """Of the whole file, once all of it was written."""
+        return Identity(self._head, self._head_crc, self._whole_crc)
 
     def close(self) -> None:
         """The descriptor is the caller's."""

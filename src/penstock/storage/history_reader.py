@@ -120,6 +120,7 @@ class _MappedFile:
         # No checksum covers the file's foot, where this was read from.
         if not self._schema.equals(SCHEMA):
             raise CorruptHistory(path, self._bytes.size, "the columns it names are not history's")
+        self._schema = SCHEMA  # without the file's name, which rows of several files do not share
         self._batches: dict[int, pa.RecordBatch] = {}
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:

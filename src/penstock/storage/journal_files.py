@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.storage.errors import CorruptLog
+from penstock.storage.file_identity import Identity, named_schema
 from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS, ArrowSink, head_bytes
 from penstock.storage.history_reader import check_batch, checked_batch, integers
 from penstock.storage.journal_rows import JOURNAL_SCHEMA
@@ -59,6 +60,7 @@ class JournalFile(msgspec.Struct, frozen=True, array_like=True):
     number: int
     size: int
     batches: list[JournalRef]
+    identity: Identity | None = None
 
     @property
     def rows(self) -> int:
@@ -157,7 +159,8 @@ class JournalWriter:
         self._fd = -1
         self._sink: ArrowSink | None = None
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
-        self._start = head_bytes(JOURNAL_SCHEMA)
+        self._schema = named_schema(vfs, JOURNAL_SCHEMA, journal_name(number))
+        self._start = head_bytes(self._schema)
         self._refs: list[JournalRef] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
@@ -183,7 +186,8 @@ class JournalWriter:
         fd, self._fd = self._fd, -1
         self._vfs.close(fd)
         self._vfs.fsync_dir(self._directory)
-        return JournalFile(self._number, self._sink.tell(), self._refs)
+        sink = self._sink
+        return JournalFile(self._number, sink.tell(), self._refs, sink.identity())
 
     def abandon(self) -> None:
         """The job failed: what was written is nobody's."""
@@ -210,9 +214,9 @@ class JournalWriter:
         if self._sink is None or self._writer is None:
             remove_if_there(self._vfs, self._path)
             self._fd = self._vfs.open(self._path, create=True)
-            self._sink = ArrowSink(self._vfs, self._fd)
+            self._sink = ArrowSink(self._vfs, self._fd, self._start)
             file = pa.PythonFile(self._sink, "w")
-            self._writer = pa.ipc.new_file(file, JOURNAL_SCHEMA, options=_OPTIONS)
+            self._writer = pa.ipc.new_file(file, self._schema, options=_OPTIONS)
         return self._sink, self._writer
 
 

@@ -7,13 +7,12 @@ of the event loop; callbacks are called there too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
+from penstock.api.durability import FsyncMode
 from penstock.model.limits import MIB
-
-FsyncMode = Literal["commit", "interval", "none"]
 
 Post = Callable[[Callable[[], None]], object]
 """Runs a callable on the loop's thread, from any thread: `loop.call_soon_threadsafe`."""
@@ -69,6 +68,11 @@ class Log(Protocol):
     def closed_segments(self) -> list[tuple[int, str]]: ...
 
     def drop_segments(self, up_to_number: int) -> None: ...
+
+    def stop_writing(self, error: BaseException) -> None:
+        """Writes nothing more, as after a failed write, and tells nobody. What was appended and is
+        not on its way to disk yet is dropped."""
+        ...
 
     def close(self) -> None: ...
 

@@ -1,8 +1,9 @@
 """The MANIFEST: which snapshot, history and journal files and which part of the log are the store.
 
 Invariant: it is replaced whole and last, after every file it names is on disk; so a crash leaves
-the old set of files or the new one. A file that it does not name is a leftover. Must not know
-what is in the snapshot or the log. The layout is in docs/storage-format.md.
+the old set of files or the new one. A file that it does not name is a leftover. One whose batches
+do not hold every row once is not written (coverage.py). Must not know the log. The layout is in
+docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import zlib
 
 import msgspec
 
+from penstock.core.state import BrokerState
+from penstock.storage.coverage import check_coverage
 from penstock.storage.errors import CorruptManifest
 from penstock.storage.history import HistoryFile
 from penstock.storage.journal_files import JournalIndex
+from penstock.storage.snapshot import SnapshotMark
 from penstock.storage.vfs import Vfs
 
 MANIFEST_NAME = "MANIFEST"
@@ -26,13 +30,15 @@ _MAX_HEAD_BYTES = 64
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`snapshot` is the state before the first record of segment `first_segment`; 0: none yet.
-    File numbers from `next_file` on are free."""
+    File numbers from `next_file` on are free. `snapshot_mark` is None if an older release wrote
+    the snapshot."""
 
     snapshot: int = 0
     first_segment: int = 1
     next_file: int = 1
     history: list[HistoryFile] = []
     journal: JournalIndex = JournalIndex()
+    snapshot_mark: SnapshotMark | None = None
 
 
 _decoder = msgspec.json.Decoder(Manifest)
@@ -61,8 +67,10 @@ def load_manifest(vfs: Vfs, directory: str) -> Manifest | None:
         raise CorruptManifest(path, len(head) + 1, str(error)) from None
 
 
-def write_manifest(vfs: Vfs, directory: str, manifest: Manifest) -> None:
-    """Everything it names must be on disk already; it is in force once this returns."""
+def write_manifest(vfs: Vfs, directory: str, manifest: Manifest, state: BrokerState) -> None:
+    """Everything it names must be on disk already; it is in force once this returns. `state` is
+    that of its snapshot. CorruptIndex, and nothing written, if readers would not find every row."""
+    check_coverage(os.path.join(directory, MANIFEST_NAME), manifest.history, state)
     body = msgspec.json.encode(manifest)
     head = f"{_HEAD} {FORMAT_VERSION} {zlib.crc32(body):08x}\n"
     vfs.write_file_atomically(os.path.join(directory, MANIFEST_NAME), head.encode() + body)

@@ -50,7 +50,7 @@ class MemoryLog:
             self._post(self._settle)
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
-        return not self._closed
+        return not self._closed and self.failed is None
 
     def check_space(self) -> None:
         pass
@@ -68,6 +68,9 @@ class MemoryLog:
 
     def drop_segments(self, up_to_number: int) -> None:
         pass
+
+    def stop_writing(self, error: BaseException) -> None:
+        self.failed = error
 
     def close(self) -> None:
         if not self._closed:
@@ -91,7 +94,7 @@ class MemoryLog:
         return 0
 
     def _append(self, nbytes: int) -> int:
-        if self._closed:
+        if self._closed or self.failed is not None:
             raise Unavailable("the broker is stopping")
         if self._end - self._begin > _FRAME_BYTES:
             self._next_frame()
@@ -106,6 +109,8 @@ class MemoryLog:
 
     def _settle(self) -> None:
         self._posted = False
+        if self.failed is not None:
+            return
         if self._end > self._begin:
             self._next_frame()
         if self.seq - 1 == self.durable_seq or self._closed:

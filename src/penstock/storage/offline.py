@@ -15,6 +15,7 @@ import msgspec
 from penstock.model.records import Record, decode_record
 from penstock.storage.audit import Damage, SealedFile, alone_in, audit
 from penstock.storage.frames import frames_after
+from penstock.storage.rebuild import HiddenRows
 from penstock.storage.segments import (
     SEGMENT_HEADER_BYTES,
     Tail,
@@ -54,13 +55,17 @@ class RecordSeen(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     """`torn` would be cut and `leftovers` removed at the next start; with `damage` there is none.
-    A damaged file among `files` that does not refuse the start keeps groups from their messages."""
+    A damaged file among `files` that does not refuse the start keeps groups from their messages.
+    `hidden` are messages that are on disk and that no reader finds, `index` says what is wrong with
+    the batches of history."""
 
     segments: list[SegmentSummary]
     torn: list[Tail]
     damage: Damage | None
     files: list[SealedFile] = []
     leftovers: list[str] = []
+    hidden: list[HiddenRows] = []
+    index: list[str] = []
 
     @property
     def frames(self) -> int:
@@ -98,7 +103,15 @@ def verify(vfs: Vfs, directory: str) -> Report:
                 segments.append(SegmentSummary(number, path, len(data), "leftover"))
             else:
                 segments.append(summary(number, path, data))
-        return Report(segments, found.torn, found.damage, found.files, found.leftovers)
+        return Report(
+            segments,
+            found.torn,
+            found.damage,
+            found.files,
+            found.leftovers,
+            found.hidden,
+            [fault.detail for fault in found.faults],
+        )
 
 
 def summary(number: int, path: str, data: bytes) -> SegmentSummary:

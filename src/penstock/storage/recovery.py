@@ -8,11 +8,11 @@ changes nothing the second time. Must not know what a record means.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.storage.errors import CorruptLog
+from penstock.storage.errors import CorruptLog, StorageError
 from penstock.storage.frames import Frame
 from penstock.storage.segments import (
     Segment,
@@ -42,6 +42,8 @@ class Recovered(msgspec.Struct):
     synced: int = 0
     """Every frame up to here is known to have been on disk before the log ended."""
     records: int = 0
+    has_closing_mark: bool = False
+    """The last frame is one without records, as an orderly stop writes."""
 
 
 def walk_log(
@@ -107,16 +109,34 @@ def _walk_segment(
         found.records += frame.records
         records = records_of(path, data, frame)
         if replay is not None:
-            for position, record in records:
-                replay(record, position)
+            _replay_frame(path, frame, records, replay)
     if frame is not None:
         segment.used = frame.end
         found.next_seq = frame.seq + 1
         found.synced = max(found.synced, frame.synced)
+    found.has_closing_mark = frame is not None and not frame.records
     tail = judge_tail(path, data, header, segment.used, found.next_seq)
     if tail is not None:
         found.tails.append(tail)
     found.segments.append(segment)
+
+
+def _replay_frame(
+    path: str, frame: Frame, records: Iterable[tuple[int, bytes]], replay: Replay
+) -> None:
+    """CorruptLog if a record does not fit what came before it: then the snapshot, or a segment, is
+    not the one that belongs here."""
+    try:
+        for position, record in records:
+            replay(record, position)
+    except (OSError, MemoryError, StorageError):
+        raise
+    except Exception as error:
+        detail = (
+            f"a record of frame {frame.seq} cannot be applied to what the snapshot and the log "
+            f"before it say ({type(error).__name__}: {error})"
+        )
+        raise CorruptLog(path, frame.offset, detail) from error
 
 
 def cut_tail(vfs: Vfs, tail: Tail) -> None:

@@ -1,9 +1,10 @@
 """Making a stopped broker's directory fit to start, at a price that is said beforehand.
 
-Invariant: nothing is changed unless told to; a torn tail is cut as a start would cut it, and what
-is damaged is set aside (renamed or copied), never deleted. After a repair that is `done` a start
-succeeds: the directory has been judged again. Interrupted, it can be done again. Must not know
-the command line, nor judge by itself (audit.py).
+Invariant: nothing is changed unless told to; a torn tail is cut as a start would cut it, batches
+that hide messages are written anew (mending.py), and what is damaged is set aside (renamed or
+copied), never deleted. After a repair that is `done` a start succeeds: the directory has been
+judged again. Interrupted, it can be done again. Must not know the command line, nor judge by itself
+(audit.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import msgspec
 
 from penstock.model.limits import MIB
 from penstock.storage.audit import Audit, Damage, SealedFile, alone_in, audit
+from penstock.storage.file_identity import zero_other_head
 from penstock.storage.frames import POSITION_BITS
-from penstock.storage.history import history_name
-from penstock.storage.journal_files import journal_name
+from penstock.storage.history import HistoryFile, history_name
+from penstock.storage.journal_files import JournalFile, journal_name
+from penstock.storage.mending import Mending, free_name, mend_index
 from penstock.storage.offline import summary
 from penstock.storage.recovery import cut_tail
 from penstock.storage.segments import (
@@ -28,6 +31,7 @@ from penstock.storage.segments import (
     list_segments,
     segment_name,
 )
+from penstock.storage.stopped import STOPPED_NAME
 from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs, remove_if_there
 
 _FRESH_BYTES = MIB
@@ -36,7 +40,8 @@ _FRESH_BYTES = MIB
 
 class Repair(msgspec.Struct, frozen=True):
     """What was done, or would be. `set_aside` maps each file to the one that keeps its bytes,
-    `lost` says what the broker then does not have. Not `possible`: nothing here can help."""
+    `lost` says what the broker then does not have, `found` which messages can be reached again.
+    Not `possible`: nothing here can help."""
 
     done: bool
     cut: list[Tail]
@@ -45,17 +50,18 @@ class Repair(msgspec.Struct, frozen=True):
     explanation: str
     lost: list[str] = []
     possible: bool = True
+    found: list[str] = []
 
 
 class _Plan(msgspec.Struct):
     """`lost` is what the log loses; `fresh` is the segment that is made anew, empty, since the
-    log has to begin with it, and `fresh_seq` its first frame. `files` are the size, the path and
-    the new name of files of history and journal."""
+    log has to begin with it, and `fresh_seq` its first frame. `files` are files of history and
+    journal as the manifest knows them, with their path and their new name."""
 
     segments: dict[str, str] = {}
     fresh: int = 0
     fresh_seq: int = 1
-    files: list[tuple[int, str, str]] = []
+    files: list[tuple[HistoryFile | JournalFile, str, str]] = []
     lost: list[str] = []
 
     @property
@@ -66,30 +72,66 @@ class _Plan(msgspec.Struct):
 def repair(
     vfs: Vfs, directory: str, *, dry_run: bool = True, set_damage_aside: bool = False
 ) -> Repair:
-    """Cuts a torn tail. Damage is only explained, unless `set_damage_aside` says to go on
-    without what cannot be read."""
+    """Cuts a torn tail, and writes files of history anew whose batches hide messages. Other damage
+    is only explained, unless `set_damage_aside` says to go on without what cannot be read."""
     with alone_in(vfs, directory):
         found = audit(vfs, directory)
-        damage = found.damage
-        if damage is None:
-            if not dry_run:
-                _cut(vfs, found.torn)
-            return Repair(not dry_run, found.torn, None, {}, _explain_torn(found))
-        hopeless = [file for file in found.files if _is_hopeless(file)]
-        if hopeless:
-            return Repair(False, [], damage, {}, _explain_hopeless(hopeless), possible=False)
-        plan = _plan(vfs, directory, found)
-        explanation = _explain_damage(found)
-        done = set_damage_aside and not dry_run
-        if done:
-            _carry_out(vfs, directory, found, plan)
-            left = audit(vfs, directory)
-            if left.damage is not None:
-                done, damage = False, left.damage
-                explanation = f"Set aside, but a start is still refused: {_said(damage)}."
-            found.files = left.files  # more may be readable in a file of the right length
-        lost = [*_lost_of_history(found, plan), *plan.lost]
-        return Repair(done, found.torn, damage, plan.set_aside, explanation, lost)
+        is_index = found.damage is not None and found.damage == found.index_damage
+        if not (is_index or found.hidden) or any(file.refuses_start for file in found.files):
+            return _repair(vfs, directory, found, dry_run, set_damage_aside)
+        mended = mend_index(vfs, directory, dry_run=dry_run, accept_loss=set_damage_aside)
+        if not mended.done:
+            return _repair_of_index(found, mended)
+        left = audit(vfs, directory)
+        rest = _repair(vfs, directory, left, dry_run, set_damage_aside)
+        if left.damage is None and not left.torn:
+            return _repair_of_index(found, mended)
+        return msgspec.structs.replace(
+            rest,
+            explanation=f"{mended.explanation} This was done. {rest.explanation}",
+            set_aside=mended.set_aside | rest.set_aside,
+            lost=[*mended.lost, *rest.lost],
+            found=[str(each) for each in found.hidden] if rest.done else [],
+        )
+
+
+def _repair_of_index(found: Audit, mended: Mending) -> Repair:
+    return Repair(
+        done=mended.done,
+        cut=[],
+        damage=found.index_damage,
+        set_aside=mended.set_aside,
+        explanation=mended.explanation,
+        lost=mended.lost,
+        possible=mended.possible,
+        found=[str(each) for each in found.hidden],
+    )
+
+
+def _repair(
+    vfs: Vfs, directory: str, found: Audit, dry_run: bool, set_damage_aside: bool
+) -> Repair:
+    """Deals with all but the index, which is sound or has to wait."""
+    damage = found.damage
+    if damage is None:
+        if not dry_run:
+            _cut(vfs, found.torn)
+        return Repair(not dry_run, found.torn, None, {}, _explain_torn(found))
+    hopeless = [file for file in found.files if _is_hopeless(file)]
+    if hopeless:
+        return Repair(False, [], damage, {}, _explain_hopeless(hopeless), possible=False)
+    plan = _plan(vfs, directory, found)
+    explanation = _explain_damage(found)
+    done = set_damage_aside and not dry_run
+    if done:
+        _carry_out(vfs, directory, found, plan)
+        left = audit(vfs, directory)
+        if left.damage is not None:
+            done, damage = False, left.damage
+            explanation = f"Set aside, but a start is still refused: {_said(damage)}."
+        found.files = left.files  # more may be readable in a file of the right length
+    lost = [*_lost_of_history(found, plan), *plan.lost]
+    return Repair(done, found.torn, damage, plan.set_aside, explanation, lost)
 
 
 # What is to be done
@@ -101,17 +143,26 @@ def _is_hopeless(file: SealedFile) -> bool:
 
 def _plan(vfs: Vfs, directory: str, found: Audit) -> _Plan:
     plan = _Plan()
-    sizes = {history_name(file.number): file.size for file in found.history}
-    sizes |= {journal_name(file.number): file.size for file in found.journal}
+    named: dict[str, HistoryFile | JournalFile] = {}
+    named |= {history_name(file.number): file for file in found.history}
+    named |= {journal_name(file.number): file for file in found.journal}
     # The journal's positions must go on rising.
     plan.fresh_seq = 1 + max((file.last >> POSITION_BITS for file in found.journal), default=0)
     for file in found.files:
         if file.refuses_start:
-            aside = _free_name(vfs, file.path) if file.state == "damaged" else ""
-            plan.files.append((sizes[os.path.basename(file.path)], file.path, aside))
-    if found.log_damage is not None:
+            aside = free_name(vfs, file.path) if file.state == "damaged" else ""
+            plan.files.append((named[os.path.basename(file.path)], file.path, aside))
+    stopped = os.path.join(directory, STOPPED_NAME)
+    if found.log_damage is not None and not _is_stopped_file(found.log_damage):
         _plan_log(vfs, directory, found.first_segment, found.log_damage, plan)
+    if found.log_damage is not None and found.is_stopped:
+        # The log no longer ends where it says.
+        plan.segments[stopped] = free_name(vfs, stopped)
     return plan
+
+
+def _is_stopped_file(damage: Damage) -> bool:
+    return os.path.basename(damage.path) == STOPPED_NAME
 
 
 def _plan_log(vfs: Vfs, directory: str, first: int, damage: Damage, plan: _Plan) -> None:
@@ -123,7 +174,7 @@ def _plan_log(vfs: Vfs, directory: str, first: int, damage: Damage, plan: _Plan)
         if path < damage.path or _keeps_beginning(path, damage):
             kept += 1
         if path >= damage.path:
-            plan.segments[path] = _free_name(vfs, path)
+            plan.segments[path] = free_name(vfs, path)
             plan.lost += _lost_of(vfs, number, path, damage)
     if not kept:
         plan.fresh = first
@@ -161,15 +212,6 @@ def _lost_of(vfs: Vfs, number: int, path: str, damage: Damage) -> list[str]:
     return [] if is_spare else [f"{name}: all of it; its header cannot be read"]
 
 
-def _free_name(vfs: Vfs, path: str) -> str:
-    name = f"{path}.damaged"
-    number = 1
-    while vfs.exists(name):
-        name = f"{path}.damaged.{number}"
-        number += 1
-    return name
-
-
 # Doing it
 
 
@@ -181,8 +223,8 @@ def _cut(vfs: Vfs, torn: list[Tail]) -> None:
 def _carry_out(vfs: Vfs, directory: str, found: Audit, plan: _Plan) -> None:
     """The log from its end, so that an interruption leaves the same damage to be found again."""
     _cut(vfs, found.torn)
-    for size, path, aside in plan.files:
-        _replace_file(vfs, size, path, aside)
+    for file, path, aside in plan.files:
+        _replace_file(vfs, file, path, aside)
     for path, aside in sorted(plan.segments.items(), reverse=True):
         if found.log_damage is not None and _keeps_beginning(path, found.log_damage):
             vfs.write_file_atomically(aside, vfs.read_file(path))
@@ -208,16 +250,18 @@ def _zero_from(vfs: Vfs, path: str, position: int) -> None:
         vfs.close(fd)
 
 
-def _replace_file(vfs: Vfs, size: int, path: str, aside: str) -> None:
+def _replace_file(vfs: Vfs, file: HistoryFile | JournalFile, path: str, aside: str) -> None:
     """A file of the length the manifest says, with what there is of the old one's bytes: a batch
-    that is not among them fails its checksum when it is read, and only then."""
+    that is not among them fails its checksum when it is read, and only then. A head that is not
+    this file's becomes zeros, as a sign that the file was given up."""
     temporary = f"{path}.tmp"
     remove_if_there(vfs, temporary)
     fd = vfs.open(temporary, create=True)
     try:
         if aside:
-            _copy(vfs, path, fd, size)
-        vfs.truncate(fd, size)
+            _copy(vfs, path, fd, file.size)
+        vfs.truncate(fd, file.size)
+        zero_other_head(vfs, fd, file)
         vfs.sync(fd)
     finally:
         vfs.close(fd)
@@ -275,7 +319,15 @@ def _explain_damage(found: Audit) -> str:
         for file in found.files
         if file.refuses_start
     ]
-    if found.log_damage is not None:
+    if found.log_damage is not None and _is_stopped_file(found.log_damage):
+        said.append(
+            f"{_said(found.log_damage)}. It holds no messages: it says where the log ended when "
+            "the broker stopped. Restore it from a copy made since then if there is one. "
+            "Otherwise it can be set aside, under a name that ends in .damaged: the log stays as "
+            "it is and is judged as after a kill, so a log that was cut short since the stop is "
+            "not noticed."
+        )
+    elif found.log_damage is not None:
         said.append(
             f"{_said(found.log_damage)}. This is no torn write: acknowledged messages and acks are "
             "in it. Restore the file from a copy if there is one. Otherwise the log can be ended "
@@ -288,6 +340,8 @@ def _explain_damage(found: Audit) -> str:
 def _price(file: SealedFile) -> str:
     if file.kind == "journal":
         return "the rows in it cannot be read"
+    if file.kind == "staged":
+        return "its batch is not stored any further, or has to be staged anew"
     return "the groups that need its messages wait"
 
 

@@ -3,7 +3,9 @@ loop.
 
 Invariant: `head`, the pieces and `tail` of a form are together one stream, in Arrow's IPC format or
 as lines of JSON. A sealed batch that is wanted whole leaves as it is on disk, after its checksum
-was found to hold. Blocking. Must not know what is live, who reads, or how far they are.
+was found to hold, if it is small; a large one is cut by rows, so that no piece is much larger than
+PIECE_BYTES unless a single row is. Blocking. Must not know what is live, who reads, or how far
+they are.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.ranges import RowBytes, Selection
+from penstock.model.limits import MIB
+from penstock.model.ranges import PIECE_BYTES, RowBytes, Selection
 from penstock.model.records import Message
 from penstock.storage.columns import SCHEMA, complete, to_batch
-from penstock.storage.history_reader import row_at
+from penstock.storage.history_reader import integers, row_at
 
 STEP_ROWS = 512
 """Rows converted in one go: a thread that does so holds up the loop meanwhile."""
+
+RAW_BYTES = 4 * MIB
+"""A sealed batch up to this size is sent as it is on disk; cutting it would cost more."""
+
+Rows = tuple[RowBytes, int]
+"""Rows in their form, and where those behind them begin: an offset, or a position."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -43,6 +52,9 @@ class SealedBatch(Protocol):
 
     @property
     def last_ts(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
 
 
 Ref = TypeVar("Ref", bound=SealedBatch, contravariant=True)
@@ -113,7 +125,10 @@ class ArrowForm:
         return bytes(schema.serialize())
 
     def body(self, batch: pa.RecordBatch) -> RowBytes:
-        return memoryview(batch.serialize())
+        # Not Arrow's own buffer: what one thread allocates there and another lets go of stays with
+        # the process.
+        data: bytes = batch.serialize().to_pybytes()
+        return data
 
     def tail(self) -> bytes:
         return b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -150,24 +165,55 @@ def release_memory() -> None:
 
 def sealed_piece(
     source: SealedRows[Ref], ref: Ref, start: int, end: int, selection: Selection, form: Form
-) -> RowBytes:
-    """The batch's rows from `start` to before `end`."""
+) -> Rows:
+    """The batch's rows from `start` on, and before `end`, as many as make a piece."""
     is_whole = start <= ref.first and ref.last < end
-    if is_whole and form.name == "arrow" and _is_everything(selection):
-        return source.raw(ref)
+    is_small = ref.length <= RAW_BYTES
+    if is_whole and is_small and form.name == "arrow" and _is_everything(selection):
+        return source.raw(ref), end
     batch = source.batch(ref)
-    first, last = row_at(batch, start, source.order), row_at(batch, end, source.order)
-    return _encoded(batch.slice(first, last - first), selection, form)
+    at, last = row_at(batch, start, source.order), row_at(batch, end, source.order)
+    columns = batch.select(schema_of(selection, batch.schema).names)
+    found: list[RowBytes] = []
+    left = PIECE_BYTES
+    while at < last and left > 0:
+        rows = _rows_within(columns, at, last, left)
+        data = _encoded(batch.slice(at, rows), selection, form)
+        at += rows
+        if data:
+            found.append(data)
+            left -= len(data)
+        _let_others_go()
+    next_ = integers(batch, source.order, "q")[at] if at < last else end
+    return found[0] if len(found) == 1 else b"".join(found), next_
 
 
-def message_piece(read: Callable[[], list[Message]], selection: Selection, form: Form) -> RowBytes:
-    """Messages that are not sealed yet; they are of one partition and in order."""
+def message_piece(
+    read: Callable[[], list[Message]], stop: int, selection: Selection, form: Form
+) -> Rows:
+    """Messages up to `stop` that are not sealed yet; they are of one partition and in order."""
     messages = read()
     batches = []
     for first in range(0, len(messages), STEP_ROWS):
         batches.append(complete(to_batch(messages[first : first + STEP_ROWS])))
         _let_others_go()
-    return _encoded(pa.concat_batches(batches), selection, form) if batches else b""
+    if not batches:
+        return b"", stop
+    return _encoded(pa.concat_batches(batches), selection, form), stop
+
+
+def no_rows(stop: int) -> Rows:
+    """A piece without rows; those behind it begin at `stop`."""
+    return b"", stop
+
+
+def _rows_within(batch: pa.RecordBatch, at: int, last: int, max_bytes: int) -> int:
+    """How many rows from `at` on, and before `last`, have `max_bytes` or less; one at least."""
+    average: int = max(1, batch.nbytes // max(1, batch.num_rows))
+    rows = min(last - at, max(1, max_bytes // average))
+    while rows > 1 and batch.slice(at, rows).nbytes > 2 * max_bytes:
+        rows //= 2
+    return rows
 
 
 def _encoded(batch: pa.RecordBatch, selection: Selection, form: Form) -> RowBytes:

@@ -4,8 +4,9 @@ journal file.
 Runs as a process of its own (`python -m penstock.storage.seal`, a job as one line of JSON on
 stdin), since a thread would hold up the broker's loop. Invariant: journal, history, snapshot and
 manifest are written in that order, each on disk before the next; ended at any point, it has done
-all or nothing of a step, and the same job may be done again. It removes no file that a manifest
-named but old snapshots: the broker does, once it no longer reads them.
+all or nothing of a step, and the same job may be done again. A step whose manifest would not hold
+every row fails before the manifest is written, so that the log is kept. It removes no file that a
+manifest named but old snapshots: the broker does, once it no longer reads them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from penstock.model.limits import MIB, Limits
 from penstock.model.records import Message, decode_record
 from penstock.storage.checkpoint import SEAL_LOCK_NAME, is_live, load_state
 from penstock.storage.columns import to_batch
-from penstock.storage.errors import CorruptLog, StorageError
+from penstock.storage.errors import CorruptLog, DirectoryReplaced, SealingInUse, StorageError
 from penstock.storage.history import (
     MAX_BATCH_ROWS,
     BatchRef,
-    joined,
+    PartitionRows,
+    batches_of,
     write_history,
 )
 from penstock.storage.history_reader import HistoryReader, row_at
@@ -59,13 +61,14 @@ _CHUNK_BYTES = 16 * MIB
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`known_files` and `known_journal`: the history and journal files the broker knows; the result
-    says how that changed."""
+    says how that changed. `identity` tells the directory from another one at its path."""
 
     directory: str
     up_to_segment: int
     limits: Limits
     known_files: list[int] = []
     known_journal: list[int] = []
+    identity: tuple[int, int] | None = None
 
 
 class Sealed(msgspec.Struct, kw_only=True):
@@ -165,6 +168,7 @@ class _Step:
 
     def publish(self) -> None:
         """Writes what was taken in since the last time, and vacuums."""
+        check_identity(self._vfs, self._job)
         vfs, directory, old = self._vfs, self._job.directory, self.manifest
         free_bytes = vfs.free_bytes(directory)
         plan = plan_vacuum(old.history, self._state, self._reader, free_bytes)
@@ -174,18 +178,20 @@ class _Step:
         if is_same and self._next_segment == old.first_segment:
             return
         number = old.next_file
-        old_rows = kept_rows(plan.rewrite, self._state, self._reader)
+        old_rows = kept_rows(plan, self._state, self._reader)
         new_rows = self.rows.batches(self._state)
         file = write_history(vfs, directory, number, chain(old_rows, new_rows))
-        write_snapshot(vfs, directory, number, take_image(self._state))
-        self.manifest = Manifest(
+        mark = write_snapshot(vfs, directory, number, take_image(self._state))
+        manifest = Manifest(
             snapshot=number,
             first_segment=self._next_segment,
             next_file=number + 1,
             history=[*plan.keep, file] if file.batches else plan.keep,
             journal=journal,
+            snapshot_mark=mark,
         )
-        write_manifest(vfs, directory, self.manifest)
+        write_manifest(vfs, directory, manifest, self._state)
+        self.manifest = manifest
         self._messages += self.rows.messages
         self._begin()
         # A snapshot that stays is a leftover, which the next start removes.
@@ -215,6 +221,12 @@ class _Step:
             journal_added=[file for file in journal.files if file.number not in known_journal],
             journal_dropped=sorted(known_journal - {file.number for file in journal.files}),
         )
+
+
+def check_identity(vfs: Vfs, job: Job) -> None:
+    """DirectoryReplaced if another directory is at the path: the files made here are not its."""
+    if job.identity is not None and vfs.identity(job.directory) != job.identity:
+        raise DirectoryReplaced(job.directory)
 
 
 class Harvest:
@@ -247,17 +259,19 @@ class Harvest:
         self._pack()
         return self._chunks.get(place, [])
 
-    def batches(self, state: BrokerState) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def batches(self, state: BrokerState) -> Iterator[PartitionRows]:
         """Batches of the size history wants, without what `state` has trimmed or deleted."""
         self._pack()
         for topic_id, index in sorted(self._chunks):
             chunks = self._chunks.pop((topic_id, index))
             topic = state.topics_by_id.get(topic_id)
             if topic is not None:
-                first = topic.partitions[index].first_offset
-                live = (chunk.slice(row_at(chunk, first)) for chunk in chunks)
-                for batch in joined([chunk for chunk in live if chunk.num_rows]):
-                    yield topic_id, index, batch
+                partition = topic.partitions[index]
+                first = partition.first_offset
+                live = [chunk.slice(row_at(chunk, first)) for chunk in chunks]
+                live = [chunk for chunk in live if chunk.num_rows]
+                preceding = partition.backlog.stored_msgs - sum(chunk.num_rows for chunk in live)
+                yield from batches_of(topic_id, index, preceding, live)
 
     def _pack(self) -> None:
         for place, messages in self._pending.items():
@@ -277,7 +291,8 @@ def main() -> int:
     gc.disable()  # short-lived, and almost nothing here is in a cycle
     vfs = Vfs()
     try:
-        vfs.lock_file(os.path.join(job.directory, SEAL_LOCK_NAME))
+        check_identity(vfs, job)
+        _take_lock(vfs, job.directory)
         if _is_orphan():
             return 1
         result: Sealed | Failed = seal(vfs, job)
@@ -286,6 +301,15 @@ def main() -> int:
     sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     sys.stdout.flush()
     return 1 if isinstance(result, Failed) else 0
+
+
+def _take_lock(vfs: Vfs, directory: str) -> None:
+    """Locks SEAL-LOCK for the rest of this process; SealingInUse if another process has it."""
+    path = os.path.join(directory, SEAL_LOCK_NAME)
+    try:
+        vfs.lock_file(path)
+    except BlockingIOError:
+        raise SealingInUse(path) from None
 
 
 def _end_with_parent() -> None:

@@ -33,8 +33,11 @@ class Sealer:
         post: Post,
         on_sealed: Callable[[Sealed], None],
         on_error: Callable[[str], None],
+        identity: tuple[int, int] | None = None,
     ) -> None:
+        """`identity` is the directory's: a job is refused when another one is at its path."""
         self._directory = directory
+        self._identity = identity
         self._limits = limits
         self._post = post
         self._on_sealed = on_sealed
@@ -69,6 +72,7 @@ class Sealer:
             limits=self._limits,
             known_files=list(known_files),
             known_journal=list(known_journal),
+            identity=self._identity,
         )
         self._thread = threading.Thread(
             target=self._run, args=(job, nice), name="penstock-sealer", daemon=True
@@ -108,7 +112,8 @@ class Sealer:
             if self._closed:
                 return Failed("closed")
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.storage.seal"],
+                # -P: nothing in the working directory passes for a module.
+                [sys.executable, "-P", "-m", "penstock.storage.seal"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

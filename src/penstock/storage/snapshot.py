@@ -1,8 +1,8 @@
 """Snapshot files: an image of the state at a segment's boundary, whole or refused.
 
-Invariant: what `load_snapshot` returns is what was written, or CorruptSnapshot names the file. Must
-not know when a snapshot is taken or which one is in force (manifest.py). The layout is in
-docs/storage-format.md.
+Invariant: what `load_snapshot` returns is what was written under that number, or CorruptSnapshot
+names the file. Must not know when a snapshot is taken or which one is in force (manifest.py). The
+layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,22 @@ from penstock.storage.errors import CorruptSnapshot
 from penstock.storage.vfs import Vfs
 
 SNAPSHOT_MAGIC = b"PENSNAP\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNNAMED_VERSION = 1
+"""Of files that do not say their number; they are still read."""
 
-_HEADER = Struct("<8sIIQ")  # magic, version, CRC of what follows it, length of the image
-_LENGTH = Struct("<Q")
+_PREFIX = Struct("<8sII")  # magic, version, CRC of what follows it
+_BODY = {UNNAMED_VERSION: Struct("<Q"), FORMAT_VERSION: Struct("<QQ")}
+"""What stands before the image: its length, and in the current version first the file's number."""
 _NAME = re.compile(r"snapshot-(\d{20})\.bin")
+
+
+class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
+    """How the manifest tells the snapshot from any other: its size in bytes and the checksum that
+    stands in it."""
+
+    size: int
+    crc: int
 
 
 def snapshot_name(number: int) -> str:
@@ -36,31 +47,59 @@ def snapshot_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> None:
-    body = encode_image(image)
-    crc = zlib.crc32(body, zlib.crc32(_LENGTH.pack(len(body))))
-    header = _HEADER.pack(SNAPSHOT_MAGIC, FORMAT_VERSION, crc, len(body))
-    vfs.write_file_atomically(os.path.join(directory, snapshot_name(number)), header + body)
+def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> SnapshotMark:
+    """Returns once it is on disk."""
+    data = encode_image(image)
+    body = _BODY[FORMAT_VERSION].pack(number, len(data)) + data
+    crc = zlib.crc32(body)
+    head = _PREFIX.pack(SNAPSHOT_MAGIC, FORMAT_VERSION, crc)
+    vfs.write_file_atomically(os.path.join(directory, snapshot_name(number)), head + body)
+    return SnapshotMark(len(head) + len(body), crc)
 
 
-def load_snapshot(vfs: Vfs, directory: str, number: int) -> StateImage:
+def load_snapshot(
+    vfs: Vfs, directory: str, number: int, mark: SnapshotMark | None = None
+) -> StateImage:
+    """CorruptSnapshot unless it is the very file of this number, and the one of `mark` if that is
+    known; manifests of older releases have none."""
     path = os.path.join(directory, snapshot_name(number))
     try:
         data = vfs.read_file(path)
     except FileNotFoundError:
         raise CorruptSnapshot(path, 0, "the manifest names it and it is missing") from None
-    if len(data) < _HEADER.size:
+    if len(data) < _PREFIX.size + _BODY[UNNAMED_VERSION].size:
         raise CorruptSnapshot(path, 0, "shorter than its header")
-    magic, version, crc, length = _HEADER.unpack_from(data)
+    magic, version, crc = _PREFIX.unpack_from(data)
     if magic != SNAPSHOT_MAGIC:
         raise CorruptSnapshot(path, 0, "no snapshot")
-    if version != FORMAT_VERSION:
-        detail = f"format version {version}; this release reads {FORMAT_VERSION}"
+    fields = _BODY.get(version)
+    if fields is None:
+        detail = f"format version {version}; this release reads {', '.join(map(str, _BODY))}"
         raise CorruptSnapshot(path, 0, detail)
-    with memoryview(data) as view, view[_HEADER.size :] as body:
-        if len(body) != length or zlib.crc32(body, zlib.crc32(_LENGTH.pack(length))) != crc:
-            raise CorruptSnapshot(path, _HEADER.size, "the checksum does not hold")
+    with memoryview(data) as view, view[_PREFIX.size :] as body:
+        if zlib.crc32(body) != crc:
+            raise CorruptSnapshot(path, _PREFIX.size, "the checksum does not hold")
+        if mark is not None and mark != SnapshotMark(len(data), crc):
+            detail = "a sound snapshot, but not the one that the manifest names"
+            raise CorruptSnapshot(path, 0, f"{detail}{_other_number(version, body, number)}")
+        other = _other_number(version, body, number)
+        if other:
+            raise CorruptSnapshot(path, _PREFIX.size, f"a sound snapshot{other}")
+        return _image(path, fields, body)
+
+
+def _other_number(version: int, body: memoryview, number: int) -> str:
+    found = _BODY[version].unpack_from(body)[0] if version != UNNAMED_VERSION else number
+    return "" if found == number else f": it says that it is {snapshot_name(found)}"
+
+
+def _image(path: str, fields: Struct, body: memoryview) -> StateImage:
+    length = fields.unpack_from(body)[-1]
+    start = _PREFIX.size + fields.size
+    with body[fields.size :] as image:
+        if len(image) != length:
+            raise CorruptSnapshot(path, start, f"{len(image)} bytes of the image's {length}")
         try:
-            return decode_image(body)
+            return decode_image(image)
         except msgspec.MsgspecError as error:
-            raise CorruptSnapshot(path, _HEADER.size, str(error)) from None
+            raise CorruptSnapshot(path, start, str(error)) from None

@@ -1,4 +1,4 @@
-"""The rows of staged pieces: their columns, and what is made of them when they are stored.
+"""The rows of staged pieces, read slice by slice and converted when they are stored.
 
 Invariant: what is read is what was normalised: text that is empty is null, and columns without a
 value are left out. Rows are converted some at a time, by whoever stores them. Must not know
@@ -10,39 +10,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import pairwise
 from operator import add, sub
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from penstock.core.write_rules import Rows, Target
+from penstock.api.rows import CACHE_COLUMNS, TOPIC_COLUMNS
+from penstock.core.write_rules import Rows
 from penstock.model.tenancy import Path
-from penstock.storage.columns import ENVELOPE_COLUMNS, RETRY_COLUMNS, ROUTING_COLUMNS, extras_of
+from penstock.storage.columns import extras_of
 from penstock.storage.staging import Content
-
-_INT = pa.int64()
-
-TOPIC_COLUMNS: dict[str, Any] = {
-    "topic": pa.string(),
-    "key": pa.string(),
-    "value": pa.string(),
-    **ENVELOPE_COLUMNS,
-    "partition_override": _INT,
-    **RETRY_COLUMNS,
-    **ROUTING_COLUMNS,
-}
-"""Of rows for topics: those of history, but for what the broker adds."""
-
-CACHE_COLUMNS: dict[str, Any] = {"key": pa.string(), "value": pa.binary(), "ttl_ms": _INT}
-"""Of rows for a cache; one without a value deletes its key."""
-
-
-class CheckedRows(msgspec.Struct):
-    """A piece in normal form, and where its rows go; `targets` are none for a cache."""
-
-    table: pa.Table
-    targets: list[Target]
-    is_keyed: bool = False
 
 
 class CacheRow(msgspec.Struct, frozen=True, gc=False):

@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -100,6 +101,7 @@ def _rows_a_slice(table: pa.Table) -> int:
 class OpenPiece(Protocol):
     """A piece that is being read."""
 
+    piece: StagedPiece
     content: Content
 
     def read(self, part: Slice) -> pa.Buffer: ...
@@ -124,20 +126,21 @@ class StagedInMemory:
 
     def __init__(self) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}
-        self._pieces: dict[int, Packed] = {}
+        self._pieces: dict[int, tuple[StagedPiece, Packed]] = {}
 
     def write(self, piece: StagedPiece, packed: Packed) -> None:
-        self._pieces[piece.number] = packed
+        self._pieces[piece.number] = (piece, packed)
 
     def open(self, number: int) -> OpenPiece:
-        return _PieceInMemory(self._pieces[number])
+        return _PieceInMemory(*self._pieces[number])
 
     def remove(self, number: int) -> None:
         self._pieces.pop(number, None)
 
 
 class _PieceInMemory:
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, piece: StagedPiece, packed: Packed) -> None:
+        self.piece = piece
         self.content = packed.content
         self._packed = packed
 
@@ -184,7 +187,7 @@ class StagedFiles:
             raise
 
     def open(self, number: int) -> OpenPiece:
-        return _PieceOnDisk(self._vfs, self._path(number))
+        return _PieceOnDisk(self._vfs, self._path(number), number)
 
     def remove(self, number: int) -> None:
         remove_if_there(self._vfs, self._path(number))
@@ -198,22 +201,50 @@ class StagedFiles:
             if name.endswith(".tmp"):
                 remove_if_there(self._vfs, path)
             elif match is not None:
+                number = int(match[1])
                 try:
-                    self.found[int(match[1])] = _PieceOnDisk(self._vfs, path).piece
+                    self.found[number] = _PieceOnDisk(self._vfs, path, number).piece
                 except CorruptStaged as error:
-                    self.found[int(match[1])] = error
+                    self.found[number] = error
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, piece_name(number))
 
 
+def check_pieces(vfs: Vfs, directory: str) -> Iterator[tuple[str, CorruptStaged | None]]:
+    """The path of every piece, and what is wrong with it. Reads all of them, changes nothing."""
+    staged = os.path.join(directory, DIRECTORY_NAME)
+    if not vfs.exists(staged):
+        return
+    for name in sorted(vfs.listdir(staged)):
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            path = os.path.join(staged, name)
+            try:
+                piece = _PieceOnDisk(vfs, path, int(match[1]))
+                for part in piece.content.slices:
+                    piece.read(part)
+            except CorruptStaged as error:
+                yield path, error
+            else:
+                yield path, None
+
+
 class _PieceOnDisk:
-    def __init__(self, vfs: Vfs, path: str) -> None:
+    """CorruptStaged unless the header is sound, that of this number, and all slices are there."""
+
+    def __init__(self, vfs: Vfs, path: str, number: int) -> None:
         self._vfs = vfs
         self._path = path
-        header, self._base = _read_header(vfs, path)
+        header, self._base, size = _read_header(vfs, path)
         self.piece = header.piece
         self.content = header.content
+        if self.piece.number != number:
+            detail = f"it says that it is {piece_name(self.piece.number)}"
+            raise CorruptStaged(path, _HEAD.size, detail)
+        wanted = self._base + sum(part.length for part in self.content.slices)
+        if size != wanted:
+            raise CorruptStaged(path, min(size, wanted), f"{size} bytes long, it had {wanted}")
 
     def read(self, part: Slice) -> pa.Buffer:
         start = self._base + part.start
@@ -227,8 +258,8 @@ class _PieceOnDisk:
         return pa.py_buffer(data)
 
 
-def _read_header(vfs: Vfs, path: str) -> tuple[Header, int]:
-    """And where it ends."""
+def _read_header(vfs: Vfs, path: str) -> tuple[Header, int, int]:
+    """The header, where it ends, and the size of the file."""
     try:
         fd = vfs.open_read(path)
     except FileNotFoundError:
@@ -240,14 +271,15 @@ def _read_header(vfs: Vfs, path: str) -> tuple[Header, int]:
         magic, version, crc, length = _HEAD.unpack(head)
         if magic != MAGIC or version != FORMAT_VERSION:
             raise CorruptStaged(path, 0, "the head is not that of a staged piece")
-        if length > vfs.size(fd):
+        size = vfs.size(fd)
+        if length > size:
             raise CorruptStaged(path, _HEAD.size, "it ends within its header")
         data = vfs.read_at(fd, length, _HEAD.size)
     finally:
         vfs.close(fd)
     if _crc(data) != crc:
         raise CorruptStaged(path, _HEAD.size, "the checksum does not hold")
-    return _decoder.decode(data), _HEAD.size + length
+    return _decoder.decode(data), _HEAD.size + length, size
 
 
 def _crc(header: bytes) -> int:

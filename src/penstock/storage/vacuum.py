@@ -1,10 +1,11 @@
 """Vacuum: which history files give their room back, and the rows of them that are kept.
 
 A row is dead when its topic is deleted or retention has trimmed it. A file without a live row is
-dropped; one that is mostly dead, or that holds rows of a deleted topic, is rewritten, as much in
-one run as COPY_BYTES and the free disk allow, the emptiest first; so are small ones, when there
-are many of them, into one. Must not know the log, and
-writes nothing.
+dropped. One that is mostly dead, or that holds rows of a deleted topic, is rewritten: the emptiest
+first, as much in one run as COPY_BYTES and the free disk allow. Small files are merged when at
+least MERGED_FILES of them can be: a merge of fewer is put off, so that no run copies files without
+making them fewer. Invariant: batches are joined only if they are neighbours in their partition, so
+no batch spans rows of a file that stays. Must not know the log, and writes nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Iterator
 from itertools import groupby
 
 import msgspec
-import pyarrow as pa
 
 from penstock.core.state import BrokerState
 from penstock.storage.checkpoint import is_live, live_refs
 from penstock.storage.errors import CorruptLog
-from penstock.storage.history import MAX_BATCH_ROWS, BatchRef, HistoryFile, joined
+from penstock.storage.history import (
+    MAX_BATCH_ROWS,
+    BatchRef,
+    HistoryFile,
+    PartitionRows,
+    batches_of,
+)
 from penstock.storage.history_reader import HistoryReader, row_at
 
 COPY_BYTES = 512 * 1024 * 1024
@@ -44,7 +50,7 @@ def plan_vacuum(
     plan = Plan()
     worn: list[tuple[float, int, HistoryFile]] = []
     for file in history:
-        live = sum(_live_bytes(ref, state) for ref in file.batches)
+        live = _live_bytes_of(file, state)
         total = sum(ref.bytes for ref in file.batches)
         if not any(is_live(ref, state) for ref in file.batches):
             continue
@@ -52,10 +58,6 @@ def plan_vacuum(
             worn.append((live / max(total, 1), live, file))
         else:
             plan.keep.append(file)
-    small = [file for file in plan.keep if _is_small(file)]
-    if len(small) >= MERGED_FILES:
-        plan.keep = [file for file in plan.keep if not _is_small(file)]
-        worn += [(1.0, sum(_live_bytes(ref, state) for ref in f.batches), f) for f in small]
     most = free_bytes // _FREE_PART
     room = min(COPY_BYTES, most)
     for _, live, file in sorted(worn, key=lambda item: (item[0], item[2].number)):
@@ -65,20 +67,62 @@ def plan_vacuum(
             room -= live
         else:
             plan.keep.append(file)
+    _plan_merge(plan, state, reader, room)
     plan.keep.sort(key=lambda file: file.number)
     return plan
 
 
-def kept_rows(
-    files: list[HistoryFile], state: BrokerState, reader: HistoryReader
-) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """The live rows of `files`, mapped: none is converted."""
-    for (topic_id, index), refs in groupby(live_refs(files, state), key=_place):
-        first = state.topics_by_id[topic_id].partitions[index].first_offset
-        batches = map(reader.batch, refs)
-        live = (batch.slice(row_at(batch, first)) for batch in batches)
-        for batch in joined(live):
-            yield topic_id, index, batch
+def _plan_merge(plan: Plan, state: BrokerState, reader: HistoryReader, room: int) -> None:
+    """Chooses small files, oldest first, as long as they fit; too few of them stay as they are."""
+    chosen: list[HistoryFile] = []
+    fitting: list[HistoryFile] = []
+    for file in filter(_is_small, sorted(plan.keep, key=lambda file: file.number)):
+        live = _live_bytes_of(file, state)
+        if live <= room:
+            fitting.append(file)
+            room -= live
+    if len(fitting) >= MERGED_FILES:
+        chosen = [file for file in fitting if _is_readable(file, state, reader, plan)]
+    if len(chosen) >= MERGED_FILES:
+        numbers = {file.number for file in chosen}
+        plan.keep = [file for file in plan.keep if file.number not in numbers]
+        plan.rewrite += chosen
+
+
+def kept_rows(plan: Plan, state: BrokerState, reader: HistoryReader) -> Iterator[PartitionRows]:
+    """The live rows of the files to rewrite, mapped: none is converted. Batches are joined up to
+    the next one of a file that stays."""
+    moved = {file.number for file in plan.rewrite}
+    if not moved:
+        return
+    refs = live_refs([*plan.keep, *plan.rewrite], state)
+    for (topic_id, index, is_moved), run in groupby(
+        refs, key=lambda ref: (ref.topic_id, ref.partition, ref.file in moved)
+    ):
+        if is_moved:
+            first = state.topics_by_id[topic_id].partitions[index].first_offset
+            yield from _run_rows(list(run), first, reader)
+
+
+def _run_rows(
+    run: list[BatchRef], first_offset: int, reader: HistoryReader
+) -> Iterator[PartitionRows]:
+    """The rows of neighbouring batches from `first_offset` on."""
+    trimmed = row_at(reader.batch(run[0]), first_offset)
+    preceding = _preceding(run)
+    live = (batch.slice(row_at(batch, first_offset)) for batch in map(reader.batch, run))
+    start = preceding + trimmed if preceding >= 0 else -1
+    yield from batches_of(run[0].topic_id, run[0].partition, start, live)
+
+
+def _preceding(run: list[BatchRef]) -> int:
+    """Of the run's first batch; counted back from a later one if only that knows its own."""
+    counted = 0
+    for ref in run:
+        if ref.preceding >= 0:
+            return ref.preceding - counted
+        counted += ref.msgs
+    return -1
 
 
 def _is_readable(file: HistoryFile, state: BrokerState, reader: HistoryReader, plan: Plan) -> bool:
@@ -93,10 +137,6 @@ def _is_readable(file: HistoryFile, state: BrokerState, reader: HistoryReader, p
     return True
 
 
-def _place(ref: BatchRef) -> tuple[int, int]:
-    return ref.topic_id, ref.partition
-
-
 def _is_small(file: HistoryFile) -> bool:
     msgs = sum(ref.msgs for ref in file.batches)
     return msgs < MAX_BATCH_ROWS and sum(ref.bytes for ref in file.batches) < SMALL_BYTES
@@ -104,6 +144,10 @@ def _is_small(file: HistoryFile) -> bool:
 
 def _is_deleted(ref: BatchRef, state: BrokerState) -> bool:
     return ref.topic_id not in state.topics_by_id
+
+
+def _live_bytes_of(file: HistoryFile, state: BrokerState) -> int:
+    return sum(_live_bytes(ref, state) for ref in file.batches)
 
 
 def _live_bytes(ref: BatchRef, state: BrokerState) -> int:

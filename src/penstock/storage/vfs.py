@@ -155,6 +155,21 @@ class Vfs:
             raise
         return fd
 
+    def lock_directory(self, path: str) -> int:
+        """The same for a directory itself, whatever happens to the files in it."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Tells what is at this path from anything else that was or will be there."""
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+
     def process_id(self) -> int:
         return os.getpid()
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from penstock.api.durability import FsyncMode
 from penstock.model.errors import TooLarge, Unavailable
+from penstock.storage.errors import DirectoryReplaced
 from penstock.storage.frames import (
     FRAME_HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -25,9 +27,10 @@ from penstock.storage.frames import (
     encode_frame,
 )
 from penstock.storage.lock import DirectoryLock
-from penstock.storage.log import RECORD_OVERHEAD_BYTES, FsyncMode, Post, WalOptions, ignore
+from penstock.storage.log import RECORD_OVERHEAD_BYTES, Post, WalOptions, ignore
 from penstock.storage.recovery import Replay
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, Tail
+from penstock.storage.stopped import Stopped, write_stopped
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal_open import Opened, open_log
 from penstock.storage.wal_reader import read_records
@@ -63,9 +66,11 @@ class Wal:
         self.last_commit_bytes = 0
 
         self._vfs = vfs
+        self._directory = directory
         self._post = post
         self._options = options
         self._lock = opened.lock
+        self._had_closing_mark = opened.has_closing_mark
         self._segments = opened.segments  # replaced, never changed: `read` is on other threads
         self._active = opened.segments[-1]
         self._roll_wanted = False
@@ -73,6 +78,7 @@ class Wal:
             vfs, directory, options, spare=opened.spare, free_bytes=opened.free_bytes, post=post
         )
         self._supply.on_change = self._supply_changed
+        self._supply.check_directory = self._lock.check
 
         self._records: list[bytes] = []
         self._add = self._records.append
@@ -96,6 +102,8 @@ class Wal:
             on_written=self._written,
             on_failed=self._fail,
         )
+        self._writer.check_directory = self._lock.check
+        self._supply.on_lost = self._writer.fail
 
     @classmethod
     def open(
@@ -243,14 +251,18 @@ class Wal:
         self._synced = synced
 
     def _fail(self, error: BaseException) -> None:
-        """A write or a sync failed: nothing is written until restart, nothing more is told."""
+        """A write or a sync failed, and what it left is erased: nothing is written until restart,
+        nothing more is told."""
         if self.failed is not None:
             return
         logger.error("the log cannot be written any more: %s", error, exc_info=error)
+        self.stop_writing(error)
+        self._notify(self.on_failed, error)
+
+    def stop_writing(self, error: BaseException) -> None:
         self.failed = error
         self._busy = True  # for good: nothing more is handed over
         self._refuse_all()
-        self._notify(self.on_failed, error)
 
     def _refuse_all(self) -> None:
         self._soft_end = self._room_end = self._produce_end = _NO_ROOM
@@ -380,25 +392,36 @@ class Wal:
         self._refuse_all()
         self._writer.stop()
         self._supply.stop()
-        if self._writer.failure is not None:
-            self._fail(self._writer.failure)
-        elif self._writer.written > self.durable_seq:
+        if self._writer.written > self.durable_seq:
             self._settle(self._writer.written, self._writer.synced)
             self._notify(self.on_durable, self.durable_seq)
-        if self.failed is None and self.seq > self._opened_seq:
-            self._write_close_mark()
+        if self._writer.failure is not None:
+            self._fail(self._writer.failure)
+        if self.failed is None:
+            self._end_in_order()
         for segment in self._segments:
             if segment.fd >= 0:
                 self._vfs.close(segment.fd)
                 segment.fd = -1
         self._lock.release()
 
-    def _write_close_mark(self) -> None:
-        """An empty frame that says all before it was synced: from now on a damaged frame, the
-        last one too, is told from one that a crash interrupted."""
-        active = self._active
-        header, _ = encode_frame(self.seq, self.seq - 1, active.salt, ())
+    def _end_in_order(self) -> None:
+        """Ends the log with its closing mark and says outside of it, in STOPPED, where that is:
+        from now on damage, and a log that is cut short, are told from an interrupted write."""
         try:
-            self._vfs.write_at_durable(active.fd, [header], active.used)
-        except OSError as error:
-            logger.warning("the log is whole, but its closing mark is not written: %s", error)
+            self._lock.check()
+            write_stopped(self._vfs, self._directory, self._closing_mark())
+        except (OSError, DirectoryReplaced) as error:
+            logger.warning(
+                "the log is whole, but nothing says that the broker stopped in order: %s", error
+            )
+
+    def _closing_mark(self) -> Stopped:
+        """Where the mark is. It is an empty frame which says that all before it was synced."""
+        active = self._active
+        is_unchanged = self.seq == self._opened_seq and len(active.offsets) > 0
+        if self._had_closing_mark and is_unchanged:
+            return Stopped(active.number, active.salt, self.seq - 1, active.offsets[-1])
+        header, _ = encode_frame(self.seq, self.seq - 1, active.salt, ())
+        self._vfs.write_at_durable(active.fd, [header], active.used)
+        return Stopped(active.number, active.salt, self.seq, active.used)

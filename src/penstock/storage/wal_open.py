@@ -1,7 +1,8 @@
 """From a directory to the parts of an open log: lock, recover, cut the torn tail, find room.
 
-Invariant: nothing on disk is changed before the whole log has been read without CorruptLog, and
-nothing is handed on before every recovered frame is on disk. Must not know the threads.
+Invariant: nothing on disk is changed before the whole log has been read without CorruptLog and
+reaches to where an orderly stop left it, and nothing is handed on before every recovered frame is
+on disk. Must not know the threads.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.storage.segments import (
     list_segments,
     prepare_segment,
 )
+from penstock.storage.stopped import check_reached, load_stopped, withdraw
 from penstock.storage.vfs import Vfs, remove_if_there
 
 logger = logging.getLogger("penstock.storage")
@@ -38,6 +40,8 @@ class Opened(msgspec.Struct):
     next_seq: int
     free_bytes: int
     tails: list[Tail]
+    has_closing_mark: bool
+    """The log's last frame is the closing mark of an orderly stop."""
 
 
 def open_log(
@@ -54,7 +58,11 @@ def open_log(
         lock = DirectoryLock.take(vfs, directory)
     files: list[Segment] = []
     try:
+        stopped = load_stopped(vfs, directory)
         found = walk_log(vfs, directory, first_segment=first_segment, replay=replay)
+        if stopped is not None:
+            check_reached(directory, stopped, found, first_segment)
+        withdraw(vfs, directory)
         _clean_up(vfs, directory, first_segment, found)
         blank = _usable_blank(vfs, directory, found, options.segment_bytes, files.append)
         if found.segments:
@@ -78,7 +86,15 @@ def open_log(
             vfs.close(segment.fd)
         lock.release()
         raise
-    return Opened(lock, found.segments, spare, found.next_seq, free_bytes, found.tails)
+    return Opened(
+        lock,
+        found.segments,
+        spare,
+        found.next_seq,
+        free_bytes,
+        found.tails,
+        found.has_closing_mark,
+    )
 
 
 def _clean_up(vfs: Vfs, directory: str, first_segment: int, found: Recovered) -> None:
@@ -105,17 +121,18 @@ def _usable_blank(
     segment_bytes: int,
     opened: Callable[[Segment], None],
 ) -> Segment | None:
-    """A spare that an earlier run prepared in full; what is half prepared is removed."""
+    """Returns the segment that comes next, if an earlier run prepared it in full; removes the other
+    blanks. From the last to the first: a number that is left out is damage to the next start."""
     usable: Segment | None = None
-    for blank in found.blanks:
-        if usable is None and blank.capacity == segment_bytes:
+    for blank in reversed(found.blanks):
+        if blank is found.blanks[0] and blank.capacity == segment_bytes:
             fd = vfs.open(blank.path)
             usable = adopt_blank(vfs, blank.number, blank.path, fd, segment_bytes)
             opened(usable)
             vfs.sync(fd)
         else:
             remove_if_there(vfs, blank.path)
-    vfs.fsync_dir(directory)
+        vfs.fsync_dir(directory)
     return usable
 
 

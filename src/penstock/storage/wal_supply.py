@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from penstock.storage.errors import DirectoryReplaced
 from penstock.storage.log import Post, WalOptions
 from penstock.storage.segments import MIN_SEGMENT_BYTES, Segment, prepare_segment, segment_name
 from penstock.storage.vfs import Vfs, remove_if_there
@@ -28,7 +29,8 @@ logger = logging.getLogger("penstock.storage")
 
 
 class SegmentSupply:
-    """`on_change` is called on the loop when there is news of the spare or the disk."""
+    """`on_change` is called on the loop when there is news of the spare or the disk, `on_lost` when
+    `check_directory` says that the directory is not there any more."""
 
     def __init__(
         self,
@@ -44,6 +46,8 @@ class SegmentSupply:
         self.free_bytes = free_bytes
         self.preparing = False
         self.on_change: Callable[[], object] = lambda: None
+        self.check_directory: Callable[[], object] = lambda: None
+        self.on_lost: Callable[[BaseException], None] = lambda _: None
         self._vfs = vfs
         self._directory = directory
         self._segment_bytes = options.segment_bytes
@@ -135,10 +139,14 @@ class SegmentSupply:
         segment: Segment | None = None
         failure: OSError | None = None
         try:
+            self.check_directory()
             remove_if_there(self._vfs, path)
             for segment in prepare_segment(self._vfs, self._directory, number, size):
                 if segment is None and self._stopping.is_set():
                     break
+        except DirectoryReplaced as error:
+            self._post(partial(self.on_lost, error))
+            return
         except OSError as error:
             failure = error
         if segment is None:

@@ -1,8 +1,10 @@
 """The thread that writes frames and syncs them.
 
 Invariant: a batch is told as written only after its frames are as durable as the mode asks, in
-the order they were handed over. After one error this thread never writes again. Must not know
-records, nor touch the Wal's state: it gets batches and posts what became of them.
+the order they were handed over. After one error this thread writes no more frames: it erases the
+batch that failed, and only then says that it failed, so that a request which is refused for it
+never takes effect at a later start. Must not know records, nor touch the Wal's state: it gets
+batches and posts what became of them.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic, perf_counter
 
+from penstock.storage.errors import FailedWriteRemains
 from penstock.storage.log import Post, WalOptions
-from penstock.storage.segments import Segment, encode_header
-from penstock.storage.vfs import Vfs
+from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, encode_header
+from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
 
 logger = logging.getLogger("penstock.storage")
 
@@ -30,6 +33,10 @@ class Write:
         self.segment = segment
         self.offset = offset
         self.buffers = buffers
+
+    @property
+    def end(self) -> int:
+        return self.offset + sum(map(len, self.buffers))
 
 
 class Batch:
@@ -65,6 +72,7 @@ class WalWriter:
         self.written = seq
         self.synced = seq
         self.failure: BaseException | None = None
+        self.check_directory: Callable[[], object] = lambda: None
         self._vfs = vfs
         self._durable = options.fsync == "commit"
         self._put = vfs.write_at_durable if self._durable else vfs.write_at
@@ -73,11 +81,17 @@ class WalWriter:
         self._post = post
         self._on_written = on_written
         self._on_failed = on_failed
-        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self.hand_over = self._batches.put
-        self._next: Callable[[], Batch | None] = self._batches.get
+        self._batches: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+        self.hand_over: Callable[[Batch], None] = self._batches.put
+        self.fail: Callable[[BaseException], None] = self._batches.put
+        """Ends writing with this error, once the batches handed over before it are told."""
+        self._next: Callable[[], Batch | BaseException | None] = self._batches.get
         if options.fsync == "interval":
             self._next = self._next_within_interval
+        self._unfinished: Batch | None = None
+        self._left: list[Segment] = []
+        self._begun: list[Segment] = []
+        """Segments that the batch under way left, whose files are open still, and began."""
         self._thread = threading.Thread(target=self._run, name="penstock-wal-writer", daemon=True)
 
     def start(self) -> None:
@@ -91,22 +105,30 @@ class WalWriter:
     def _run(self) -> None:
         try:
             while (batch := self._next()) is not None:
+                if isinstance(batch, BaseException):
+                    raise batch
                 started = perf_counter()
                 self._write(batch)
                 batch.seconds = perf_counter() - started
                 self._tell(partial(self._on_written, batch))
+                self._close_left()
             self._sync()
         except BaseException as error:  # noqa: BLE001 - whatever ended it, the loop must know
-            self.failure = error
-            self._tell(partial(self._on_failed, error))
+            self.failure = self._erase_unfinished(error)
+            self._tell(partial(self._on_failed, self.failure))
 
     def _write(self, batch: Batch) -> None:
+        self._unfinished = batch
         for write in batch.writes:
             segment = write.segment
             if segment is not self.current:
                 self._begin(segment)
             if write.buffers:
                 self._put(segment.fd, write.buffers, write.offset)
+        for segment in self._left:
+            self._vfs.truncate(segment.fd, segment.used)
+        self._unfinished = None
+        self._begun.clear()
         if self._durable:
             self.synced = batch.seq
         elif self.written <= self.synced:
@@ -115,17 +137,42 @@ class WalWriter:
         batch.synced = self.synced
 
     def _begin(self, segment: Segment) -> None:
-        """In every mode the old segment is synced before the new one's header is there."""
+        """In every mode the old segment is synced before the new one's header is there. Raises
+        DirectoryReplaced if another directory is at the path of this one by now."""
+        self.check_directory()
         old = self.current
         self._vfs.sync(old.fd)
         self.synced = segment.first_seq - 1
+        self._begun.append(segment)
         self._vfs.write_at_durable(segment.fd, [encode_header(segment.header())], 0)
         self.current = segment
-        self._vfs.truncate(old.fd, old.used)
-        fd, old.fd = old.fd, -1
-        self._vfs.close(fd)
+        self._left.append(old)
 
-    def _next_within_interval(self) -> Batch | None:
+    def _close_left(self) -> None:
+        while self._left:
+            segment = self._left.pop()
+            fd, segment.fd = segment.fd, -1
+            self._vfs.close(fd)
+
+    def _erase_unfinished(self, error: BaseException) -> BaseException:
+        """Removes what the failed batch may have left on disk; returns the error to report.
+
+        Goes from the last write to the first, and stops where it cannot go on: a start refuses a
+        segment that has begun behind a torn one.
+        """
+        batch, self._unfinished = self._unfinished, None
+        try:
+            for write in reversed(batch.writes if batch is not None else []):
+                _erase(self._vfs, write.segment.fd, write.offset, write.end)
+                if write.segment in self._begun:
+                    _erase(self._vfs, write.segment.fd, 0, SEGMENT_HEADER_BYTES)
+        except OSError as second:
+            remains = FailedWriteRemains(error, second)
+            remains.__cause__ = error
+            return remains
+        return error
+
+    def _next_within_interval(self) -> Batch | BaseException | None:
         while self.written > self.synced:
             wait = self._sync_due - monotonic()
             if wait > 0:
@@ -146,3 +193,15 @@ class WalWriter:
             self._post(callback)
         except RuntimeError:  # the loop is closed; `stop` tells its caller how far it came
             logger.warning("the log has news and the event loop is gone")
+
+
+def _erase(vfs: Vfs, fd: int, start: int, end: int) -> None:
+    """Puts zeros there, durably. Where zeros cannot be written, the file is cut instead."""
+    try:
+        end = min(end, vfs.size(fd))  # what ran out of space is shorter, and has none for zeros
+        for offset in range(start, end, ZERO_STEP_BYTES):
+            vfs.zero_fill(fd, offset, min(ZERO_STEP_BYTES, end - offset))
+        vfs.sync(fd)
+    except OSError:
+        vfs.truncate(fd, start)
+        vfs.sync(fd)

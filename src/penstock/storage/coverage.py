@@ -1,0 +1,222 @@
+"""Coverage: do the batches that a manifest names hold every row once?
+
+A pure check of the references against the state of the same moment; no file is read, and the cost
+is that of sorting the batches. Readers find a row through the batch with the least `last` at or
+above its offset, so two batches of a partition that overlap hide rows from every reader.
+
+What is checked of each partition with retained messages: its batches do not overlap; the newest
+ends where the partition does; and the rows add up. The state counts the messages that were ever
+stored (`stored_msgs`) and trimmed (`trimmed_msgs`), and a batch knows how many were stored before
+its first row (`preceding`), so a hole is found where it is. Of a topic, the partitions' counts must
+make up its offsets, which rise by one. Batches of deleted topics and trimmed rows are not looked
+at.
+
+Two limits. A batch from a release without `preceding` is only counted: if its front is trimmed and
+its topic has several partitions, its live rows are known within bounds, not exactly. And
+`trimmed_msgs` may be too high where an older release trimmed overlapping batches; that hides no row
+and is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from penstock.core.state import BrokerState
+from penstock.core.topics import Partition, Topic
+from penstock.storage.errors import CorruptIndex
+from penstock.storage.history import BatchRef, HistoryFile, history_name
+
+Kind = Literal["overlap", "missing", "invalid"]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is wrong with the batches of one partition, at offsets `first` to `last`. `ref` is the
+    batch that was looked at, None if there is none. `msgs` messages are missing; 0: unknown."""
+
+    kind: Kind
+    topic_id: int
+    partition: int
+    first: int
+    last: int
+    detail: str
+    ref: BatchRef | None = None
+    msgs: int = 0
+
+
+def check_coverage(manifest_path: str, history: list[HistoryFile], state: BrokerState) -> None:
+    """CorruptIndex, with file and place, unless every retained row is in exactly one batch."""
+    error = index_error(manifest_path, find_faults(history, state))
+    if error is not None:
+        raise error
+
+
+def index_error(manifest_path: str, faults: list[Fault]) -> CorruptIndex | None:
+    """The first of these, as an error. It names the history file that the batch is in, or the
+    manifest if there is no batch to name."""
+    if not faults:
+        return None
+    fault = faults[0]
+    more = f" (and {len(faults) - 1} more such places)" if len(faults) > 1 else ""
+    if fault.ref is None:
+        return CorruptIndex(manifest_path, 0, fault.detail + more)
+    path = os.path.join(os.path.dirname(manifest_path), history_name(fault.ref.file))
+    return CorruptIndex(path, fault.ref.start, fault.detail + more)
+
+
+def find_faults(history: list[HistoryFile], state: BrokerState) -> list[Fault]:
+    """Every fault, by topic and partition."""
+    faults: list[Fault] = []
+    places: dict[tuple[int, int], list[BatchRef]] = defaultdict(list)
+    topics = state.topics_by_id
+    for file in history:
+        for ref in file.batches:
+            topic = topics.get(ref.topic_id)
+            if topic is None:
+                if ref.topic_id >= state.next_id:
+                    faults.append(_invalid(ref, "its topic is not known to the snapshot"))
+            elif ref.file != file.number or not 0 <= ref.partition < len(topic.partitions):
+                faults.append(_invalid(ref, "it names another file, or a partition that is not"))
+            elif not 0 < ref.msgs <= ref.last - ref.first + 1:
+                faults.append(_invalid(ref, f"it cannot hold {ref.msgs} messages"))
+            elif ref.last >= topic.partitions[ref.partition].first_offset:
+                places[ref.topic_id, ref.partition].append(ref)
+    for topic_id in sorted(topics):
+        topic = topics[topic_id]
+        faults += _topic_faults(topic)
+        for partition in topic.partitions:
+            refs = places.get((topic_id, partition.index), [])
+            faults += _partition_faults(topic, partition, refs)
+    return faults
+
+
+def describe(topic: Topic, partition: int) -> str:
+    return f"partition {partition} of topic {topic.name}"
+
+
+def _invalid(ref: BatchRef, why: str) -> Fault:
+    detail = (
+        f"batch {ref.index} says it has offsets {ref.first} to {ref.last} of partition "
+        f"{ref.partition} of the topic with id {ref.topic_id}, but {why}"
+    )
+    return Fault("invalid", ref.topic_id, ref.partition, ref.first, ref.last, detail, ref)
+
+
+def _topic_faults(topic: Topic) -> Iterator[Fault]:
+    stored = sum(partition.backlog.stored_msgs for partition in topic.partitions)
+    if stored != topic.next_offset:
+        detail = (
+            f"the partitions of topic {topic.name} have stored {stored} messages, and its offsets "
+            f"end at {topic.next_offset}"
+        )
+        yield Fault("invalid", topic.id, 0, 0, topic.next_offset, detail)
+
+
+def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
+    if partition.first_offset >= partition.end_offset:
+        return []
+    where = describe(topic, partition.index)
+    retained = partition.backlog.retained_msgs()
+    if not refs:
+        first, last = partition.first_offset, partition.end_offset - 1
+        detail = f"no batch holds the {retained} messages of {where}, offsets {first} to {last}"
+        return [_missing(topic, partition, first, last, retained, detail, None)]
+    refs.sort(key=_by_end)
+    faults = _overlaps(topic, partition, refs)
+    newest = refs[-1]
+    if newest.last != partition.end_offset - 1:
+        detail = (
+            f"the last batch of {where} ends with offset {newest.last}, the partition with "
+            f"{partition.end_offset - 1}"
+        )
+        lost = partition.end_offset - 1
+        faults.append(_missing(topic, partition, newest.last + 1, lost, 0, detail, newest))
+    # What overlaps or has no end cannot be counted from its end.
+    return faults or _holes(topic, partition, refs)
+
+
+def _by_end(ref: BatchRef) -> tuple[int, int]:
+    return ref.last, ref.first
+
+
+def _overlaps(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
+    faults = []
+    before = refs[0]
+    for ref in refs[1:]:
+        if ref.first <= before.last:
+            detail = (
+                f"batch {ref.index} spans offsets {ref.first} to {ref.last} of "
+                f"{describe(topic, partition.index)}, and batch {before.index} of "
+                f"{history_name(before.file)} has offsets {before.first} to {before.last} of it: "
+                f"messages from offset {max(ref.first, partition.first_offset)} to "
+                f"{before.last} cannot be reached"
+            )
+            first = max(ref.first, partition.first_offset)
+            faults.append(
+                Fault("overlap", topic.id, partition.index, first, before.last, detail, ref)
+            )
+        before = ref
+    return faults
+
+
+def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
+    """Counts back from the partition's end. `refs` do not overlap and are in order."""
+    faults: list[Fault] = []
+    end = partition.backlog.stored_msgs
+    behind = partition.end_offset
+    for ref in reversed(refs):
+        start = end - ref.msgs
+        if ref.preceding >= 0 and ref.preceding != start:
+            faults.append(_hole(topic, partition, ref, behind, start - ref.preceding))
+            start = ref.preceding
+        end, behind = start, ref.first
+    oldest = refs[0]
+    missing = end + _rows_below(oldest, partition.first_offset) - partition.backlog.trimmed_msgs
+    if missing > 0:
+        first, last = partition.first_offset, oldest.first - 1
+        detail = (
+            f"{missing} messages of {describe(topic, partition.index)} are in no batch: "
+            f"{partition.backlog.retained_msgs()} from offset {first} on are to be there"
+        )
+        if last < first or oldest.preceding < 0:
+            last = partition.end_offset - 1
+        faults.append(_missing(topic, partition, first, last, missing, detail, oldest))
+    return faults[::-1]
+
+
+def _rows_below(ref: BatchRef, offset: int) -> int:
+    """How many of the batch's rows are below `offset`, at least."""
+    if ref.first >= offset:
+        return 0
+    return max(1, ref.msgs - (ref.last + 1 - offset))
+
+
+def _hole(topic: Topic, partition: Partition, ref: BatchRef, behind: int, msgs: int) -> Fault:
+    where = describe(topic, partition.index)
+    if msgs > 0:
+        detail = (
+            f"{msgs} messages of {where} between offsets {ref.last + 1} and {behind - 1} are in "
+            f"no batch: batch {ref.index} is the last before them"
+        )
+        return _missing(topic, partition, ref.last + 1, behind - 1, msgs, detail, ref)
+    detail = (
+        f"batch {ref.index} and those behind it have {-msgs} more messages of {where} than were "
+        "stored"
+    )
+    return Fault("invalid", topic.id, partition.index, ref.first, ref.last, detail, ref)
+
+
+def _missing(
+    topic: Topic,
+    partition: Partition,
+    first: int,
+    last: int,
+    msgs: int,
+    detail: str,
+    ref: BatchRef | None,
+) -> Fault:
+    return Fault("missing", topic.id, partition.index, first, last, detail, ref, msgs)
