@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.api.caches import WatchHandle
 from penstock.core.cache import Cache
-from penstock.engine.protocol import WatchHandle
 from penstock.model.caching import (
     CacheValue,
     Check,

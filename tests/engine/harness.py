@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from penstock.core.effect_rules import EffectCommand
-from penstock.core.effects import Effect
-from penstock.core.produce import Produce
-from penstock.core.settle import Settle
+from penstock.api.effects import BegunEffect, EffectCommand
+from penstock.api.messages import Produce, Router, Settle
 from penstock.core.state import BrokerState
 from penstock.engine.clock import ManualClock
 from penstock.engine.consumers import Consumer
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.opening import open_in_memory, open_on_disk
-from penstock.engine.routing import Router
 from penstock.engine.scheduler import ManualScheduler
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import PenstockError
@@ -123,6 +121,7 @@ class Broker:
         directory: str = DIRECTORY,
         clock: ManualClock | None = None,
         waits_for_sealing: bool = True,
+        opens: bool = True,
     ) -> None:
         self.vfs = vfs
         self.waits_for_sealing = waits_for_sealing
@@ -131,7 +130,8 @@ class Broker:
         self.router = router
         self.directory = directory
         self.clock = clock or ManualClock()
-        self.open()
+        if opens:
+            self.open()
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -218,6 +218,8 @@ class Broker:
                 return False
             if self.waits_for_sealing and sealing is not None and sealing.is_running:
                 return False
+            if log._busy and log.failed is None:  # a roll, too, though it has nothing pending
+                return False
         return log.failed is not None or not log.has_pending
 
     def pass_ms(self, ms: int) -> None:
@@ -240,7 +242,7 @@ class Broker:
     def call(self, command: Callable[..., None], *arguments: Any) -> Any:
         outcomes = self.submit(command, *arguments)
         self.settle()
-        assert len(outcomes) == 1, f"{command.__name__} was answered {len(outcomes)} times"
+        assert len(outcomes) == 1, f"{command} was answered {len(outcomes)} times"
         return outcomes[0]
 
     def must(self, command: Callable[..., None], *arguments: Any) -> Any:
@@ -304,10 +306,24 @@ class Broker:
         return outcome
 
     def nack(
-        self, reader: Reader, item: Item | int, reason: str = "because", **changes: Any
+        self,
+        reader: Reader,
+        item: Item | int,
+        reason: str = "because",
+        *,
+        delay_ms: int | None = None,
+        dead: bool = False,
+        **changes: Any,
     ) -> PenstockError | None:
+        nack = partial(self.engine.nack, delay_ms=delay_ms, dead=dead)
         outcome: PenstockError | None = self.call(
-            self.engine.nack, self.naming(reader, item, **changes), reason
+            nack, self.naming(reader, item, **changes), reason
+        )
+        return outcome
+
+    def release(self, reader: Reader, item: Item | int, **changes: Any) -> PenstockError | None:
+        outcome: PenstockError | None = self.call(
+            self.engine.release, self.naming(reader, item, **changes)
         )
         return outcome
 
@@ -341,11 +357,14 @@ class Broker:
         group: str = "g",
         topic: str = "t",
         lease_ms: int = 1000,
-    ) -> Effect | PenstockError | None:
+    ) -> BegunEffect | PenstockError | None:
+        """None: run it. Why it failed last is not said."""
         command = EffectCommand("", topic, group, key, owner)
-        outcome: Effect | PenstockError | None = self.call(
+        outcome: BegunEffect | PenstockError = self.call(
             self.engine.begin_effect, command, lease_ms
         )
+        if isinstance(outcome, BegunEffect) and not outcome.is_committed:
+            return None
         return outcome
 
     def commit(
@@ -385,13 +404,13 @@ class Broker:
     def in_flight(self, topic: str = "t", group: str = "g", partition: int = 0) -> int:
         return self.state.topics[topic].groups[group].progress[partition].in_flight
 
-    def stored(self, topic: str, partition: int = 0) -> list[Message]:
+    def stored(self, topic: str, partition: int = 0, first_offset: int = 0) -> list[Message]:
         """Every retained message of a partition, read the way a group reads it."""
         parts = self.engine.parts
         held = self.state.topics[topic].partitions[partition]
         log = parts.window.log(self.state.topics[topic].id, partition)
         found: list[Message] = []
-        cursor = held.first_offset
+        cursor = max(first_offset, held.first_offset)
         while cursor < held.end_offset:
             page = parts.pages.page(log, cursor)
             if page is None:

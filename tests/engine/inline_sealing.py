@@ -32,7 +32,9 @@ class InlineSealer:
         post: Callable[[Callable[[], None]], object],
         on_sealed: Callable[[Sealed], None],
         on_error: Callable[[str], None],
+        identity: tuple[int, int] | None = None,
     ) -> None:
+        self._identity = identity
         self._vfs = self.disks[directory]
         self._directory = directory
         self._limits = limits
@@ -60,6 +62,7 @@ class InlineSealer:
             limits=self._limits,
             known_files=list(known_files),
             known_journal=list(known_journal),
+            identity=self._identity,
         )
         self._post(lambda: self._run(job))
         return True

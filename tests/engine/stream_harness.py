@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine.subscriptions import StreamCounts, Subscription
+from penstock.api.metrics import StreamCounts
+from penstock.engine.subscriptions import Subscription
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
 from penstock.model.streams import Lag, Publish, Subscribe
@@ -137,11 +138,11 @@ class Bank:
         self.broker.pass_ms(ms)
 
     def counts(self, path: Path = S) -> StreamCounts:
-        return next(r.counts for r in self.streams.reports() if r.path == path)
+        return next(r.counts for r in self.streams.metrics() if r.path == path)
 
     def queued(self, path: Path = S) -> tuple[int, int]:
         """Events in the queue, and publishes that wait for it."""
-        report = next(r for r in self.streams.reports() if r.path == path)
+        report = next(r for r in self.streams.metrics() if r.path == path)
         return report.queued, report.waiting
 
 

@@ -163,13 +163,14 @@ def test_who_asks_for_it_is_not_told_that_a_topic_without_it_will_do():
 def test_records_and_images_of_before_have_topics_without_it():
     for record in (TopicCreated(1, 5, "t", 2, True), TopicConfigured(1, 6, 7, 8, True)):
         fields = msgspec.msgpack.decode(encode_record(record))
-        assert fields[-1] is True
-        old = decode_record(msgspec.msgpack.encode(fields[:-1]))
+        assert fields[-4:] == [True, 0, 0, 0]
+        old = decode_record(msgspec.msgpack.encode(fields[:-4]))
         assert old == msgspec.structs.replace(record, after_archive=False)
     broker = filled()
     image = msgspec.msgpack.decode(encode_image(take_image(broker.state)))
     topics = image[2]
-    assert topics[0].pop() is True
+    assert topics[0][-4:] == [True, 0, 0, 0]
+    del topics[0][-4:]
     restored = restore_image(decode_image(msgspec.msgpack.encode(image)), broker.limits)
     assert restored.topics["t"].after_archive is False
     assert restored.topics["t"].retention_ms == RETENTION_MS

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.image import comparable, take_image
+from penstock.core.comparison import comparable
+from penstock.core.image import take_image
 from penstock.core.invariants import check
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch
 from penstock.model.errors import AlreadyExists, NotFound, Unavailable

@@ -44,7 +44,7 @@ def test_a_full_disk_refuses_produce_while_everything_else_goes_on():
     broker.pass_ms(2000)
     item = reader.take()[-1]
     assert item.value == "a", "leases still end and redeliver"
-    assert broker.nack(reader, item) is None
+    assert broker.nack(reader, item, delay_ms=0) is None
     item = reader.one()
     assert (item.value, item.last_error) == ("a", "because")
     assert broker.ack(reader, item) is None

@@ -162,7 +162,7 @@ def test_redeliveries_that_are_read_from_disk_cost_no_turns_meanwhile():
     assert len(seen) == 2
     broker.scheduler.is_holding_reads = True
     for item in seen:
-        assert broker.nack(reader, item) is None
+        assert broker.nack(reader, item, delay_ms=0) is None
     assert broker.scheduler.held_reads, "nothing had to be read: the test is void"
     broker.scheduler.release_reads()
     broker.settle()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.core.effects import Effect
-from penstock.core.image import comparable, take_image
+from penstock.api.effects import BegunEffect
+from penstock.core.comparison import comparable
+from penstock.core.image import take_image
 from penstock.core.invariants import check
 from penstock.model.envelope import Envelope
 from penstock.model.errors import FailedPrecondition, ResourceExhausted
@@ -26,7 +27,7 @@ def keyed(key: str = "k") -> Envelope:
 
 
 def is_committed(outcome: object) -> bool:
-    return isinstance(outcome, Effect)
+    return isinstance(outcome, BegunEffect)
 
 
 def test_begin_says_run_or_done_and_refuses_another_owner():
@@ -41,7 +42,7 @@ def test_begin_says_run_or_done_and_refuses_another_owner():
     assert broker.commit("k", "result", owner="another") is None
     for owner in ("o", "another", "third"):
         known = broker.begin("k", owner=owner)
-        assert isinstance(known, Effect)
+        assert isinstance(known, BegunEffect)
         assert known.text == "result"
     broker.crash()
     assert is_committed(broker.begin("k"))

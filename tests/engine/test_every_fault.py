@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from penstock.api.messages import Produce
 from penstock.core.invariants import check
-from penstock.core.produce import Produce
 from penstock.engine.clock import ManualClock
 from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, Limits

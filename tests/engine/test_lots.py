@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.api.messages import Produce
 from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.core.produce import Produce
 from penstock.engine.ledger import LOT_BYTES
 from penstock.engine.window import CHUNK_BYTES, CHUNK_MSGS
 from penstock.model.envelope import Envelope

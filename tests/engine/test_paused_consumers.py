@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from penstock.core.invariants import check
@@ -165,7 +167,8 @@ def test_a_returned_redelivery_leaves_the_earlier_owner_in_place():
     first = broker.consume(owner="first", lease_ms=LONG_MS)
     first.live.close()
     slow = broker.consume(owner="slow", lease_ms=LONG_MS)
-    broker.submit(broker.engine.nack, broker.naming(first, 0), "why")
+    nack = partial(broker.engine.nack, delay_ms=0)
+    broker.submit(nack, broker.naming(first, 0), "why")
     broker.scheduler._turns.popleft()()
     assert len(slow.live.unwritten) == 1
     slow.live.pause()

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.core.image import comparable, take_image
+from penstock.core.comparison import comparable
+from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.core.partitioning import utf8_bytes
 from penstock.engine.report import lag
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
@@ -23,6 +23,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import KIB, Limits
 from penstock.model.progress import Reached
+from penstock.model.units import utf8_bytes
 from penstock.storage.log import WalOptions
 from tests.engine.harness import LONG_MS, Broker, on_disk, policy
 from tests.storage.faulty_vfs import FLAVOURS
@@ -206,7 +207,7 @@ def test_unfinished_entries_of_every_state_are_finished():
     flying, waiting, dying, ready, stays = reader.take()
     broker.nack(reader, waiting)
     reader.live.pause()
-    broker.nack(reader, ready)
+    broker.nack(reader, ready, delay_ms=0)
     broker.log.has_room = lambda nbytes, *, reserve=False: reserve
     broker.nack(reader, dying)
     assert [e.state for e in broker.state.groups[2].progress[0].unfinished.values()] == [

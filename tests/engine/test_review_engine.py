@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.effect_rules import EffectCommand
+from penstock.api.effects import EffectCommand
+from penstock.api.messages import Decided, Produce
 from penstock.core.invariants import check
-from penstock.core.produce import Produce
 from penstock.engine.opening import open_on_disk
-from penstock.engine.routing import Decided
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.envelope import Envelope, RoutingDecision
 from penstock.model.errors import FailedPrecondition, Unavailable
@@ -235,8 +235,9 @@ def test_nacks_of_what_is_out_of_memory_are_redelivered_with_few_reads() -> None
     assert len(given) == 256
     pages = broker.engine.parts.pages
     before = pages.reads
+    nack = partial(broker.engine.nack, delay_ms=0)
     for item in given:
-        broker.submit(broker.engine.nack, broker.naming(reader, item), "again")
+        broker.submit(nack, broker.naming(reader, item), "again")
     broker.pass_ms(10)
     assert sorted(reader.offsets()) == [item.offset for item in given]
     assert set(reader.attempts()) == {2}

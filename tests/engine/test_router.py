@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.produce import Produce
-from penstock.engine.routing import Decided
+from penstock.api.messages import Decided, Produce
 from penstock.model.envelope import Envelope, RoutingDecision
 from penstock.model.errors import FailedPrecondition, NotFound
 from penstock.model.records import Message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -187,7 +188,8 @@ def test_an_answer_to_an_item_not_yet_written_cannot_let_the_next_delivery_out_e
     broker.hold_writes()
     broker.submit(broker.engine.produce, broker.command("t", "a"))
     broker.scheduler.run_until(lambda: broker.disk.is_held)
-    broker.submit(broker.engine.nack, broker.naming(reader, 0), "blind")
+    nack = partial(broker.engine.nack, delay_ms=0)
+    broker.submit(nack, broker.naming(reader, 0), "blind")
     broker.scheduler.run()
     path = broker.log._active.path
     first_frame_only = _release_one(broker, path)

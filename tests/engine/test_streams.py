@@ -405,7 +405,7 @@ def test_what_is_unknown_is_named(path: tuple[str, str, str], text: str):
     with pytest.raises(NotFound, match=text):
         bank.subscribe(path)
     assert isinstance(bank.broker.call(bank.streams.subscriptions, path), NotFound)
-    assert bank.streams.reports() == []
+    assert bank.streams.metrics() == []
 
 
 def test_payloads_have_their_limits():

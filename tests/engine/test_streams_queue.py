@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import publish_queue
-from penstock.engine.publish_queue import WAITING_DEPTHS
+from penstock.model import limits
 from penstock.model.errors import InvalidArgument, ResourceExhausted
 from penstock.model.limits import MAX_BATCH_ITEMS, Limits
 from penstock.model.streams import Publish
@@ -228,33 +228,81 @@ def test_a_batch_larger_than_the_queue_goes_through_an_empty_one():
     assert reader.events == numbers(0, 1 + MAX_BATCH_ITEMS)
 
 
-def test_what_may_wait_is_bounded():
-    """felix-29: beyond it the refusal comes at once."""
-    bank = held(5)
-    fill(bank, 5)
-    waiting = [bank.send(b"w") for _ in range(WAITING_DEPTHS * 5)]
+@pytest.mark.parametrize("depth", [5, 1024])
+def test_a_burst_far_beyond_the_queue_waits_its_time(depth: int):
+    """felix-29, 30: however many times the depth, nobody is refused before the wait is over."""
+    bank = held(depth)
+    fill(bank, depth)
+    waiting = [bank.send(b"w") for _ in range(20 * depth)]
+    batch = bank.send(*numbers(0, MAX_BATCH_ITEMS))
+    bank.pass_ms(1999)
     assert not any(waiting)
-    [refused] = bank.send(b"one too many")
-    assert isinstance(refused, ResourceExhausted)
-    assert (refused.limit, refused.reason) == ("pub_queue_depth", "publish_queue_timeout")
+    assert batch == []
+    bank.pass_ms(1)
+    assert all(isinstance(outcome, ResourceExhausted) for [outcome] in [*waiting, batch])
+    assert bank.counts().refused_publishes == 20 * depth + 1
+    assert bank.send(b"late") == []
+
+
+def test_a_burst_that_finds_room_in_time_is_delivered_whole_and_in_order():
+    """felix-31, 36."""
+    bank = held(4)
+    reader = bank.subscribe()
+    fill(bank, 4)
+    waiting = [bank.send(event) for event in numbers(4, 1000)]
+    bank.pass_ms(1999)
     release(bank)
     assert all(outcome == [None] for outcome in waiting)
-    assert bank.send(b"fine") == [None]
+    assert reader.events == numbers(0, 1000)
+
+
+def test_how_many_may_wait_is_bounded_for_all_streams_together(monkeypatch: pytest.MonkeyPatch):
+    """felix-29: beyond it the refusal comes at once, and says that it is not the queue's."""
+    monkeypatch.setattr(limits, "MAX_WAITING_PUBLISHES", 20)
+    bank = held(1)
+    bank.change(SECOND, pub_queue_depth=1)
+    fill(bank, 1)
+    assert bank.send(b"x", path=SECOND) == [None]
+    waiting = [bank.send(b"w", path=path) for path in (S, SECOND) * 10]
+    assert not any(waiting)
+    [refused] = bank.send(b"one too many", path=SECOND)
+    assert isinstance(refused, ResourceExhausted)
+    assert (refused.limit, refused.reason) == ("waiting_publishes", "publish_queue_timeout")
+    release(bank)
+    assert all(outcome == [None] for outcome in waiting)
+    bank.streams.hold_fanout()
+    fill(bank, 1)
+    assert bank.send(b"waits again") == []
 
 
 def test_the_bytes_that_are_queued_and_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch):
     """felix-26, 29: a thousand large events are a lot of memory."""
-    monkeypatch.setattr(publish_queue, "QUEUE_BYTES", 100)
+    monkeypatch.setattr(publish_queue, "QUEUE_BYTES", 1000)
+    monkeypatch.setattr(limits, "MAX_WAITING_PUBLISH_BYTES", 1000)
     bank = held()
-    assert bank.send(b"x" * 80) == [None]
-    waiting = bank.send(b"x" * 80)
+    assert bank.send(b"x" * 800) == [None]
+    waiting = bank.send(b"x" * 800)
     assert waiting == []
-    [refused] = bank.send(b"x" * 80)
+    [refused] = bank.send(b"x" * 800)
+    assert isinstance(refused, ResourceExhausted)
+    # Many small payloads hold more memory than their bytes.
+    [refused] = bank.send(*[b"x"] * 10)
     assert isinstance(refused, ResourceExhausted)
     assert bank.send(b"x" * 20) == []
     release(bank)
     assert waiting == [None]
-    assert bank.send(b"x" * 200) == [None]
+    assert bank.send(b"x" * 2000) == [None]
+
+
+def test_a_publish_larger_than_what_may_wait_waits_alone(monkeypatch: pytest.MonkeyPatch):
+    """felix-31."""
+    monkeypatch.setattr(limits, "MAX_WAITING_PUBLISH_BYTES", 100)
+    bank = held(1)
+    fill(bank, 1)
+    waiting = bank.send(b"x" * 200)
+    assert waiting == []
+    release(bank)
+    assert waiting == [None]
 
 
 def test_no_time_to_wait_is_a_refusal_at_once():

@@ -28,7 +28,7 @@ def test_a_deleted_stream_ends_its_subscriptions_and_refuses_its_publishes():
     assert [type(outcome) for [outcome] in waiting] == [NotFound, NotFound]
     assert reader.events == numbers(0, 2)
     assert isinstance(bank.send(b"late")[0], NotFound)
-    assert [report.path for report in bank.streams.reports()] == [SECOND]
+    assert [report.path for report in bank.streams.metrics()] == [SECOND]
     bank.publish(b"1", path=SECOND)
     assert (other.events, other.errors) == ([b"1"], [])
 
@@ -77,7 +77,7 @@ def test_a_reader_may_have_the_stream_deleted_that_it_is_told_of():
     bank.settle()
     assert after.events == numbers(0, 2)
     assert [type(listener.errors[0]) for listener in (deleting, after)] == [NotFound, NotFound]
-    assert bank.streams.reports() == []
+    assert bank.streams.metrics() == []
     assert not bank.streams._busy
 
 

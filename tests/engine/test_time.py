@@ -102,8 +102,8 @@ def test_without_a_cap_the_wait_is_a_day_at_most():
     assert waits == [50_000_000, MAX_BACKOFF_MS, MAX_BACKOFF_MS, MAX_BACKOFF_MS]
 
 
-def test_without_a_policy_a_nack_retries_at_once():
-    """driftq-37, 42: and there is no end to it."""
+def test_without_max_attempts_retries_never_end():
+    """driftq-37, 42: a nack that asks for no delay is retried at once."""
     broker = on_disk()
     broker.topic()
     broker.put("t", "a")
@@ -111,7 +111,7 @@ def test_without_a_policy_a_nack_retries_at_once():
     for attempt in range(1, 200):
         item = reader.one()
         assert item.attempts == attempt
-        assert broker.nack(reader, item, f"reason {attempt}") is None
+        assert broker.nack(reader, item, f"reason {attempt}", delay_ms=0) is None
         assert reader.items[0].last_error == f"reason {attempt}"
     assert "dlq.t" not in broker.state.topics
     broker.close()
@@ -265,7 +265,7 @@ def test_attempts_and_reasons_survive_a_restart_and_leases_do_not(restart: Resta
     broker.put("t", "a", "b")
     reader = broker.consume(lease_ms=LONG_MS)
     for attempt in range(1, 4):
-        assert broker.nack(reader, 0, f"reason {attempt}") is None
+        assert broker.nack(reader, 0, f"reason {attempt}", delay_ms=0) is None
     assert reader.items[-1].attempts == 4
     restart(broker)
     again = broker.consume(owner="other", lease_ms=LONG_MS)

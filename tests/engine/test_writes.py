@@ -7,11 +7,11 @@ import logging
 import pyarrow as pa
 import pytest
 
+from penstock.api.outcomes import Done
 from penstock.core import write_rules
 from penstock.core.image import take_image
 from penstock.core.invariants import check
 from penstock.engine import drain
-from penstock.engine.ledger import Done
 from penstock.engine.staging import FORGOTTEN_MS, LOOK_MS
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import (
@@ -24,7 +24,7 @@ from penstock.model.errors import (
     Unavailable,
 )
 from penstock.model.limits import Limits
-from penstock.model.writes import CommitReport, PartCommit, WriterReport
+from penstock.model.writes import CommitReport, PartCommit, PieceReport, WriterReport
 from tests.engine.harness import values
 from tests.engine.write_harness import WriteBroker, numbered, write_broker
 
@@ -245,7 +245,7 @@ def test_a_piece_that_comes_while_its_batch_is_committed_is_refused_and_leaves_n
     broker.close()
 
 
-def _stage_zombie(broker: WriteBroker, done: Done) -> None:
+def _stage_zombie(broker: WriteBroker, done: Done[PieceReport]) -> None:
     broker.start_stage(["zombie"], done, attempt="zombie")
 
 
@@ -309,6 +309,18 @@ def test_rows_for_a_partition_that_is_gone_are_left_out_too():
     broker.topic("u", partitions=1)
     broker.commit_batch(2)
     assert broker.contents("u") == ["b"]
+    broker.close()
+
+
+def test_a_deadline_of_a_row_is_compared_with_the_machines_clock():
+    broker = write_broker()
+    broker.clock.behind_ms = 1_000_000
+    soon_ms = broker.clock.wall_ms() + 50
+    deadline = pa.array([soon_ms * 1000] * 2).cast(pa.timestamp("us", "UTC"))
+    table = pa.table({"value": numbered(2), "deadline": deadline})
+    broker.stage(table)
+    broker.pass_ms(100)
+    assert "deadline has already passed" in broker.stage_in_vain(table, batch=1).message
     broker.close()
 
 

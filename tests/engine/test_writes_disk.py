@@ -8,11 +8,11 @@ import logging
 import pytest
 
 from penstock.engine import drain
-from penstock.model.errors import Unavailable
+from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import KIB, MIB
 from penstock.model.writes import CommitReport
 from penstock.storage.log import WalOptions
-from tests.engine.write_harness import WriteBroker, numbered, write_broker
+from tests.engine.write_harness import ROOMY, WriteBroker, numbered, write_broker
 from tests.storage.faulty_vfs import FaultyVfs
 
 SPACE_CHECK_MS = 1001
@@ -140,4 +140,102 @@ def test_a_piece_that_is_damaged_before_its_commit_is_not_staged(
         caplog.clear()
     broker.write_batch(numbered(3))
     assert broker.contents() == numbered(3)
+    broker.close()
+
+
+def test_damage_anywhere_in_a_piece_is_found_after_a_start_and_the_log_says_so_every_time(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Before the commit: the piece is dropped, whoever commits it is told, and stages it again."""
+    broker = write_broker()
+    broker.stage(numbered(40))
+    broker.close()
+    [path] = broker.staged_files()
+    sound = broker.disk.content(path)
+    cuts = [sound[:at] for at in range(0, len(sound), 97)]
+    flips = [
+        sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in range(0, len(sound), 13)
+    ]
+    for damaged in [*cuts, *flips, sound + b"more"]:
+        broker.disk.plant(path, damaged)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            broker.open()
+        assert "cannot be read and is dropped" in caplog.text
+        assert broker.staged_files() == []
+        outcome = broker.try_commit(40)
+        assert isinstance(outcome, PenstockError), "the damaged piece was committed"
+        broker.close()
+    broker.open()
+    broker.write_batch(numbered(40))
+    assert broker.contents() == numbered(40)
+    broker.close()
+
+
+def test_damage_anywhere_in_a_committed_piece_is_in_the_log_and_nothing_of_it_is_stored(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    broker = write_broker()
+    broker.stage(numbered(40))
+    with monkeypatch.context() as patches:
+        patches.setattr(drain.Drain, "turn", lambda self: None)
+        broker.ask_commit(40)
+        broker.settle()
+        broker.close()
+    disk = broker.disk
+    [path] = broker.staged_files()
+    sound = disk.content(path)
+    for at in range(0, len(sound), 29):
+        broker = WriteBroker(disk.restarted(), options=ROOMY, opens=False)
+        broker.disk.plant(path, sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            broker.open()
+        assert "is damaged at byte" in caplog.text
+        assert broker.contents() == []
+        broker.disk.plant(path, sound)
+        broker.pass_ms(drain.UNREADABLE_RETRY_MS)
+        assert broker.commit_batch(40).rows == 40
+        assert broker.contents() == numbered(40)
+        broker.close()
+
+
+def test_two_staged_pieces_that_change_places_are_found(caplog: pytest.LogCaptureFixture):
+    broker = write_broker()
+    broker.stage(numbered(4, "one"), producer="p")
+    broker.stage(numbered(4, "two"), producer="q")
+    broker.close()
+    first, second = broker.staged_files()
+    one, two = broker.disk.content(first), broker.disk.content(second)
+    broker.disk.plant(first, two)
+    broker.disk.plant(second, one)
+    with caplog.at_level(logging.WARNING):
+        broker.open()
+    assert caplog.text.count("it says that it is piece-") == 2
+    for producer in ("p", "q"):
+        assert isinstance(broker.try_commit(4, producer=producer), PenstockError)
+    broker.close()
+
+
+def test_a_piece_of_another_batch_under_the_number_of_a_committed_one_is_not_stored(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    other = write_broker()
+    other.stage(numbered(4, "wrong"), producer="q")
+    [path] = other.staged_files()
+    wrong = other.disk.content(path)
+    other.close()
+    broker = write_broker()
+    broker.stage(numbered(4))
+    with monkeypatch.context() as patches:
+        patches.setattr(drain.Drain, "turn", lambda self: None)
+        broker.ask_commit(4)
+        broker.settle()
+        broker.close()
+    assert broker.staged_files() == [path]
+    broker.disk.plant(path, wrong)
+    with caplog.at_level(logging.WARNING):
+        broker.open()
+    assert "is of batch 0 of producer 'q'" in caplog.text
+    assert broker.contents() == []
     broker.close()

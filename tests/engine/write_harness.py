@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.engine.ledger import Done
+from penstock.api.outcomes import Done
+from penstock.api.rows import CheckedRows
 from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, CommitReport, PartCommit, PieceName, PieceReport
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
 from penstock.storage.log import WalOptions
-from penstock.storage.staged_rows import CheckedRows
 from tests.engine.harness import Broker, values
 from tests.storage.faulty_vfs import FaultyVfs
 
@@ -51,7 +51,7 @@ class WriteBroker(Broker):
     def start_stage(
         self,
         rows: Rows,
-        done: Done,
+        done: Done[PieceReport],
         *,
         producer: str = "p",
         batch: int = 0,

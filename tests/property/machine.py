@@ -6,15 +6,16 @@ and time, with a deletion or a crash here and there.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from penstock.core.effect_rules import EffectCommand
-from penstock.core.effects import Effect, effect_key
-from penstock.core.produce import Produce
-from penstock.core.settle import Settle
+from penstock.api.effects import BegunEffect, EffectCommand
+from penstock.api.messages import Produce, Settle
+from penstock.api.topics import RetryDefaults
+from penstock.core.effects import effect_key
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError
 from penstock.model.item import Item
@@ -187,19 +188,63 @@ class BrokerMachine(Observed):
         self.ask(self.broker.engine.ack_many, commands, judge=judge)
 
     @has_deliveries
-    @rule(pick=choice, owner=owners, is_fenced=st.booleans())
-    def nack(self, pick: int, owner: str | None, is_fenced: bool) -> None:
+    @rule(
+        pick=choice,
+        owner=owners,
+        is_fenced=st.booleans(),
+        delay_ms=st.sampled_from([None, None, None, 0, 40, 900]),
+        dead=st.sampled_from([False, False, False, True]),
+    )
+    def nack(
+        self, pick: int, owner: str | None, is_fenced: bool, delay_ms: int | None, dead: bool
+    ) -> None:
         reader, item = self._delivery(pick)
         command = self._naming(reader, item, owner, is_fenced)
         expected = self.expected(reader, item, command, is_ack=False)
         reason = f"reason {pick}"
+        if dead:
+            delay_ms = None
+            if reader.topic.startswith("dlq."):
+                expected = False
 
         def judge(outcome: Any) -> None:
             assert expected in (None, outcome is None), outcome
             if outcome is None:
-                self.model.nacked(reader.topic, reader.group, item.offset, reason, self.now)
+                how = (reader.topic, reader.group, item.offset, reason, self.now)
+                self.model.nacked(*how, delay_ms=delay_ms, dead=dead)
 
-        self.ask(self.broker.engine.nack, command, reason, judge=judge)
+        nack = partial(self.broker.engine.nack, delay_ms=delay_ms, dead=dead)
+        if dead:
+            self.model.condemned(reader.topic, reader.group, item.offset)
+        self.ask(nack, command, reason, judge=judge)
+
+    @has_deliveries
+    @rule(picks=st.lists(choice, min_size=1, max_size=4), owner=owners, is_fenced=st.booleans())
+    def release(self, picks: list[int], owner: str | None, is_fenced: bool) -> None:
+        named = [self._delivery(pick) for pick in picks]
+        named = list(
+            {
+                (reader.topic, reader.group, item.offset): (reader, item) for reader, item in named
+            }.values()
+        )
+        commands = [self._naming(reader, item, owner, is_fenced) for reader, item in named]
+        expected = [
+            self._is_releasable(reader, item, command)
+            for (reader, item), command in zip(named, commands, strict=True)
+        ]
+
+        def judge(outcomes: list[Any]) -> None:
+            for (reader, item), wanted, outcome in zip(named, expected, outcomes, strict=True):
+                assert wanted in (None, outcome is None), outcome
+                if outcome is None and wanted:
+                    self.model.released(reader.topic, reader.group, item.offset, self.now)
+
+        self.ask(self.broker.engine.release_many, commands, judge=judge)
+
+    def _is_releasable(self, reader: Watcher, item: Item, command: Settle) -> bool | None:
+        expected = self.expected(reader, item, command, is_ack=False)
+        seen = self.model.topics[reader.topic].groups[reader.group].of(item.offset)
+        return expected and seen.is_leased(self.now)
 
     @has_deliveries
     @rule(pick=choice, lease_ms=st.sampled_from([20, 700]), is_fenced=st.booleans())
@@ -268,8 +313,9 @@ class BrokerMachine(Observed):
         engine = self.broker.engine
         began = self.broker.call(engine.begin_effect, command, 200)
         if topic.committed.get((group, key), 0) > self.now:
-            assert isinstance(began, Effect), "a committed effect is to be run again"
-        if began is not None:
+            assert isinstance(began, BegunEffect)
+            assert began.is_committed, "a committed effect is to be run again"
+        if not isinstance(began, BegunEffect) or began.is_committed:
             return
         if then == "commit":
             assert self.broker.call(engine.commit_effect, command, "result") is None
@@ -291,8 +337,12 @@ class BrokerMachine(Observed):
             topic = self._topic(pick)
             if what == "configure":
                 age, size = [(None, 0), (0, None), (300, None), (None, 100)][other % 4]
-                self.broker.must(self.broker.engine.configure_topic, topic.name, age, size)
+                retries = RetryDefaults(max_attempts=other // 4, retry_backoff_ms=other // 4 * 70)
+                configure = partial(self.broker.engine.configure_topic, retries=retries)
+                self.broker.must(configure, topic.name, age, size)
                 topic.has_retention = topic.has_retention or bool(age or size)
+                topic.max_attempts.add(other // 4)
+                topic.backoff_ms = other // 4 * 70
             elif what == "delete group":
                 self._delete_group(topic, GROUPS[other % 2])
             elif other < 4:
@@ -355,11 +405,11 @@ class BrokerMachine(Observed):
         self.broker.pass_ms(2600)
 
     @has_deliveries
-    @rule(pick=choice, restarts=st.booleans())
-    def nack_without_room(self, pick: int, restarts: bool) -> None:
+    @rule(pick=choice, restarts=st.booleans(), dead=st.booleans())
+    def nack_without_room(self, pick: int, restarts: bool, dead: bool) -> None:
         """No room for new messages: what dies waits for some, over a restart too."""
         self.broker.log.has_room = lambda nbytes, *, reserve=False: reserve
-        self.nack(pick, None, False)
+        self.nack(pick, None, False, None, dead)
         if restarts:
             self.die("restart", 0, [])
         else:

@@ -7,13 +7,16 @@ came before an answer, both outcomes are allowed (`maybe`), and the broker is as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.core.effects import effect_key
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.item import Item
 from penstock.model.progress import Reached
 from penstock.model.records import Message
+
+DEFAULT_BACKOFF_MS, MAX_DEFAULT_BACKOFF_MS = 250, 30_000
+NEVER_MS = 2**60
 
 
 @dataclass
@@ -25,7 +28,13 @@ class Seen:
     lease_until: int = 0
     not_before: int = 0
     errors: set[str] = field(default_factory=lambda: {""})
+    delivery_id: str = ""
     is_nacked: bool = False
+    is_condemned: bool = False
+    """Somebody asked for it to be dead-lettered."""
+    before: Seen | None = None
+    """As it was before the last delivery, which a release undoes."""
+    was_uncertain: bool = False
 
     def is_leased(self, now_ms: int) -> bool:
         return not self.is_nacked and self.lease_until > now_ms
@@ -42,6 +51,7 @@ class GroupModel:
     """Acked in a batch whose answer waits for its other items."""
     maybe_done: set[int] = field(default_factory=set)
     """Acked before a crash, without an answer."""
+    delivery_ids: dict[int, set[str]] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)
     """In flight at a crash, seen or not: may have been counted without having been seen."""
 
@@ -61,6 +71,9 @@ class TopicModel:
     """Groups and effect keys committed at some time, and until when they are so for certain."""
     trimmed: set[int] = field(default_factory=set)
     has_retention: bool = False
+    max_attempts: set[int] = field(default_factory=lambda: {0})
+    """All that were ever set: a failure before the last change was judged by an earlier one."""
+    backoff_ms: int = 0
 
     @property
     def is_dead_letter(self) -> bool:
@@ -149,7 +162,13 @@ class Model:
         self._counts(topic, group, seen, item)
         until = topic.committed.get((group_name, effect_key_of(message)), 0)
         assert now_ms >= until, f"the effect of {item.offset} is committed"
+        known_ids = group.delivery_ids.setdefault(item.offset, set())
+        assert item.delivery_id not in known_ids, f"{item.delivery_id} names two deliveries"
+        known_ids.add(item.delivery_id)
         group.seen[item.offset] = seen
+        seen.before = replace(seen)
+        seen.was_uncertain = item.offset in group.uncertain
+        seen.delivery_id = item.delivery_id
         seen.attempts = item.attempts
         seen.owner = owner
         seen.lease_until = now_ms + lease_ms
@@ -185,6 +204,8 @@ class Model:
         policy = policy_of(topic.messages[item.offset])
         if policy is not None and policy.max_attempts and not topic.is_dead_letter:
             assert item.attempts <= policy.max_attempts, "one attempt too many"
+        elif 0 not in topic.max_attempts and not topic.is_dead_letter:
+            assert item.attempts <= max(topic.max_attempts), "more than the topic allows"
 
     def in_order(self, topic_name: str, group_name: str, unwritten: set[int]) -> None:
         """Nothing was delivered for the first time while something before it was not."""
@@ -213,14 +234,51 @@ class Model:
             if offset in model.seen:
                 self._keep_effect(topic, group, offset, now_ms)
 
-    def nacked(self, topic_name: str, group: str, offset: int, reason: str, now_ms: int) -> None:
+    def condemned(self, topic: str, group: str, offset: int) -> None:
+        """It is about to be said dead: the copy may be seen before the answer."""
+        self.topics[topic].groups[group].of(offset).is_condemned = True
+
+    def nacked(
+        self,
+        topic_name: str,
+        group: str,
+        offset: int,
+        reason: str,
+        now_ms: int,
+        *,
+        delay_ms: int | None = None,
+        dead: bool = False,
+    ) -> None:
         topic = self.topics[topic_name]
         seen = topic.groups[group].of(offset)
+        message = topic.messages[offset]
         if seen.is_leased(now_ms):
-            wait = wait_ms(topic.messages[offset], seen.attempts)
+            wait = wait_ms(message, seen.attempts)
+            if delay_ms is not None:
+                wait = delay_ms
+            elif policy_of(message) is None:
+                first = topic.backoff_ms or DEFAULT_BACKOFF_MS
+                wait = min(first * 2 ** (seen.attempts - 1), MAX_DEFAULT_BACKOFF_MS)
             seen.not_before = now_ms + wait
+        if dead:
+            seen.not_before = NEVER_MS
         seen.is_nacked = True
         seen.errors = {reason}
+
+    def released(self, topic: str, group: str, offset: int, now_ms: int) -> None:
+        """The last delivery is as if it had never been, but for its delivery_id."""
+        known = self.topics[topic].groups[group]
+        seen = known.of(offset)
+        assert seen.is_leased(now_ms), "a delivery was released whose lease had ended"
+        before = seen.before or Seen()
+        if seen.was_uncertain:
+            known.uncertain.add(offset)
+        seen.attempts -= 1
+        seen.owner = before.owner
+        seen.errors = before.errors
+        seen.delivery_id = before.delivery_id
+        seen.not_before = now_ms
+        seen.is_nacked = True
 
     def extended(self, topic_name: str, group: str, offset: int, lease_ms: int, now: int) -> None:
         topic = self.topics[topic_name]
@@ -248,7 +306,7 @@ class Model:
             for topic in self.topics.values()
             for group in topic.groups.values()
             for offset, seen in group.seen.items()
-            if offset not in group.done
+            if offset not in group.done and seen.not_before != NEVER_MS
         ]
         return max([now_ms, *due])
 
@@ -328,13 +386,17 @@ class Model:
         message = source.messages[offset]
         assert offset not in group.done, f"{offset} was done, or is buried twice"
         policy = policy_of(message)
-        assert policy is not None
-        assert story.attempts == policy.max_attempts
+        own = policy.max_attempts if policy is not None else 0
+        limits = {own} if own else source.max_attempts - {0}
+        seen = group.seen.get(offset) or Seen()
+        is_due = any(0 < limit <= story.attempts for limit in limits)
+        assert is_due or seen.is_condemned, "it had attempts left, and nobody said it was dead"
+        assert story.retry_policy == policy, "the policy is not kept"
         assert (copy.key, copy.value) == (message.key, message.value)
         assert story.original_partition == message.partition
         assert identity(envelope) == identity(message.envelope or Envelope())
         if offset not in group.uncertain:
-            assert group.of(offset).attempts == policy.max_attempts
+            assert group.of(offset).attempts == story.attempts
             assert story.last_error in group.of(offset).errors
         group.done.add(offset)
         self._keep_effect(source.name, story.group, offset, copy.ts)

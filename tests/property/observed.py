@@ -14,10 +14,11 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from penstock.api.messages import Settle
+from penstock.core.comparison import comparable
 from penstock.core.groups import Unfinished
-from penstock.core.image import comparable, take_image
+from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.core.settle import Settle
 from penstock.core.state import BrokerState, apply
 from penstock.model.item import Item
 from penstock.model.limits import KIB, Limits
@@ -155,7 +156,7 @@ class Observed(RuleBasedStateMachine):
         if item.offset in group.uncertain | self.unwritten(reader.topic, reader.group):
             return None
         is_owner = seen.owner == command.owner
-        return is_owner and (not command.delivery_id or item.attempts == seen.attempts)
+        return is_owner and (not command.delivery_id or item.delivery_id == seen.delivery_id)
 
     def unwritten(self, topic: str, group: str) -> set[int]:
         """What is decided for somebody whose connection is full."""

@@ -14,7 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core.image import comparable, take_image
+from penstock.core.comparison import comparable
+from penstock.core.image import take_image
 from penstock.core.invariants import check
 from penstock.core.state import apply
 from penstock.engine.watches import CacheWatch

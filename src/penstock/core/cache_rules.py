@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
+from penstock.api.caches import check_key, check_precondition
 from penstock.core.cache import Cache, CacheEntry, entry_bytes
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import find
@@ -22,11 +24,12 @@ from penstock.model.errors import (
     TooLarge,
     VersionMismatch,
 )
-from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_OFFSET, MAX_TXN_OPS
+from penstock.model.limits import MAX_OFFSET, MAX_TXN_OPS
 from penstock.model.records import DELETED, EVICTED, EXPIRED, CacheRemoved, CacheStored
 from penstock.model.tenancy import Path
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+T = TypeVar("T")
+
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 _INT64 = range(-(2**63), 2**63)
 
@@ -100,9 +103,11 @@ class Draft:
         return False
 
 
-class Decision:
+class Decision(Generic[T]):
     """The records of one command, in order, and its outcome. `anew` are those of them that give a
     key its TTL, or none; an increment lets it keep what it has."""
+
+    outcome: T
 
     __slots__ = ("_drafts", "_state", "anew", "is_durable", "now_ms", "outcome", "records")
 
@@ -112,7 +117,6 @@ class Decision:
         self.now_ms = now_ms
         self.records: list[CacheStored | CacheRemoved] = []
         self.anew: list[CacheStored] = []
-        self.outcome: Written | list[Written] | None = None
         self.is_durable = False
 
     def draft(self, cache: Cache) -> Draft:
@@ -123,7 +127,7 @@ class Decision:
                 self.is_durable = True
         return draft
 
-    def finish(self) -> Decision:
+    def finish(self) -> Decision[T]:
         """Makes the room that the records need."""
         memory, limit = self._state.cache_memory, self._state.limits.cache_memory_bytes
         total = memory.bytes
@@ -157,19 +161,8 @@ def find_cache(state: BrokerState, path: Path) -> Cache:
     return state.caches[entry.id]
 
 
-def check_key(key: str) -> None:
-    """Refuses what cannot be a key."""
-    if not key:
-        raise InvalidArgument("key is required")
-    size = len(key) if key.isascii() else len(key.encode())
-    if size > MAX_CACHE_KEY_BYTES:
-        raise TooLarge(f"key is longer than {MAX_CACHE_KEY_BYTES} bytes")
-    if not key.isprintable() and _CONTROL.search(key):
-        raise InvalidArgument("key has control characters in it")
-
-
-def decide_put(state: BrokerState, command: Put, now_ms: int) -> Decision:
-    decision = Decision(state, now_ms)
+def decide_put(state: BrokerState, command: Put, now_ms: int) -> Decision[Written]:
+    decision: Decision[Written] = Decision(state, now_ms)
     decision.outcome = _put(state, decision, command)
     return decision.finish()
 
@@ -181,6 +174,8 @@ def decide_replace(
     check and room for it. None: `decide_put` has more to say."""
     old = cache.entries.get(command.key)
     if old is None or command.if_not_exists or command.if_version is not None:
+        return None
+    if command.only_if is not None:
         return None
     grown = len(command.value) - len(old.value)
     if grown > 0 and not _has_room(state, cache, command, grown):
@@ -201,22 +196,22 @@ def _has_room(state: BrokerState, cache: Cache, command: Put, grown: int) -> boo
     )
 
 
-def decide_delete(state: BrokerState, command: Delete, now_ms: int) -> Decision:
-    decision = Decision(state, now_ms)
+def decide_delete(state: BrokerState, command: Delete, now_ms: int) -> Decision[Written]:
+    decision: Decision[Written] = Decision(state, now_ms)
     decision.outcome = _delete(state, decision, command)
     return decision
 
 
-def decide_increment(state: BrokerState, command: Increment, now_ms: int) -> Decision:
-    decision = Decision(state, now_ms)
+def decide_increment(state: BrokerState, command: Increment, now_ms: int) -> Decision[Written]:
+    decision: Decision[Written] = Decision(state, now_ms)
     decision.outcome = _increment(state, decision, command)
     return decision.finish()
 
 
-def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision:
+def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision[list[Written]]:
     """The checks look at what was before; each op sees what those before it came to."""
     _check_shape(command)
-    decision = Decision(state, now_ms)
+    decision: Decision[list[Written]] = Decision(state, now_ms)
     for check in command.checks:
         _check(state, decision, check)
     outcome: list[Written] = []
@@ -231,9 +226,11 @@ def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision:
     return decision.finish()
 
 
-def decide_look(state: BrokerState, cache: Cache, keys: Iterable[str], now_ms: int) -> Decision:
+def decide_look(
+    state: BrokerState, cache: Cache, keys: Iterable[str], now_ms: int
+) -> Decision[None]:
     """Those of the keys that have expired are removed."""
-    decision = Decision(state, now_ms)
+    decision: Decision[None] = Decision(state, now_ms)
     draft = decision.draft(cache)
     for key in keys:
         draft.see(key)
@@ -242,9 +239,9 @@ def decide_look(state: BrokerState, cache: Cache, keys: Iterable[str], now_ms: i
 
 def decide_invalidate(
     state: BrokerState, targets: Iterable[tuple[Path, str]], now_ms: int
-) -> Decision:
+) -> Decision[None]:
     """Each key is removed where it is there."""
-    decision = Decision(state, now_ms)
+    decision: Decision[None] = Decision(state, now_ms)
     for path, key in targets:
         draft = decision.draft(find_cache(state, path))
         entry = draft.see(key)
@@ -253,16 +250,16 @@ def decide_invalidate(
     return decision
 
 
-def decide_bounds(state: BrokerState, caches: Iterable[Cache], now_ms: int) -> Decision:
+def decide_bounds(state: BrokerState, caches: Iterable[Cache], now_ms: int) -> Decision[None]:
     """What must go where bounds have become tighter than what is held."""
-    decision = Decision(state, now_ms)
+    decision: Decision[None] = Decision(state, now_ms)
     for cache in caches:
         if len(cache.entries) > cache.max_entries or cache.bytes > cache.max_bytes:
             decision.draft(cache)
     return decision.finish()
 
 
-def _put(state: BrokerState, decision: Decision, command: Put) -> Written:
+def _put(state: BrokerState, decision: Decision[Any], command: Put) -> Written:
     draft = decision.draft(find_cache(state, command.path))
     key, value = command.key, command.value
     check_key(key)
@@ -272,6 +269,7 @@ def _put(state: BrokerState, decision: Decision, command: Put) -> Written:
             f"max_message_bytes is {state.limits.max_message_bytes}"
         )
     entry = draft.see(key)
+    check_precondition(key, 0 if entry is None else entry.version, command.only_if)
     if entry is not None and command.if_not_exists:
         raise AlreadyExists(f"key {key!r} exists with version {entry.version}")
     if command.if_version is not None:
@@ -279,10 +277,11 @@ def _put(state: BrokerState, decision: Decision, command: Put) -> Written:
     return Written(_store(decision, draft, key, value, command.ttl_ms, entry))
 
 
-def _delete(state: BrokerState, decision: Decision, command: Delete) -> Written:
+def _delete(state: BrokerState, decision: Decision[Any], command: Delete) -> Written:
     draft = decision.draft(find_cache(state, command.path))
     check_key(command.key)
     entry = draft.see(command.key)
+    check_precondition(command.key, 0 if entry is None else entry.version, command.only_if)
     if command.if_version is not None:
         _check_version(command.key, entry, command.if_version)
     if entry is None:
@@ -290,11 +289,12 @@ def _delete(state: BrokerState, decision: Decision, command: Delete) -> Written:
     return Written(draft.remove(command.key, entry, DELETED), deleted=True)
 
 
-def _increment(state: BrokerState, decision: Decision, command: Increment) -> Written:
+def _increment(state: BrokerState, decision: Decision[Any], command: Increment) -> Written:
     draft = decision.draft(find_cache(state, command.path))
     key = command.key
     check_key(key)
     entry = draft.see(key)
+    check_precondition(key, 0 if entry is None else entry.version, command.only_if)
     number = command.delta if entry is None else _number(key, entry.value) + command.delta
     if number not in _INT64:
         raise FailedPrecondition(f"the counter {key!r} would leave the range of 64 bits")
@@ -307,7 +307,7 @@ def _increment(state: BrokerState, decision: Decision, command: Increment) -> Wr
 
 
 def _store(
-    decision: Decision,
+    decision: Decision[Any],
     draft: Draft,
     key: str,
     value: bytes,
@@ -325,7 +325,7 @@ def _store(
     return record.version
 
 
-def _check(state: BrokerState, decision: Decision, check: Check) -> None:
+def _check(state: BrokerState, decision: Decision[Any], check: Check) -> None:
     entry = decision.draft(find_cache(state, check.path)).see(check.key)
     if check.version is not None:
         _check_version(check.key, entry, check.version)

@@ -65,7 +65,8 @@ def _copy(
 def _envelope(
     source: Topic, entry: Unfinished, original: Envelope, last_error: str, now_ms: int
 ) -> Envelope:
-    """Identity and lineage stay; retry policy and routing controls have done their work."""
+    """Identity and lineage stay; routing controls have done their work. The retry policy must not
+    act in the dead-letter topic: it is kept aside."""
     return Envelope(
         run_id=original.run_id,
         step_id=original.step_id,
@@ -81,5 +82,6 @@ def _envelope(
             attempts=entry.attempts,
             last_error=last_error,
             routed_at_ms=now_ms,
+            retry_policy=original.retry_policy,
         ),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.core.effects import effect_key
 from penstock.core.groups import Group, Progress, Unfinished
-from penstock.core.partitioning import utf8_bytes
 from penstock.model.records import (
     COMMITTED,
     SKIPPED,
@@ -15,6 +14,7 @@ from penstock.model.records import (
     Returned,
     Skipped,
 )
+from penstock.model.units import utf8_bytes
 
 
 def first_delivery(message: Message) -> DeliveredItem:

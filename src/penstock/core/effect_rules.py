@@ -1,33 +1,29 @@
-"""Begin, renew, commit and fail of a consumer-side effect: who may, and what is recorded."""
+"""Begin, renew, commit, fail and look up a consumer-side effect: who may, and what is recorded."""
 
 from __future__ import annotations
 
-import msgspec
-
+from penstock.api.effects import EffectCommand
 from penstock.core.effects import Effect, effect_key
-from penstock.core.partitioning import utf8_bytes
 from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, TooLarge
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    TooLarge,
+)
 from penstock.model.limits import MAX_REASON_BYTES, MAX_RESULT_BYTES
 from penstock.model.records import COMMITTED, FAILED, PENDING, EffectSet
-
-
-class EffectCommand(msgspec.Struct, gc=False):
-    """Which effect is meant, and by whom."""
-
-    tenant_id: str
-    topic: str
-    group: str
-    key: str
-    owner: str
+from penstock.model.units import utf8_bytes
 
 
 def decide_begin(
     state: BrokerState, command: EffectCommand, lease_ms: int, now_ms: int
 ) -> EffectSet | Effect:
-    """A record: run the effect. An effect: it is committed, with this result."""
+    """A record: run the effect; its text is why the effect failed last. An effect: it is
+    committed, with this result."""
     topic, known = _find(state, command, now_ms)
     if known is not None and known.status == COMMITTED:
         return known
@@ -35,14 +31,15 @@ def decide_begin(
         raise FailedPrecondition(f"the effect is being run by owner {known.owner!r}")
     if known is None:
         _check_entries(state)
-    return _set(topic, command, PENDING, now_ms + lease_ms, "", now_ms)
+    last_error = known.text if known is not None else ""
+    return _set(topic, command, PENDING, now_ms + lease_ms, last_error, now_ms)
 
 
 def decide_renew(
     state: BrokerState, command: EffectCommand, lease_ms: int, now_ms: int
 ) -> EffectSet:
-    topic, _ = _find_own(state, command, now_ms)
-    return _set(topic, command, PENDING, now_ms + lease_ms, "", now_ms)
+    topic, known = _find_own(state, command, now_ms)
+    return _set(topic, command, PENDING, now_ms + lease_ms, known.text, now_ms)
 
 
 def decide_commit(
@@ -62,6 +59,14 @@ def decide_commit(
 def decide_fail(state: BrokerState, command: EffectCommand, reason: str, now_ms: int) -> EffectSet:
     topic, _ = _find_own(state, command, now_ms)
     return _set(topic, command, FAILED, 0, reason[:MAX_REASON_BYTES], now_ms)
+
+
+def find_effect(state: BrokerState, command: EffectCommand, now_ms: int) -> Effect:
+    """The effect as it is now, whoever owns it."""
+    _, known = _find(state, command, now_ms)
+    if known is None:
+        raise NotFound("no such effect: it was never begun, or is forgotten")
+    return known
 
 
 def _find(state: BrokerState, command: EffectCommand, now_ms: int) -> tuple[Topic, Effect | None]:

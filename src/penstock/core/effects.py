@@ -18,6 +18,8 @@ def effect_key(tenant_id: str, key: str) -> str:
 
 
 class Effect(msgspec.Struct, gc=False):
+    """`text` is the result of a committed effect; before, why it failed last, if it did."""
+
     status: int
     owner: str
     lease_until: int

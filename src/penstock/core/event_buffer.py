@@ -9,29 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
-
-class Batch(msgspec.Struct, gc=False):
-    """Events that fan out together. `seq` is their place in the stream's order; what the wire makes
-    of them is kept in `encoded`, under the wire's own key."""
-
-    payloads: list[bytes]
-    seq: int = 0
-    encoded: dict[str, bytes] = {}
-
-
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """The events of a batch from `start` to before `end`."""
-
-    batch: Batch
-    start: int
-    end: int
-    nbytes: int
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return self.batch.payloads[self.start : self.end]
+from penstock.api.streams import EventBatch, EventRun
 
 
 class EventBuffer:
@@ -42,9 +20,9 @@ class EventBuffer:
         self.max_bytes = max_bytes
         self.events = 0
         self.nbytes = 0
-        self._runs: deque[Run] = deque()
+        self._runs: deque[EventRun] = deque()
 
-    def offer(self, run: Run) -> int:
+    def offer(self, run: EventRun) -> int:
         """Keeps the run, or as much of its beginning as there is room for; how many events."""
         count = run.end - run.start
         events = self.events + count
@@ -56,7 +34,7 @@ class EventBuffer:
         self._runs.append(run)
         return count
 
-    def take(self, max_events: int) -> list[Run]:
+    def take(self, max_events: int) -> list[EventRun]:
         """The oldest events, in order; the last run may be split."""
         if self.events <= max_events:
             taken = list(self._runs)
@@ -81,7 +59,7 @@ class EventBuffer:
     def is_down_to_half(self) -> bool:
         return self.events * 2 <= self.depth and self.nbytes * 2 <= self.max_bytes
 
-    def _offer_beginning(self, run: Run) -> int:
+    def _offer_beginning(self, run: EventRun) -> int:
         room = self.depth - self.events
         if room <= 0:
             return 0
@@ -101,26 +79,26 @@ class EventBuffer:
         return kept
 
 
-def whole(payloads: list[bytes]) -> Run:
+def whole(payloads: list[bytes]) -> EventRun:
     """A new batch, all of it."""
-    return Run(Batch(payloads), 0, len(payloads), sum(map(len, payloads)))
+    return EventRun(EventBatch(payloads), 0, len(payloads), sum(map(len, payloads)))
 
 
-def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> list[Run]:
+def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> list[EventRun]:
     """New batches of at most so many events and bytes; a larger event is one by itself."""
     count = len(payloads)
     if count <= max_events and nbytes <= max_bytes:
-        return [Run(Batch(payloads), 0, count, nbytes)]
+        return [EventRun(EventBatch(payloads), 0, count, nbytes)]
     runs = []
-    rest = Run(Batch(payloads), 0, count, nbytes)
+    rest = EventRun(EventBatch(payloads), 0, count, nbytes)
     while rest.start < count:
         end = rest.start + max(1, _beginning(rest, max_events, max_bytes))
         runs.append(whole(payloads[rest.start : end]))
-        rest = Run(rest.batch, end, count, rest.nbytes - runs[-1].nbytes)
+        rest = EventRun(rest.batch, end, count, rest.nbytes - runs[-1].nbytes)
     return runs
 
 
-def _beginning(run: Run, max_events: int, max_bytes: int) -> int:
+def _beginning(run: EventRun, max_events: int, max_bytes: int) -> int:
     """How many of the run's first events are within both limits."""
     count = 0
     for index in range(run.start, min(run.end, run.start + max_events)):
@@ -131,9 +109,9 @@ def _beginning(run: Run, max_events: int, max_bytes: int) -> int:
     return count
 
 
-def _split(run: Run, at: int) -> tuple[Run, Run]:
+def _split(run: EventRun, at: int) -> tuple[EventRun, EventRun]:
     nbytes = sum(map(len, run.batch.payloads[run.start : at]))
     return (
-        Run(run.batch, run.start, at, nbytes),
-        Run(run.batch, at, run.end, run.nbytes - nbytes),
+        EventRun(run.batch, run.start, at, nbytes),
+        EventRun(run.batch, at, run.end, run.nbytes - nbytes),
     )

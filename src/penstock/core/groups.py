@@ -36,7 +36,9 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     """One message that was delivered to a group and is not done there.
 
     `delivered_at` is the wall-clock ms of the delivery to `owner`; 0: none, or from before it was
-    kept. `until`, `tick` and `consumer` are of this process only: leases end at a restart.
+    kept. `deliveries` counts all deliveries and never goes back, unlike `attempts`; `delivery` is
+    the number of the one to `owner`. `until`, `tick` and `consumer` are of this process only:
+    leases end at a restart.
     """
 
     progress: Progress
@@ -51,6 +53,9 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     last_error: str = ""
     delivered_at: int = 0
     previous_delivered_at: int = 0
+    deliveries: int = 0
+    delivery: int = 0
+    previous_delivery: int = 0
     until: int = 0
     tick: int = NO_TICK
     consumer: int = NO_CONSUMER

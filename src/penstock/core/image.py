@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.core.cache import Cache, CacheEntry
 from penstock.core.effects import Effect
-from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
+from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Group, Progress, Unfinished
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import snapshot_of
 from penstock.core.topics import Partition, Topic
@@ -24,7 +24,10 @@ from penstock.model.tenancy import Snapshot
 
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
-    """One unfinished message of a group. `until` is the retry time of a waiting one, else 0."""
+    """One unfinished message of a group. `until` is the retry time of a waiting one, else 0.
+
+    An image from before deliveries were numbered has 0 in the last three fields.
+    """
 
     offset: int
     size: int
@@ -38,6 +41,9 @@ class EntryImage(msgspec.Struct, array_like=True, gc=False):
     policy: RetryPolicy | None
     delivered_at: int = 0
     previous_delivered_at: int = 0
+    deliveries: int = 0
+    delivery: int = 0
+    previous_delivery: int = 0
 
 
 class ProgressImage(msgspec.Struct, array_like=True):
@@ -91,6 +97,9 @@ class TopicImage(msgspec.Struct, array_like=True):
     groups: list[GroupImage]
     effects: list[EffectImage]
     after_archive: bool = False
+    max_attempts: int = 0
+    retry_backoff_ms: int = 0
+    retry_max_backoff_ms: int = 0
 
 
 class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
@@ -183,30 +192,6 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     return state
 
 
-def comparable(image: StateImage, now_ms: int) -> StateImage:
-    """The image as of `now_ms`, for comparing a live state with a replayed one.
-
-    That time passes is no record: a live state may have made a waiting entry ready, or forgotten
-    an expired key, where a replayed one has not yet.
-    """
-    return StateImage(
-        image.next_id,
-        image.last_ts,
-        [_comparable_topic(topic, now_ms) for topic in image.topics],
-        [key for key, until in _produced(image) if until > now_ms],
-        [until for _, until in _produced(image) if until > now_ms],
-        image.registry,
-        [_comparable_cache(cache, now_ms) for cache in image.caches],
-        image.cache_floor,
-        image.writers,
-        image.journal_archived,
-    )
-
-
-def _produced(image: StateImage) -> list[tuple[str, int]]:
-    return list(zip(image.produced_keys, image.produced_until, strict=True))
-
-
 # Taking
 
 
@@ -230,6 +215,9 @@ def _topic_image(topic: Topic) -> TopicImage:
         [_group_image(group) for group in groups],
         effects,
         topic.after_archive,
+        topic.max_attempts,
+        topic.retry_backoff_ms,
+        topic.retry_max_backoff_ms,
     )
 
 
@@ -279,6 +267,9 @@ def _entry_image(entry: Unfinished) -> EntryImage:
         entry.policy,
         entry.delivered_at,
         entry.previous_delivered_at,
+        entry.deliveries,
+        entry.delivery,
+        entry.previous_delivery,
     )
 
 
@@ -318,6 +309,9 @@ def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     topic.retention_ms = image.retention_ms
     topic.retention_bytes = image.retention_bytes
     topic.after_archive = image.after_archive
+    topic.max_attempts = image.max_attempts
+    topic.retry_backoff_ms = image.retry_backoff_ms
+    topic.retry_max_backoff_ms = image.retry_max_backoff_ms
     for partition, kept in zip(topic.partitions, image.partitions, strict=True):
         partition.first_offset = kept.first_offset
         partition.end_offset = kept.end_offset
@@ -367,6 +361,7 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
     entry.last_error = image.last_error
     entry.delivered_at = image.delivered_at
     entry.previous_delivered_at = image.previous_delivered_at
+    _restore_numbers(entry, image)
     progress.unfinished[image.offset] = entry
     if image.state == WAITING:
         entry.until = image.until
@@ -378,6 +373,17 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
     if image.effect_key:
         open_effects = progress.group.open_effects
         open_effects[image.effect_key] = open_effects.get(image.effect_key, 0) + 1
+
+
+def _restore_numbers(entry: Unfinished, image: EntryImage) -> None:
+    """Before deliveries were numbered, a delivery's number was its attempt's."""
+    if image.deliveries:
+        entry.deliveries = image.deliveries
+        entry.delivery = image.delivery
+        entry.previous_delivery = image.previous_delivery
+    else:
+        entry.deliveries = entry.delivery = image.attempts
+        entry.previous_delivery = max(image.attempts - 1, 0)
 
 
 def _restore_caches(state: BrokerState, image: StateImage) -> None:
@@ -397,43 +403,3 @@ def _restored_writer(image: WriterImage) -> Writer:
     for each in image.storing:
         writer.storing[each.batch] = Storing(each.batch, each.rows, each.pieces, each.done)
     return writer
-
-
-# Comparing
-
-
-def _comparable_cache(image: CacheImage, now_ms: int) -> CacheImage:
-    entries = [entry for entry in image.entries if not 0 < entry.expires <= now_ms]
-    return msgspec.structs.replace(image, entries=entries)
-
-
-def _comparable_topic(image: TopicImage, now_ms: int) -> TopicImage:
-    open_keys = {
-        (group.name, entry.effect_key)
-        for group in image.groups
-        for progress in group.progress
-        for entry in progress.unfinished
-    }
-    effects = [
-        effect
-        for effect in image.effects
-        if effect.expires > now_ms or (effect.group, effect.effect_key) in open_keys
-    ]
-    groups = [
-        msgspec.structs.replace(
-            group, progress=[_comparable_progress(progress, now_ms) for progress in group.progress]
-        )
-        for group in image.groups
-    ]
-    return msgspec.structs.replace(image, groups=groups, effects=effects)
-
-
-def _comparable_progress(image: ProgressImage, now_ms: int) -> ProgressImage:
-    unfinished = [
-        msgspec.structs.replace(entry, state=READY, until=0)
-        if entry.state == WAITING and entry.until <= now_ms
-        else entry
-        for entry in image.unfinished
-    ]
-    ready = [entry.offset for entry in unfinished if entry.state == READY]
-    return msgspec.structs.replace(image, unfinished=unfinished, ready=ready)

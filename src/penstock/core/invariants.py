@@ -12,7 +12,6 @@ from penstock.core.cache import Cache, entry_bytes
 from penstock.core.groups import DYING, IN_FLIGHT, NO_TICK, READY, WAITING, Group, Progress
 from penstock.core.groups import Unfinished as Entry
 from penstock.core.idempotency import ProducedKeys
-from penstock.core.retries import is_last_attempt
 from penstock.core.state import BrokerState
 from penstock.core.timers import TICK_MS
 from penstock.core.topics import Partition, Topic
@@ -153,6 +152,13 @@ def _check_progress(topic: Topic, progress: Progress) -> None:
 def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
     place = (*place, entry.offset, entry.state, entry.attempts)
     tick = -(-entry.until // TICK_MS)
+    _must(
+        entry.attempts <= entry.delivery <= entry.deliveries,
+        "a delivery's number is at least its attempt's",
+        *place,
+        entry.delivery,
+        entry.deliveries,
+    )
     if entry.state == IN_FLIGHT:
         _must(entry.attempts >= 1 and entry.owner != "", "a lease has an owner", *place)
         _must(entry.tick in (NO_TICK, tick), "a lease's tick is that of its end", *place)
@@ -160,8 +166,8 @@ def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
         _must(entry.tick == tick, "a waiting entry has its tick", *place, entry.tick, entry.until)
     elif entry.state == DYING:
         _must(
-            is_last_attempt(entry.policy, entry.attempts) and not topic.is_dead_letter,
-            "only what is out of attempts is dying",
+            entry.attempts >= 1 and not topic.is_dead_letter,
+            "only what was tried, and is no dead letter, is dying",
             *place,
         )
         _must(entry.tick == NO_TICK, "what is dying waits for no time", *place)

@@ -10,8 +10,3 @@ def partition_of_key(key: str, partitions: int) -> int:
     if partitions == 1 or not key:
         return 0
     return fnv1a_32(key.encode()) % partitions
-
-
-def utf8_bytes(text: str) -> int:
-    """The UTF-8 length of `text`, without encoding it where it is ASCII."""
-    return len(text) if text.isascii() else len(text.encode())

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.api.messages import Produce
 from penstock.core.idempotency import produce_identity
-from penstock.core.partitioning import partition_of_key, utf8_bytes
+from penstock.core.partitioning import partition_of_key
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
 from penstock.model.envelope import Envelope, Routing, RoutingDecision
 from penstock.model.errors import InvalidArgument, NotFound, ResourceExhausted, TooLarge
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.records import Message
-
-
-class Produce(msgspec.Struct, gc=False):
-    """A produce as asked for: names cleaned, envelope validated and in normal form."""
-
-    topic: str
-    key: str
-    value: str
-    envelope: Envelope | None = None
-    routing: Routing | None = None
-    deadline_ms: int = 0
+from penstock.model.units import utf8_bytes
 
 
 def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> Topic:
     """With an id only that topic, and not one that was made later under its name."""
     topic = state.topics.get(name)
     if topic is None:
-        raise NotFound(f"unknown topic {name!r}; create it with POST /v1/topics")
+        raise NotFound(
+            f"unknown topic {name!r}; create it with POST /v1/topics or `penstock topic create`"
+        )
     if topic_id is not None and topic_id != topic.id:
         raise NotFound(f"topic {name!r} has id {topic.id}; {topic_id} was deleted, or never was")
     return topic
@@ -46,7 +39,6 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
         topic = find_topic(state, command.topic)
         index = partition_of_key(key, len(topic.partitions))
     else:
-        check_deadline(command.deadline_ms, now_ms)
         topic = find_topic(state, envelope.target_topic or command.topic)
         index = choose_partition(topic, key, envelope)
     is_ascii = key.isascii() and value.isascii()
@@ -66,12 +58,6 @@ def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[M
         check_room(state, partition, size)
     offset = topic.next_offset
     return Message(topic.id, index, offset, now_ms, key, value, envelope, command.routing), size
-
-
-def check_deadline(deadline_ms: int, now_ms: int) -> None:
-    """0 is none."""
-    if deadline_ms and deadline_ms <= now_ms:
-        raise InvalidArgument("the deadline has already passed")
 
 
 def choose_partition(topic: Topic, key: str, envelope: Envelope) -> int:

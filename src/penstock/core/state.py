@@ -15,7 +15,6 @@ from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory
 from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
-from penstock.core.partitioning import utf8_bytes
 from penstock.core.tenancy import Registry
 from penstock.core.timers import Timers
 from penstock.core.topics import Topic
@@ -47,6 +46,7 @@ from penstock.model.records import (
     WriteCommitted,
     WriteStored,
 )
+from penstock.model.units import utf8_bytes
 
 Run = Sequence[tuple[Message, int, int]]
 """Messages of one partition in their order, each with its size and its place in the log."""
@@ -156,6 +156,7 @@ def _message(state: BrokerState, record: Message) -> None:
 def _topic_created(state: BrokerState, record: TopicCreated) -> None:
     topic = Topic(record.topic_id, record.name, record.partitions, record.ts, state.effect_totals)
     topic.after_archive = record.after_archive
+    _set_retries(topic, record)
     state.topics[record.name] = topic
     state.topics_by_id[record.topic_id] = topic
     state.next_id = max(state.next_id, record.topic_id + 1)
@@ -174,6 +175,13 @@ def _topic_configured(state: BrokerState, record: TopicConfigured) -> None:
     topic.retention_ms = record.retention_ms
     topic.retention_bytes = record.retention_bytes
     topic.after_archive = record.after_archive
+    _set_retries(topic, record)
+
+
+def _set_retries(topic: Topic, record: TopicCreated | TopicConfigured) -> None:
+    topic.max_attempts = record.max_attempts
+    topic.retry_backoff_ms = record.retry_backoff_ms
+    topic.retry_max_backoff_ms = record.retry_max_backoff_ms
 
 
 def _group_created(state: BrokerState, record: GroupCreated) -> None:
@@ -229,6 +237,8 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
         entry.owner = owner
         entry.previous_delivered_at = entry.delivered_at
         entry.delivered_at = ts
+        entry.previous_delivery = entry.delivery
+        entry.deliveries = entry.delivery = entry.deliveries + 1
     progress.in_flight += len(record.items)
 
 
@@ -242,7 +252,8 @@ def _open_effect(group: Group, key: str, ts: int) -> None:
 
 
 def _returned(state: BrokerState, record: Returned) -> None:
-    """What was never delivered goes first, in offset order, whichever came back first."""
+    """Puts deliveries back, uncounted, before the retries; never delivered ones come first, in
+    offset order, whichever came back first."""
     progress = progress_of(state, record.group_id, record.partition)
     ready = progress.ready
     untried = list(takewhile(lambda offset: not ready[offset].attempts, ready))
@@ -253,6 +264,7 @@ def _returned(state: BrokerState, record: Returned) -> None:
         entry.attempts -= 1
         entry.owner = entry.previous_owner
         entry.delivered_at = entry.previous_delivered_at
+        entry.delivery = entry.previous_delivery
         entry.state = READY
         ready[offset] = entry
         ready.move_to_end(offset, last=False)

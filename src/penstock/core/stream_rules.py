@@ -1,15 +1,13 @@
-"""The rules of streams: how one is set, what may be published to it, when a reader lags."""
+"""The rules of streams: what may be published, how much fans out at once, when a reader lags."""
 
 from __future__ import annotations
 
 import sys
 
-import msgspec
-
+from penstock.api.streams import StreamSettings
 from penstock.model.errors import InvalidArgument, TooLarge
 from penstock.model.limits import MAX_BATCH_ITEMS, MAX_QUEUE_DEPTH, MAX_TXN_OPS, MIB, Limits
 from penstock.model.streams import Publish
-from penstock.model.tenancy import StreamConfig
 
 BURST_EVENTS = 256
 """Events of one stream that fan out before its subscribers and other streams have their turn."""
@@ -19,40 +17,13 @@ BURST_BYTES = MIB
 NEVER = sys.maxsize
 
 
-class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a stream behaves: its own configuration, and the broker's limits where that is silent."""
-
-    event_queue_depth: int
-    event_queue_bytes: int
-    pub_queue_depth: int
-    publish_queue_wait_timeout_ms: int
-    lag_alert_events: int
-    disconnect_slow_ms: int
-
-    @property
-    def burst_events(self) -> int:
-        """No more than an empty buffer holds: who takes whenever it is woken loses nothing."""
-        return min(BURST_EVENTS, self.event_queue_depth)
-
-    @property
-    def burst_bytes(self) -> int:
-        return min(BURST_BYTES, self.event_queue_bytes)
+def burst_events(settings: StreamSettings) -> int:
+    """No more than an empty buffer holds: a reader that takes when it is woken loses nothing."""
+    return min(BURST_EVENTS, settings.event_queue_depth)
 
 
-def settings_of(config: StreamConfig, limits: Limits) -> StreamSettings:
-    def chosen(own: int | None, brokers: int) -> int:
-        return brokers if own is None else own
-
-    return StreamSettings(
-        event_queue_depth=chosen(config.event_queue_depth, limits.event_queue_depth),
-        event_queue_bytes=chosen(config.event_queue_bytes, limits.event_queue_bytes),
-        pub_queue_depth=chosen(config.pub_queue_depth, limits.pub_queue_depth),
-        publish_queue_wait_timeout_ms=chosen(
-            config.publish_queue_wait_timeout_ms, limits.publish_queue_wait_timeout_ms
-        ),
-        lag_alert_events=chosen(config.lag_alert_events, limits.lag_alert_events),
-        disconnect_slow_ms=chosen(config.disconnect_slow_ms, limits.disconnect_slow_ms),
-    )
+def burst_bytes(settings: StreamSettings) -> int:
+    return min(BURST_BYTES, settings.event_queue_bytes)
 
 
 def check_publish(command: Publish, limits: Limits) -> int:

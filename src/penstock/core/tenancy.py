@@ -150,6 +150,7 @@ def decide_create(registry: Registry, wanted: Entry, now_ms: int) -> RegistryCha
     """None when it exists just so."""
     find_parent(registry, wanted.kind, wanted.path)
     _check_stream(wanted.stream)
+    _check_retention(wanted.stream)
     existing = registry.by_kind[wanted.kind].get(wanted.path)
     if existing is not None:
         if (existing.stream, existing.cache) == (wanted.stream, wanted.cache):
@@ -179,6 +180,8 @@ def decide_change(
     _check_stream(stream)
     if (entry.stream, entry.cache) == (stream, cache):
         return None
+    if stream is not None and stream.retention_ms != _retention_ms(entry.stream):
+        _check_retention(stream)
     _check_lasting(entry, stream, cache)
     changed = msgspec.structs.replace(
         entry, stream=stream, cache=cache, revision=registry.revision + 1
@@ -200,7 +203,8 @@ def decide_reconcile(
     registry: Registry, wanted: Iterable[Entry], now_ms: int
 ) -> list[RegistryChanged]:
     """The steps that make this registry hold what another one holds. An entry's `created_ms` is
-    taken over: by it one that was deleted and made anew is known, and begins empty here too."""
+    taken over: by it one that was deleted and made anew is known, and begins empty here too. The
+    stream and the cache that this broker began with go, even if the other began with the same."""
     there = {(entry.kind, entry.path): entry for entry in wanted}
     _check_whole(there)
     kept = {}
@@ -269,6 +273,20 @@ def _check_stream(config: StreamConfig | None) -> None:
         raise InvalidArgument("durable streams are not available yet; caches can be durable")
 
 
+def _check_retention(config: StreamConfig | None) -> None:
+    """Refuses to keep events of a stream that keeps none. Earlier versions took it without effect:
+    a stream that has it goes on, and a registry that is followed may still name it."""
+    if _retention_ms(config):
+        raise InvalidArgument(
+            "retention needs a durable stream, and these are not available yet: a stream keeps no "
+            "events"
+        )
+
+
+def _retention_ms(config: StreamConfig | None) -> int:
+    return 0 if config is None else config.retention_ms
+
+
 def _check_lasting(entry: Entry, stream: StreamConfig | None, cache: CacheConfig | None) -> None:
     """What an entry is cannot change, only how it is set."""
     changed = msgspec.structs.replace(entry, stream=stream, cache=cache)
@@ -311,7 +329,15 @@ def _check_entry(entry: Entry) -> None:
 
 
 def _is_the_same(other: Entry, entry: Entry) -> bool:
+    if _is_first(entry):
+        return False
     return other.created_ms == entry.created_ms and _is_durable(other) == _is_durable(entry)
+
+
+def _is_first(entry: Entry) -> bool:
+    """Is it a stream or cache that every broker begins with? One that was taken over from another
+    registry has a later id, so that it stays from then on."""
+    return entry.id in _FIRST_IDS and entry.kind in ("stream", "cache")
 
 
 def _is_durable(entry: Entry) -> bool:
@@ -342,3 +368,6 @@ def _first_entries() -> list[Entry]:
             cache=CacheConfig(),
         ),
     ]
+
+
+_FIRST_IDS = frozenset(entry.id for entry in _first_entries())

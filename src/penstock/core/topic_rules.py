@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from penstock.api.topics import NO_RETRIES, RetryDefaults
 from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
-from penstock.model.limits import MAX_OFFSET, MAX_PARTITIONS
+from penstock.model.limits import MAX_BACKOFF_MS, MAX_OFFSET, MAX_PARTITIONS
 from penstock.model.records import (
     GroupCreated,
     GroupDeleted,
@@ -15,6 +18,8 @@ from penstock.model.records import (
     TopicDeleted,
 )
 
+_CHANGE = "PATCH or `penstock topic configure` changes it"
+
 
 def decide_create_topic(
     state: BrokerState,
@@ -22,23 +27,39 @@ def decide_create_topic(
     partitions: int,
     now_ms: int,
     after_archive: bool | None = None,
+    retries: RetryDefaults = NO_RETRIES,
 ) -> TopicCreated | None:
-    """None when a topic of that name and count exists already. Who asks for `after_archive` either
-    way is not told that a topic without it, or with it, will do."""
+    """None when a topic of that name and count exists already. A setting that is asked for and
+    differs from the existing topic's is refused."""
     if partitions < 1:
         raise InvalidArgument("partitions must be 1 or more")
     if partitions > MAX_PARTITIONS:
         raise InvalidArgument(f"partitions must be at most {MAX_PARTITIONS}")
+    _check_retries(retries)
     topic = state.topics.get(name)
     if topic is None:
-        return TopicCreated(state.next_id, now_ms, name, partitions, bool(after_archive))
+        return TopicCreated(
+            state.next_id,
+            now_ms,
+            name,
+            partitions,
+            bool(after_archive),
+            retries.max_attempts or 0,
+            retries.retry_backoff_ms or 0,
+            retries.retry_max_backoff_ms or 0,
+        )
     if len(topic.partitions) != partitions:
         raise FailedPrecondition(
             f"topic {name!r} exists with {len(topic.partitions)} partitions; they cannot change"
         )
     if after_archive is not None and topic.after_archive != after_archive:
         known = "with" if topic.after_archive else "without"
-        raise FailedPrecondition(f"topic {name!r} exists {known} after_archive; PATCH changes it")
+        raise FailedPrecondition(f"topic {name!r} exists {known} after_archive; {_CHANGE}")
+    for setting, wanted in msgspec.structs.asdict(retries).items():
+        if wanted is not None and wanted != getattr(topic, setting):
+            raise FailedPrecondition(
+                f"topic {name!r} exists with {setting} {getattr(topic, setting)}; {_CHANGE}"
+            )
     return None
 
 
@@ -53,8 +74,9 @@ def decide_configure_topic(
     retention_bytes: int | None,
     now_ms: int,
     after_archive: bool | None = None,
+    retries: RetryDefaults = NO_RETRIES,
 ) -> TopicConfigured:
-    """None leaves a value as it is; 0 takes the limit away."""
+    """None leaves a value as it is; 0 takes the limit away, or means the broker's backoff."""
     topic = find_topic(state, name)
     age = topic.retention_ms if retention_ms is None else retention_ms
     size = topic.retention_bytes if retention_bytes is None else retention_bytes
@@ -62,8 +84,20 @@ def decide_configure_topic(
         raise InvalidArgument(
             f"retention_ms and retention_bytes must be between 0 and {MAX_OFFSET}"
         )
+    _check_retries(retries)
     waits = topic.after_archive if after_archive is None else after_archive
-    return TopicConfigured(topic.id, now_ms, age, size, waits)
+    attempts, backoff, longest = (
+        getattr(topic, setting) if value is None else value
+        for setting, value in msgspec.structs.asdict(retries).items()
+    )
+    return TopicConfigured(topic.id, now_ms, age, size, waits, attempts, backoff, longest)
+
+
+def _check_retries(retries: RetryDefaults) -> None:
+    for setting, value in msgspec.structs.asdict(retries).items():
+        most = MAX_OFFSET if setting == "max_attempts" else MAX_BACKOFF_MS
+        if value is not None and not 0 <= value <= most:
+            raise InvalidArgument(f"{setting} must be between 0 and {most}")
 
 
 def decide_create_group(

@@ -30,11 +30,14 @@ class Topic:
         "groups",
         "id",
         "is_dead_letter",
+        "max_attempts",
         "name",
         "next_offset",
         "partitions",
         "retention_bytes",
         "retention_ms",
+        "retry_backoff_ms",
+        "retry_max_backoff_ms",
     )
 
     def __init__(
@@ -50,4 +53,8 @@ class Topic:
         self.retention_ms = 0
         self.retention_bytes = 0
         self.after_archive = False
+        # For messages that bring no policy of their own; 0 is no limit, and the broker's backoff.
+        self.max_attempts = 0
+        self.retry_backoff_ms = 0
+        self.retry_max_backoff_ms = 0
         self.is_dead_letter = is_dead_letter_topic(name)

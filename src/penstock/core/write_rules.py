@@ -31,22 +31,13 @@ from penstock.model.errors import (
 from penstock.model.limits import MAX_COMMIT_PIECES, MAX_PRODUCERS, MAX_STORING_BATCHES
 from penstock.model.records import Message, StagedRows, WriteCommitted
 from penstock.model.tenancy import Path
-from penstock.model.writes import CommitBatch, PieceName, WriterReport
+from penstock.model.writes import CommitBatch, PieceName, RowTarget, WriterReport
 
 Place = tuple[str, int]
 """A topic's name and a partition of it."""
 
 PieceKey = tuple[int, str, int]
 """Part, attempt and piece, within a batch."""
-
-
-class Target(msgspec.Struct, frozen=True):
-    """Where some rows go, the first of which is `row`. `key` None: whatever keys they have."""
-
-    topic: str
-    key: str | None
-    partition_override: int | None
-    row: int
 
 
 class StagedPiece(msgspec.Struct, frozen=True):
@@ -110,7 +101,7 @@ def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
         )
 
 
-def decide_places(state: BrokerState, targets: Iterable[Target]) -> list[Place]:
+def decide_places(state: BrokerState, targets: Iterable[RowTarget]) -> list[Place]:
     """The partitions that rows for these targets go to; refuses those that cannot be."""
     places: set[Place] = set()
     for target in targets:
@@ -123,7 +114,7 @@ def decide_places(state: BrokerState, targets: Iterable[Target]) -> list[Place]:
     return sorted(places)
 
 
-def _partitions(topic: Topic, target: Target) -> Iterable[int]:
+def _partitions(topic: Topic, target: RowTarget) -> Iterable[int]:
     if target.key is None and target.partition_override is None:
         return range(len(topic.partitions))
     envelope = Envelope(partition_override=target.partition_override)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from penstock.api.caches import WatchSink, check_key
+from penstock.api.outcomes import Done
 from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheEntry
 from penstock.core.cache_rules import (
     Decision,
-    check_key,
     decide_bounds,
     decide_delete,
     decide_increment,
@@ -27,15 +28,17 @@ from penstock.core.cache_rules import (
     find_cache,
 )
 from penstock.core.state import BrokerState
-from penstock.engine.ledger import Done, Ledger
-from penstock.engine.protocol import WatchSink
+from penstock.engine.ledger import Ledger
 from penstock.engine.registrar import Registrar
-from penstock.engine.watches import Notice, Watches
+from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
 from penstock.model.records import EVICTED, EXPIRED, CacheRemoved, CacheStored, Record
 from penstock.model.tenancy import Entry, Path
 from penstock.storage.staged_rows import CacheRow
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 _EVICTION_BURST = 10_000
 """Records of tightened bounds that share a frame; they need not stand or fall together."""
@@ -72,7 +75,7 @@ class Caches:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def get(self, path: Path, key: str, done: Done) -> None:
+    def get(self, path: Path, key: str, done: Done[CacheValue | None]) -> None:
         registered = self._state.registry.caches.get(path)
         cache = self._state.caches[registered.id] if registered is not None else None
         if cache is not None and not cache.is_durable:
@@ -88,7 +91,7 @@ class Caches:
                     return
         self.get_many(path, [key], lambda outcome: done(_only(outcome)))
 
-    def get_many(self, path: Path, keys: list[str], done: Done) -> None:
+    def get_many(self, path: Path, keys: list[str], done: Done[list[CacheValue | None]]) -> None:
         cache = None
         try:
             cache = find_cache(self._state, path)
@@ -106,7 +109,7 @@ class Caches:
 
         self._ledger.answer(released, found)
 
-    def size(self, path: Path, done: Done) -> None:
+    def size(self, path: Path, done: Done[tuple[int, int]]) -> None:
         cache = None
         outcome: tuple[int, int] | PenstockError
         try:
@@ -157,7 +160,7 @@ class Caches:
 
     # -- changing ------------------------------------------------------------------------------
 
-    def put(self, command: Put, done: Done) -> None:
+    def put(self, command: Put, done: Done[Written]) -> None:
         registered = self._state.registry.caches.get(command.path)
         cache = self._state.caches[registered.id] if registered is not None else None
         if cache is not None and not cache.is_durable and not self.watches.count:
@@ -168,13 +171,13 @@ class Caches:
                 return
         self._change(decide_put, command, [command.path], done)
 
-    def delete(self, command: Delete, done: Done) -> None:
+    def delete(self, command: Delete, done: Done[Written]) -> None:
         self._change(decide_delete, command, [command.path], done)
 
-    def increment(self, command: Increment, done: Done) -> None:
+    def increment(self, command: Increment, done: Done[Written]) -> None:
         self._change(decide_increment, command, [command.path], done)
 
-    def transact(self, command: Txn, done: Done) -> None:
+    def transact(self, command: Txn, done: Done[list[Written]]) -> None:
         paths = {each.path for each in (*command.checks, *command.ops)}
         self._change(decide_transact, command, paths, done)
 
@@ -207,13 +210,13 @@ class Caches:
 
     def _change(
         self,
-        decide: Callable[[BrokerState, Any, int], Decision],
-        command: Any,
+        decide: Callable[[BrokerState, C, int], Decision[T]],
+        command: C,
         paths: Iterable[Path],
-        done: Done,
+        done: Done[T],
     ) -> None:
         is_durable = self._is_durable(paths)
-        outcome: Any
+        outcome: T | PenstockError
         countdowns: list[Countdown] = []
         try:
             if is_durable and self._ledger.failure is not None:
@@ -239,21 +242,26 @@ class Caches:
                 return True
         return False
 
-    def _answer(self, done: Done, outcome: Any, *, is_durable: bool) -> None:
+    def _answer(self, done: Done[T], outcome: T | PenstockError, *, is_durable: bool) -> None:
         if is_durable:
             self._ledger.answer(done, outcome)
         else:
             done(outcome)
 
-    def _record(self, decision: Decision, also: Sequence[Record] = ()) -> list[Countdown]:
+    def _record(self, decision: Decision[Any], also: Sequence[Record] = ()) -> list[Countdown]:
         records = decision.records
         countdowns: list[Countdown] = []
         if decision.is_durable or also:
             self._write(records, also)
-            countdowns = self._hold(decision.anew)
-        self._apply(records)
-        if self.watches.count:
-            self._tell(records)
+        # From here on it has happened, wholly or (a broken invariant) in part.
+        try:
+            if decision.is_durable or also:
+                countdowns = self._hold(decision.anew)
+            self._apply(records)
+            if self.watches.count:
+                self._tell(records)
+        except BaseException as error:
+            raise self._ledger.stop_serving(error, is_appended=True) from error
         return countdowns
 
     def _write(
@@ -302,7 +310,7 @@ class Caches:
                     countdowns.append((cache, record, entry))
         return countdowns
 
-    def _begin(self, countdowns: list[Countdown], done: Done, answer: Any) -> None:
+    def _begin(self, countdowns: list[Countdown], done: Done[T], answer: T | PenstockError) -> None:
         if not isinstance(answer, PenstockError):
             now_ms = self._now_ms()
             for cache, record, entry in countdowns:
@@ -318,7 +326,7 @@ class Caches:
 
     # -- watching ------------------------------------------------------------------------------
 
-    def watch(self, command: Watch, sink: WatchSink, done: Done) -> None:
+    def watch(self, command: Watch, sink: WatchSink, done: Done[CacheWatch]) -> None:
         try:
             if (command.key is None) == (command.prefix is None):
                 raise InvalidArgument("a watch is of one key or of one prefix")
@@ -332,7 +340,7 @@ class Caches:
             return
         watch = self.watches.open(cache, command, sink)
 
-        def opened(outcome: Any) -> None:
+        def opened(outcome: CacheWatch | PenstockError) -> None:
             try:
                 done(outcome)
             except Exception:
@@ -387,9 +395,12 @@ class Caches:
             except Unavailable:
                 # There is no room to record it; the next put tries again.
                 return
-            self._apply(burst)
-            if self.watches.count:
-                self._tell(burst)
+            try:
+                self._apply(burst)
+                if self.watches.count:
+                    self._tell(burst)
+            except BaseException as error:
+                raise self._ledger.stop_serving(error, is_appended=True) from error
 
 
 def _op(path: Path, row: CacheRow) -> Put | Delete:
@@ -398,7 +409,7 @@ def _op(path: Path, row: CacheRow) -> Put | Delete:
     return Put(path, row.key, row.value, row.ttl_ms)
 
 
-def _nobody(answer: Any) -> None:
+def _nobody(answer: PenstockError | None) -> None:
     """Nobody waits for it."""
 
 

@@ -1,48 +1,154 @@
-"""Where time comes from. Engine time is wall-clock milliseconds that never go back."""
+"""Broker time: wall-clock milliseconds that never go back, and that no bad clock carries away.
+
+Leases, backoffs, TTLs and the time of every record are broker time. It follows the machine's
+clock, except that
+
+- a machine's clock that is set back does not set it back: it goes on at its own pace;
+- a machine's clock that jumps ahead by more than MAX_STEP_MS is followed only when it has stayed
+  ahead for TRUST_MS. A clock that jumps and comes back, as a bad time server makes it do, so
+  leaves no trace.
+
+Times that users give, such as a deadline, are compared with `wall_ms` instead: broker time may
+still be ahead of the machine's clock when an earlier process ran with a wrong one.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+MAX_STEP_MS = 60_000
+"""A larger step ahead is a jump. Time servers correct less than this in ordinary operation."""
+
+TRUST_MS = 10 * 60_000
+"""How long a jump must last before broker time follows it."""
+
+_log = logging.getLogger("penstock.engine")
 
 
 class Clock(Protocol):
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        """Broker time."""
+        ...
+
+    def wall_ms(self) -> int:
+        """The time to compare with times that users give."""
+        ...
+
+    def ahead_ms(self) -> int:
+        """How far broker time is ahead of the machine's clock; below zero when it is behind."""
+        ...
 
     def start_at(self, floor_ms: int) -> None:
-        """Time goes on from `floor_ms` at least: what an earlier process wrote is in the past."""
+        """Moves broker time to `floor_ms` if it is behind: the log's last record is the past."""
         ...
 
 
+def _elapsed_seconds() -> float:
+    """Seconds that passed, time asleep included where the system counts it."""
+    return time.clock_gettime(_ELAPSED)
+
+
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class SystemClock:
-    """The wall clock, carried on by the monotonic one when it is set back."""
+    """`wall` and `elapsed` are in seconds; tests replace them."""
 
-    __slots__ = ("_base_ms", "_started")
+    __slots__ = ("_base_ms", "_elapsed", "_is_told", "_jump_ms", "_jumped_at", "_started", "_wall")
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._base_ms = time.time() * 1000
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = _elapsed_seconds,
+    ) -> None:
+        self._wall = wall
+        self._elapsed = elapsed
+        self._started = elapsed()
+        self._base_ms = wall() * 1000
+        self._jump_ms = 0.0
+        self._jumped_at: float | None = None
+        self._is_told = False
 
     def start_at(self, floor_ms: int) -> None:
         self._base_ms = max(self._base_ms, floor_ms)
 
     def now_ms(self) -> int:
-        carried = self._base_ms + (time.monotonic() - self._started) * 1000
-        wall = time.time() * 1000
-        if wall > carried:
-            self._base_ms += wall - carried
-            return int(wall)
-        return int(carried)
+        carried = self._base_ms + (self._elapsed() - self._started) * 1000
+        lead = self._wall() * 1000 - carried
+        if 0 <= lead <= MAX_STEP_MS and self._jumped_at is None:
+            self._base_ms += lead
+            return int(carried + lead)
+        if -MAX_STEP_MS <= lead < 0 and self._jumped_at is None and not self._is_told:
+            return int(carried)
+        return int(carried + self._follow(carried, lead))
+
+    def wall_ms(self) -> int:
+        # Behind a jump ahead that is not trusted yet, broker time is the better guess.
+        return min(self.now_ms(), int(self._wall() * 1000))
+
+    def ahead_ms(self) -> int:
+        return self.now_ms() - int(self._wall() * 1000)
+
+    def _follow(self, carried: float, lead: float) -> float:
+        """How far to step ahead, now that the clocks are or were far apart."""
+        if lead > MAX_STEP_MS:
+            return self._follow_jump(carried, lead)
+        if self._jumped_at is not None:
+            self._jumped_at = None
+            _log.warning("the machine's clock came back from its jump ahead")
+        if lead < -MAX_STEP_MS:
+            self._tell_ahead(-lead)
+            return 0.0
+        self._is_told = False
+        step = max(lead, 0.0)
+        self._base_ms += step
+        return step
+
+    def _follow_jump(self, carried: float, lead: float) -> float:
+        self._is_told = False
+        if self._jumped_at is None or abs(lead - self._jump_ms) > MAX_STEP_MS:
+            self._jumped_at, self._jump_ms = carried, lead
+            _log.warning(
+                "the machine's clock jumped ahead by %.0f s; the broker's time follows "
+                "if it stays there for %d minutes",
+                lead / 1000,
+                TRUST_MS // 60_000,
+            )
+        if carried - self._jumped_at < TRUST_MS:
+            return 0.0
+        self._jumped_at = None
+        self._base_ms += lead
+        _log.warning("the broker's time follows the machine's clock, %.0f s ahead", lead / 1000)
+        return lead
+
+    def _tell_ahead(self, ahead_ms: float) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "the broker's time is %.0f s ahead of the machine's clock and goes on from "
+                "there; deadlines are compared with the machine's clock",
+                ahead_ms / 1000,
+            )
 
 
 class ManualClock:
-    """Time that a test moves."""
+    """Time that a test moves. `behind_ms` is how far the machine's clock is behind it."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
+        self.behind_ms = 0
 
     def now_ms(self) -> int:
         return self._now_ms
+
+    def wall_ms(self) -> int:
+        return self._now_ms - self.behind_ms
+
+    def ahead_ms(self) -> int:
+        return self.behind_ms
 
     def start_at(self, floor_ms: int) -> None:
         self._now_ms = max(self._now_ms, floor_ms)

@@ -10,26 +10,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
+from penstock.api.consumers import Sink
 from penstock.core.groups import Group, Progress, Unfinished
 from penstock.model.item import Item
 from penstock.model.limits import MAX_UNWRITTEN_BYTES
 from penstock.model.records import Message
 
 _log = logging.getLogger("penstock.engine")
-
-
-class Sink(Protocol):
-    """The far end of a consumer: a connection, or a test's list."""
-
-    def write(self, items: list[Item]) -> None:
-        """Hands durable deliveries to the transport. Afterwards they count as written."""
-        ...
-
-    def end(self, reason: str) -> None:
-        """The broker ends the stream: its topic or group is gone, or the broker stops."""
-        ...
 
 
 Leaving = tuple[Unfinished, Item]

@@ -59,5 +59,5 @@ def item_of(entry: Unfinished, message: Message, group_id: int) -> Item:
         entry.last_error,
         UNSET if message.routing is None else message.routing,
         UNSET if message.envelope is None else message.envelope,
-        delivery_id(group_id, entry.attempts),
+        delivery_id(group_id, entry.delivery),
     )

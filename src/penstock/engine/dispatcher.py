@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import islice
 
+from penstock.api.consumers import Sink
 from penstock.core.deliver import (
     delivered,
     first_delivery,
@@ -21,7 +22,7 @@ from penstock.core.deliver import (
 from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, Sink, weight
+from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, weight
 from penstock.engine.departures import item_of, part
 from penstock.engine.histogram import Histogram
 from penstock.engine.ledger import Ledger
@@ -171,19 +172,26 @@ class Dispatcher:
         return entry in (self._unreturned if consumer is None else consumer.unwritten)
 
     def give_back(self, entries: list[Unfinished]) -> None:
-        """Deliveries that never left go to another consumer at once, uncounted."""
+        """Returns deliveries that never left, uncounted; another consumer gets them at once."""
+        in_flight = [entry for entry in entries if entry.state == IN_FLIGHT]
+        self._unreturned.update(dict.fromkeys(self.release(in_flight)))
+
+    def release(self, entries: list[Unfinished]) -> list[Unfinished]:
+        """Returns deliveries in flight, uncounted, to their places in the order. The answer: those
+        that stay in flight, because there is no room to record their return."""
         by_progress: dict[Progress, list[Unfinished]] = {}
         for entry in entries:
-            if entry.state == IN_FLIGHT:
-                by_progress.setdefault(entry.progress, []).append(entry)
+            by_progress.setdefault(entry.progress, []).append(entry)
+        kept: list[Unfinished] = []
         for progress, back in by_progress.items():
             offsets = sorted(entry.offset for entry in back)
             if self._ledger.record(returned(progress, offsets, self._ledger.now_ms())):
                 for entry in back:
                     self.left_flight(entry)
             else:
-                self._unreturned.update(dict.fromkeys(back))
+                kept += back
         self._ledger.wake()
+        return kept
 
     # -- dispatch -----------------------------------------------------------------------------
 
@@ -275,6 +283,8 @@ class Dispatcher:
             return False
         while room > 0 and run.available:
             if cursor >= partition.end_offset:
+                # An idle group holds on to nothing that memory has let go of.
+                feed.messages = []
                 return False
             message = self._next(run, progress, feed, cursor)
             if message is None:

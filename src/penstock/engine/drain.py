@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-import pyarrow as pa
-
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import decide_rows
 from penstock.core.writers import Storing, Writer
@@ -26,9 +24,8 @@ from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import NotFound, PenstockError, TooLarge
 from penstock.model.limits import MAX_TXN_OPS, MIB
-from penstock.model.records import WriteStored
+from penstock.model.records import StagedRows, WriteStored
 from penstock.model.tenancy import Path
-from penstock.storage.errors import StorageError
 from penstock.storage.staged_rows import RowSlice
 from penstock.storage.staging import OpenPiece, Shelf
 
@@ -253,12 +250,12 @@ class Drain:
         """On a thread."""
         try:
             part = source.read(self._shelf)
-        except (OSError, StorageError, ValueError, KeyError, pa.ArrowException) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the log says so
             _log.error(
                 "batch %d of producer %r cannot be stored, and is tried again: %s",
                 source.storing.batch,
                 source.producer,
-                error,
+                str(error) or repr(error),
             )
             self._scheduler.post(partial(self._give_up, source))
         else:
@@ -328,7 +325,7 @@ class Source:
         """The slice with the next row to be read. On a thread."""
         number = self.storing.pieces[self._piece].number
         if self._open is None:
-            self._open = shelf.open(number)
+            self._open = self._opened(shelf, self.storing.pieces[self._piece])
         content = self._open.content
         row = 0
         for part in content.slices:
@@ -336,6 +333,18 @@ class Source:
                 return RowSlice(self._open.read(part), content, row)
             row += part.rows
         raise ValueError(f"staged piece {number} has only {row} rows")
+
+    def _opened(self, shelf: Shelf, wanted: StagedRows) -> OpenPiece:
+        """ValueError if the file of this number is not the piece that the commit named."""
+        found = shelf.open(wanted.number)
+        name = found.piece.name
+        if (name.producer, name.batch) != (self.producer, self.storing.batch):
+            of = f"batch {name.batch} of producer {name.producer!r}"
+            raise ValueError(f"staged piece {wanted.number} is of {of}")
+        if found.piece.rows != wanted.rows:
+            has = f"{found.piece.rows} rows, not {wanted.rows}"
+            raise ValueError(f"staged piece {wanted.number} has {has}")
+        return found
 
     def add(self, part: RowSlice) -> None:
         self.is_reading = False

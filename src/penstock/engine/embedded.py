@@ -6,27 +6,28 @@ while what it made deliverable is dispatched in the same turn and shares its com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
+from penstock.api.consumers import Sink
+from penstock.api.durability import Capabilities, Health
+from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
+from penstock.api.messages import Produce, ProduceOutcome, Router, Settle, SettleOutcome
+from penstock.api.metrics import EngineMetrics
+from penstock.api.outcomes import Done
+from penstock.api.topics import NO_RETRIES, RetryDefaults, TopicReport
 from penstock.core.effect_rules import (
-    EffectCommand,
     decide_begin,
     decide_commit,
     decide_fail,
     decide_renew,
+    find_effect,
 )
 from penstock.core.effects import Effect
-from penstock.core.produce import Produce, find_topic
-from penstock.core.settle import (
-    NOT_DELIVERED,
-    AlreadyDone,
-    Settle,
-    decide_ack,
-    decide_extend,
-    decide_nack,
-)
+from penstock.core.groups import Unfinished
+from penstock.core.produce import find_topic
+from penstock.core.settle import NOT_DELIVERED, AlreadyDone, decide_ack, decide_nack, find_leased
 from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
@@ -34,17 +35,18 @@ from penstock.core.topic_rules import (
     decide_delete_group,
     decide_delete_topic,
 )
-from penstock.engine.consumers import Sink
+from penstock.engine.consumers import Consumer
 from penstock.engine.intake import Intake
-from penstock.engine.ledger import Done
+from penstock.engine.metrics import measure
 from penstock.engine.parts import Parts
-from penstock.engine.protocol import Capabilities, Health
-from penstock.engine.report import report_topic
-from penstock.engine.routing import Router, RoutingGate, route_many
+from penstock.engine.report import report_effect, report_topic
+from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.upkeep import Upkeep
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
-from penstock.model.records import DEAD, Record
+from penstock.model.records import DEAD, Message, Record
+
+T = TypeVar("T")
 
 
 class EmbeddedEngine:
@@ -77,7 +79,7 @@ class EmbeddedEngine:
 
     # -- produce -------------------------------------------------------------------------------
 
-    def produce(self, command: Produce, done: Done) -> None:
+    def produce(self, command: Produce, done: Done[Message | None]) -> None:
         if self.routing is None:
             self._ledger.answer(done, self._intake.store(command))
             return
@@ -88,7 +90,7 @@ class EmbeddedEngine:
         except PenstockError as error:
             self._ledger.answer(done, error)
 
-    def produce_many(self, commands: list[Produce], done: Done) -> None:
+    def produce_many(self, commands: list[Produce], done: Done[list[ProduceOutcome]]) -> None:
         if self.routing is None:
             self._ledger.answer(done, self._intake.store_many(commands))
         else:
@@ -100,33 +102,40 @@ class EmbeddedEngine:
 
     # -- settle --------------------------------------------------------------------------------
 
-    def ack(self, command: Settle, done: Done) -> None:
+    def ack(self, command: Settle, done: Done[None]) -> None:
         outcome = self._ack(command, self._ledger.now_ms())
         if isinstance(outcome, AlreadyDone):
             self._confirm(outcome, partial(self._ledger.answer, done))
         else:
             self._ledger.answer(done, outcome)
 
-    def ack_many(self, commands: list[Settle], done: Done) -> None:
+    def ack_many(self, commands: list[Settle], done: Done[list[SettleOutcome]]) -> None:
         now_ms = self._ledger.now_ms()
-        outcomes: list[Any] = [self._ack(command, now_ms) for command in commands]
-        unsure = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, AlreadyDone)]
+        outcomes: list[SettleOutcome] = []
+        unsure: list[tuple[int, AlreadyDone]] = []
+        for command in commands:
+            outcome = self._ack(command, now_ms)
+            if isinstance(outcome, AlreadyDone):
+                unsure.append((len(outcomes), outcome))
+                outcome = None
+            outcomes.append(outcome)
         left = len(unsure)
         if not left:
             self._ledger.answer(done, outcomes)
 
-        def settled(index: int, outcome: PenstockError | None) -> None:
+        def settled(index: int, outcome: SettleOutcome) -> None:
             nonlocal left
             outcomes[index] = outcome
             left -= 1
             if not left:
                 self._ledger.answer(done, outcomes)
 
-        for index in unsure:
-            self._confirm(outcomes[index], partial(settled, index))
+        for index, decision in unsure:
+            self._confirm(decision, partial(settled, index))
 
     def _ack(self, command: Settle, now_ms: int) -> AlreadyDone | PenstockError | None:
         """None once it is recorded, or was before."""
+        mark = self._ledger.position
         try:
             self._check_writable()
             decision = decide_ack(self._state, command, now_ms)
@@ -135,10 +144,12 @@ class EmbeddedEngine:
             progress = self._state.groups[decision.group_id].progress[decision.partition]
             entry = progress.unfinished[decision.offset]
             self._record(decision)
+            self._dispatcher.left_flight(entry)
+            self._ledger.wake()
         except PenstockError as error:
             return error
-        self._dispatcher.left_flight(entry)
-        self._ledger.wake()
+        except BaseException as error:  # noqa: BLE001 - raised again unless it is told
+            return self._ledger.break_off(error, mark)
         return None
 
     def _confirm(
@@ -155,9 +166,20 @@ class EmbeddedEngine:
             lambda is_there: settled(None if is_there else FailedPrecondition(NOT_DELIVERED)),
         )
 
-    def nack(self, command: Settle, reason: str, done: Done) -> None:
+    def nack(
+        self,
+        command: Settle,
+        reason: str,
+        done: Done[None],
+        *,
+        delay_ms: int | None = None,
+        dead: bool = False,
+    ) -> None:
         def decide() -> None:
-            decision = decide_nack(self._state, command, reason, self._ledger.now_ms())
+            now_ms = self._ledger.now_ms()
+            decision = decide_nack(
+                self._state, command, reason, now_ms, delay_ms=delay_ms, dead=dead
+            )
             topic = self._state.topics_by_id[decision.topic_id]
             progress = topic.groups[command.group].progress[command.partition]
             entry = progress.unfinished[command.offset]
@@ -169,9 +191,32 @@ class EmbeddedEngine:
 
         self._decide(decide, done)
 
-    def extend(self, command: Settle, lease_ms: int, done: Done) -> None:
+    def release(self, command: Settle, done: Done[None]) -> None:
+        self.release_many([command], lambda outcome: done(_only(outcome)))
+
+    def release_many(self, commands: list[Settle], done: Done[list[SettleOutcome]]) -> None:
+        entries: dict[Unfinished, None] = {}
+
+        def find(command: Settle) -> Unfinished | PenstockError:
+            try:
+                entry = find_leased(self._state, command)
+                if entry in entries:
+                    raise FailedPrecondition("this delivery is named twice in the batch")
+            except PenstockError as error:
+                return error
+            entries[entry] = None
+            return entry
+
+        def decide() -> list[PenstockError | None]:
+            found = [find(command) for command in commands]
+            kept = self._dispatcher.release(list(entries))
+            return [_released(outcome, kept) for outcome in found]
+
+        self._decide(decide, done)
+
+    def extend(self, command: Settle, lease_ms: int, done: Done[None]) -> None:
         def decide() -> None:
-            entry = decide_extend(self._state, command)
+            entry = find_leased(self._state, command)
             entry.until = self._ledger.now_ms() + lease_ms
             self._state.timers.set(entry, entry.until)
             self._ledger.wake()
@@ -180,33 +225,48 @@ class EmbeddedEngine:
 
     # -- effects -------------------------------------------------------------------------------
 
-    def begin_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
-        def decide() -> Effect | None:
+    def begin_effect(self, command: EffectCommand, lease_ms: int, done: Done[BegunEffect]) -> None:
+        def decide() -> BegunEffect:
             decision = decide_begin(self._state, command, lease_ms, self._ledger.now_ms())
             if isinstance(decision, Effect):
-                return decision
+                return BegunEffect(is_committed=True, text=decision.text)
             self._record(decision)
-            return None
+            return BegunEffect(is_committed=False, text=decision.text)
 
         self._decide(decide, done)
 
-    def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done) -> None:
+    def look_up_effect(self, command: EffectCommand, done: Done[EffectReport]) -> None:
+        def decide() -> EffectReport:
+            now_ms = self._ledger.now_ms()
+            return report_effect(find_effect(self._state, command, now_ms), now_ms)
+
+        self._decide(decide, done)
+
+    def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done[None]) -> None:
         self._decide_record(lambda now: decide_renew(self._state, command, lease_ms, now), done)
 
-    def commit_effect(self, command: EffectCommand, result: str, done: Done) -> None:
+    def commit_effect(self, command: EffectCommand, result: str, done: Done[None]) -> None:
         self._decide_record(lambda now: decide_commit(self._state, command, result, now), done)
 
-    def fail_effect(self, command: EffectCommand, reason: str, done: Done) -> None:
+    def fail_effect(self, command: EffectCommand, reason: str, done: Done[None]) -> None:
         self._decide_record(lambda now: decide_fail(self._state, command, reason, now), done)
 
     # -- topics and groups ---------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, partitions: int, done: Done, *, after_archive: bool | None = None
+        self,
+        name: str,
+        partitions: int,
+        done: Done[bool],
+        *,
+        after_archive: bool | None = None,
+        retries: RetryDefaults = NO_RETRIES,
     ) -> None:
         def decide() -> bool:
             now_ms = self._ledger.now_ms()
-            record = decide_create_topic(self._state, name, partitions, now_ms, after_archive)
+            record = decide_create_topic(
+                self._state, name, partitions, now_ms, after_archive, retries
+            )
             if record is None:
                 return False
             self._record(record)
@@ -215,7 +275,7 @@ class EmbeddedEngine:
 
         self._decide(decide, done)
 
-    def delete_topic(self, name: str, done: Done) -> None:
+    def delete_topic(self, name: str, done: Done[None]) -> None:
         def decide() -> None:
             record = decide_delete_topic(self._state, name, self._ledger.now_ms())
             topic = self._state.topics[name]
@@ -237,18 +297,19 @@ class EmbeddedEngine:
         name: str,
         retention_ms: int | None,
         retention_bytes: int | None,
-        done: Done,
+        done: Done[None],
         *,
         after_archive: bool | None = None,
+        retries: RetryDefaults = NO_RETRIES,
     ) -> None:
         self._decide_record(
             lambda now: decide_configure_topic(
-                self._state, name, retention_ms, retention_bytes, now, after_archive
+                self._state, name, retention_ms, retention_bytes, now, after_archive, retries
             ),
             done,
         )
 
-    def delete_group(self, topic: str, group: str, done: Done) -> None:
+    def delete_group(self, topic: str, group: str, done: Done[None]) -> None:
         def decide() -> None:
             record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
             self._record(record)
@@ -261,16 +322,16 @@ class EmbeddedEngine:
         topic: str,
         group: str,
         reached: Sequence[Reached],
-        done: Done,
+        done: Done[list[Reached]],
         *,
         topic_id: int | None = None,
     ) -> None:
         self.parts.progress.advance(topic, group, reached, done, topic_id)
 
-    def list_topics(self, done: Done) -> None:
+    def list_topics(self, done: Done[list[str]]) -> None:
         self._decide(lambda: sorted(self._state.topics), done)
 
-    def describe_topic(self, name: str, done: Done) -> None:
+    def describe_topic(self, name: str, done: Done[TopicReport]) -> None:
         self._decide(
             lambda: report_topic(find_topic(self._state, name), self._dispatcher.consumer_count),
             done,
@@ -286,7 +347,7 @@ class EmbeddedEngine:
         lease_ms: int,
         prefetch: int,
         sink: Sink,
-        done: Done,
+        done: Done[Consumer],
     ) -> None:
         def opened(outcome: int | PenstockError) -> None:
             if isinstance(outcome, PenstockError):
@@ -319,7 +380,12 @@ class EmbeddedEngine:
             return Health(False, self._ledger.failure.message)
         if self._is_closed:
             return Health(False, "the broker is stopping")
-        return Health(True)
+        sealing = self.upkeep.sealing
+        return Health(True, warning=sealing.warning if sealing is not None else "")
+
+    def metrics(self) -> EngineMetrics:
+        failures = self.routing.failures if self.routing is not None else 0
+        return measure(self.parts, self.upkeep, self._intake, failures)
 
     def close(self) -> None:
         if self._is_closed:
@@ -329,15 +395,10 @@ class EmbeddedEngine:
         self.upkeep.stop()
         self._ledger.log.close()
 
-    def _decide(self, decide: Callable[[], Any], done: Done) -> None:
-        try:
-            self._check_writable()
-            outcome = decide()
-        except PenstockError as error:
-            outcome = error
-        self._ledger.answer(done, outcome)
+    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
+        self._ledger.answer(done, self._ledger.attempt(decide))
 
-    def _decide_record(self, decide: Callable[[int], Record | None], done: Done) -> None:
+    def _decide_record(self, decide: Callable[[int], Record | None], done: Done[None]) -> None:
         """For a command that is one record, or none, and answers nothing."""
 
         def run() -> None:
@@ -349,8 +410,25 @@ class EmbeddedEngine:
 
     def _record(self, record: Record) -> None:
         if not self._ledger.record(record):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+            raise _no_room()
 
     def _check_writable(self) -> None:
         if self._ledger.failure is not None:
             raise self._ledger.failure
+
+
+def _no_room() -> Unavailable:
+    return Unavailable("the disk is full; nothing can be recorded until there is room")
+
+
+def _released(
+    outcome: Unfinished | PenstockError, kept: Collection[Unfinished]
+) -> PenstockError | None:
+    if isinstance(outcome, PenstockError):
+        return outcome
+    return _no_room() if outcome in kept else None
+
+
+def _only(outcome: list[PenstockError | None] | PenstockError) -> PenstockError | None:
+    """The outcome of a batch of one."""
+    return outcome if isinstance(outcome, PenstockError) else outcome[0]

@@ -1,8 +1,10 @@
-"""A histogram of seconds that costs a bisect per observation; the metrics page reads it."""
+"""A histogram of seconds; an observation costs one bisect."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+
+from penstock.api.metrics import HistogramCounts
 
 BOUNDS = (
     0.0001,
@@ -32,3 +34,6 @@ class Histogram:
     def observe(self, seconds: float, times: int = 1) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += times
         self.total += seconds * times
+
+    def snapshot(self) -> HistogramCounts:
+        return HistogramCounts(BOUNDS, list(self.counts), self.total)

@@ -5,15 +5,19 @@ Every command has its own outcome: the message stored, None for a duplicate, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from penstock.core.produce import Produce, decide_produce
+from penstock.api.messages import Produce, ProduceOutcome, check_deadline
+from penstock.core.produce import choose_partition, decide_produce
 from penstock.engine.parts import Parts
 from penstock.engine.upkeep import Upkeep
+from penstock.model.envelope import Envelope
 from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.records import Message
 
-Outcome = Message | PenstockError | None
+UNKNOWN_TOPIC = "(unknown)"
+"""The label of refusals for topics that are not there. Their names are not made labels: anyone
+could make up any number of them."""
 
 Store = Callable[[Message, int], None]
 """Takes a message that was decided, and its size."""
@@ -28,34 +32,35 @@ class Intake:
         self._upkeep = upkeep
         self._is_in_memory = not upkeep.pages_to_disk
 
-    def store(self, command: Produce) -> Outcome:
+    def store(self, command: Produce) -> ProduceOutcome:
         ledger = self._ledger
         outcome = self._store(command, ledger.now_ms(), ledger.store)
         if type(outcome) is Message:
-            self._mark(outcome.topic_id, outcome.partition)
+            self._mark([(outcome.topic_id, outcome.partition)])
         return outcome
 
-    def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[Outcome]:
+    def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[ProduceOutcome]:
         """In order, each standing alone. An error among the commands is its own outcome."""
         if self._is_in_memory:
             # What a message takes is known when it is stored, and counts against the next.
             return [c if isinstance(c, PenstockError) else self.store(c) for c in commands]
         now_ms = self._ledger.now_ms()
         with self._ledger.lot() as lot:
-            outcomes: list[Outcome] = [
+            outcomes: list[ProduceOutcome] = [
                 command
                 if isinstance(command, PenstockError)
                 else self._store(command, now_ms, lot.store)
                 for command in commands
             ]
-        for place in lot.places:
-            self._mark(*place)
+        self._mark(lot.places)
         return outcomes
 
-    def _store(self, command: Produce, now_ms: int, store: Store) -> Outcome:
+    def _store(self, command: Produce, now_ms: int, store: Store) -> ProduceOutcome:
         try:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
+            if command.deadline_ms:
+                check_deadline(command.deadline_ms, self._ledger.wall_ms())
             decided = decide_produce(self._state, command, now_ms)
             if decided is None:
                 return None
@@ -68,10 +73,15 @@ class Intake:
             return error
         return message
 
-    def _mark(self, topic_id: int, partition: int) -> None:
-        topic = self._state.topics_by_id[topic_id]
-        if topic.groups:
-            self._parts.dispatcher.mark_topic(topic, partition)
+    def _mark(self, places: Iterable[tuple[int, int]]) -> None:
+        """Marks the partitions that have new messages; those are in the log already."""
+        try:
+            for topic_id, partition in places:
+                topic = self._state.topics_by_id[topic_id]
+                if topic.groups:
+                    self._parts.dispatcher.mark_topic(topic, partition)
+        except BaseException as error:
+            raise self._ledger.stop_serving(error, is_appended=True) from error
 
     def forget(self, topic: str) -> None:
         """The topic is gone, and its counts with it."""
@@ -86,12 +96,18 @@ class Intake:
             if window.is_over():
                 raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
 
+    def _destination(self, command: Produce) -> tuple[str, str]:
+        envelope = command.envelope or Envelope()
+        topic = self._state.topics.get(envelope.target_topic or command.topic)
+        if topic is None:
+            return UNKNOWN_TOPIC, ""
+        try:
+            return topic.name, str(choose_partition(topic, command.key, envelope))
+        except PenstockError:
+            return topic.name, ""
+
     def _count(self, command: Produce, error: PenstockError) -> None:
-        reason, partition = error.code.lower(), ""
-        if isinstance(error, ResourceExhausted):
-            reason = error.limit
-            partition = "" if error.partition is None else str(error.partition)
-        # A name that is no topic is not made a label: anyone could make up any number of them.
-        topic = command.topic if command.topic in self._state.topics else ""
-        key = (topic, partition, reason)
+        """Under the topic and partition that the message would have gone to."""
+        reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
+        key = (*self._destination(command), reason)
         self.rejected[key] = self.rejected.get(key, 0) + 1

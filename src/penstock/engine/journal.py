@@ -13,8 +13,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
+from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
-from penstock.engine.ledger import Done, Ledger, Then
+from penstock.engine.ledger import Ledger, Then
 from penstock.engine.lookups import Lookups
 from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
@@ -36,7 +37,7 @@ from penstock.model.splits import MAX_SPLITS, Splits
 from penstock.storage import splitting
 from penstock.storage.journal_files import JournalIndex, JournalReader, JournalRef
 from penstock.storage.log import Log
-from penstock.storage.row_stream import FORMS, Form, may_want, schema_of, sealed_piece
+from penstock.storage.row_stream import FORMS, Form, may_want, no_rows, schema_of, sealed_piece
 from penstock.storage.seal import Sealed
 
 NO_DISK = "a broker that keeps nothing on disk has no journal"
@@ -83,8 +84,7 @@ class Journal:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def open(self, request: JournalRequest, done: Done) -> None:
-        """Outcome: a RangeRead of what can be read then."""
+    def open(self, request: JournalRequest, done: Done[RangeRead]) -> None:
         try:
             reader = self._opened()
             bounds = self._bounds(request.start, request.end)
@@ -102,9 +102,7 @@ class Journal:
             outcome = error
         self._ledger.answer(done, outcome)
 
-    def offsets(self, fresh: bool, time_ms: int | None, done: Done) -> None:
-        """Outcome: a JournalReport. Fresh: of all that was durable when it was asked for."""
-
+    def offsets(self, fresh: bool, time_ms: int | None, done: Done[JournalReport]) -> None:
         def report(failure: PenstockError | None) -> None:
             if failure is not None:
                 done(failure)
@@ -121,10 +119,8 @@ class Journal:
             self._ledger.when_durable(report)
 
     def splits(
-        self, start: int | None, end: int | None, rows: int, max_rows: int, done: Done
+        self, start: int | None, end: int | None, rows: int, max_rows: int, done: Done[Splits]
     ) -> None:
-        """Outcome: Splits of the range."""
-
         def look() -> Callable[[], Splits]:
             reader = self._opened()
             first, last = self._bounds(start, end)
@@ -141,10 +137,9 @@ class Journal:
 
         self._lookups.run(look, done)
 
-    def set_archived(self, next_: int, done: Done) -> None:
-        """Outcome: a JournalArchive, which never goes back. What has no rows is not recorded: the
-        record would itself move the journal's end, and somebody who archives all there is would
-        never be done."""
+    def set_archived(self, next_: int, done: Done[JournalArchive]) -> None:
+        """Never goes back. Nothing is recorded if no rows lie between: the record itself would move
+        the end of the journal, and an archiver that always wants all of it would never finish."""
         try:
             self._opened()
             if self._ledger.failure is not None:
@@ -190,7 +185,7 @@ class Journal:
         form: Form,
         at: int,
         end: int,
-    ) -> tuple[Piece, int]:
+    ) -> Piece:
         if at < self.earliest:
             raise OutOfRange(f"retention removed position {at} while the journal was read")
         for ref in self._refs[self._index_of(at) :]:
@@ -198,8 +193,8 @@ class Journal:
                 break
             if may_want(selection, ref):
                 stop = min(ref.last + 1, end)
-                return partial(sealed_piece, reader, ref, at, stop, selection, form), stop
-        return bytes, end
+                return partial(sealed_piece, reader, ref, at, stop, selection, form)
+        return partial(no_rows, end)
 
     def _search(self, time_ms: int) -> Callable[[], JournalReport]:
         """How to find the first position of that time or later; times never go back."""

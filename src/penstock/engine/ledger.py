@@ -3,6 +3,10 @@
 Invariant: nothing leaves the broker before the log position it was decided at is durable; and
 after the log has failed nothing held back is ever released, only refused. A callback that raises
 is logged and never stops the others.
+
+State and log never differ while the broker serves. An exception between an append and the end of
+its apply, or in a turn, is a broken invariant: serving ends, and nothing that is not on its way to
+disk is written any more, so that a restart has the log's truth.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
+from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState, apply, apply_message, apply_messages
 from penstock.engine.clock import Clock
 from penstock.engine.histogram import Histogram
@@ -25,10 +30,9 @@ from penstock.model.records import Message, Record, encode_record
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
 
-Done = Callable[[Any], None]
-"""Takes what was decided, or the PenstockError that refused it."""
+T = TypeVar("T")
 
-Then = Callable[[PenstockError | None], None]
+Then = Done[None]
 
 LOT_BYTES = 256 * KIB
 """What a lot gathers before it is appended, unless one message is larger."""
@@ -42,6 +46,7 @@ class Ledger:
     ) -> None:
         self.log = log
         self.now_ms = clock.now_ms
+        self.wall_ms = clock.wall_ms
         self.failure: Unavailable | None = None
         self.on_turn: Callable[[], None] = _nothing
         self.on_released: Callable[[], None] = _nothing
@@ -52,9 +57,12 @@ class Ledger:
         self._state = state
         self._window = window
         self._scheduler = scheduler
-        self._last_seq = 0
-        self._held: deque[tuple[int, Done, Any]] = deque()
+        # Of what was appended last; in the sequence of the log it is durable when its frame is.
+        self.position = 0
+        self._held: deque[tuple[int, Done[Any], Any]] = deque()
         self._is_awake = False
+        self._broken = Unavailable("the broker met a defect of its own; restart it")
+        self._defect: BaseException | None = None
         # When the oldest answer of each commit was asked for.
         self._asked: deque[tuple[int, float]] = deque()
         log.on_durable = self._durable
@@ -65,8 +73,13 @@ class Ledger:
         data = encode_record(record)
         if not self.log.has_room(len(data) + RECORD_OVERHEAD_BYTES, reserve=True):
             return False
-        self._last_seq = self.log.append_one(data) >> POSITION_BITS
-        apply(self._state, record)
+        position = -1
+        try:
+            position = self.log.append_one(data)
+            self.position = position
+            apply(self._state, record)
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
 
     def record_together(self, records: Sequence[Record], *, reserve: bool = True) -> bool:
@@ -76,9 +89,13 @@ class Ledger:
         size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
         if not self.log.has_room(size, reserve=reserve):
             return False
-        self.append(encoded)
-        for record in records:
-            apply(self._state, record)
+        position = -1
+        try:
+            position = self.append(encoded)
+            for record in records:
+                apply(self._state, record)
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
 
     def store(self, message: Message, size: int) -> None:
@@ -87,18 +104,21 @@ class Ledger:
         log = self.log
         if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES):
             raise _nearly_full()
-        position = log.append_one(data)
-        self._last_seq = position >> POSITION_BITS
-        apply_message(self._state, message, size)
-        self._window.add(message, size, position)
+        position = -1
+        try:
+            position = log.append_one(data)
+            self.position = position
+            apply_message(self._state, message, size)
+            self._window.add(message, size, position)
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=position >= 0) from error
 
     def lot(self) -> Lot:
         return Lot(self, self._state, self._window)
 
     def append(self, encoded: Sequence[bytes]) -> int:
         """Appends records for which there is room; the position of the first."""
-        position = self.log.append(encoded)
-        self._last_seq = position >> POSITION_BITS
+        position = self.position = self.log.append(encoded)
         return position
 
     def can_store(self, size: int) -> bool:
@@ -110,10 +130,14 @@ class Ledger:
         encoded = [encode_record(message), encode_record(also)]
         if not self.log.has_room(sum(map(len, encoded)) + 2 * RECORD_OVERHEAD_BYTES):
             return False
-        position = self.append(encoded)
-        apply_message(self._state, message, size)
-        self._window.add(message, size, position)
-        apply(self._state, also)
+        position = -1
+        try:
+            position = self.append(encoded)
+            apply_message(self._state, message, size)
+            self._window.add(message, size, position)
+            apply(self._state, also)
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
 
     def store_all(
@@ -127,31 +151,58 @@ class Ledger:
         places = list(accumulate(lengths, initial=0))
         if not self.log.has_room(places[-1]):
             return None
-        start = self.append(encoded)
         runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
         for message, size, place in zip(messages, sizes, places, strict=False):
             runs[message.topic_id, message.partition].append((message, size, place))
-        apply_messages(self._state, messages, runs.values())
-        for run in runs.values():
-            self._window.add_run(run, start)
-        apply(self._state, also)
+        start = -1
+        try:
+            start = self.append(encoded)
+            apply_messages(self._state, messages, runs.values())
+            for run in runs.values():
+                self._window.add_run(run, start)
+            apply(self._state, also)
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=start >= 0) from error
         return runs.keys()
 
-    def answer(self, done: Done, outcome: Any) -> None:
+    def attempt(self, decide: Callable[[], T]) -> T | PenstockError:
+        """Runs a command: its outcome, or the PenstockError that refuses it."""
+        mark = self.position
+        try:
+            if self.failure is not None:
+                raise self.failure
+            return decide()
+        except PenstockError as error:
+            return error
+        except BaseException as error:  # noqa: BLE001 - raised again unless it is told
+            return self.break_off(error, mark)
+
+    def break_off(self, error: BaseException, mark: int) -> PenstockError:
+        """Ends a command that met `error`, and had begun when the log ended at `mark`. If it has
+        appended anything it is half done, and serving ends; else nothing has happened yet."""
+        if self.position == mark:
+            raise error
+        failure = self.stop_serving(error, is_appended=True)
+        if not isinstance(failure, PenstockError):
+            raise failure
+        return failure
+
+    def answer(self, done: Done[T], outcome: T | PenstockError) -> None:
         """Gives `outcome` to `done` once everything decided so far is durable."""
         self.answers += 1
         if self.failure is not None:
+            if self._defect is not None:
+                self._scheduler.soon(self._end_serving)
             done(self.failure)
-        elif self._last_seq <= self.log.durable_seq:
+        elif (seq := self.position >> POSITION_BITS) <= self.log.durable_seq:
             done(outcome)
         else:
-            seq = self._last_seq
             if not self._asked or self._asked[-1][0] != seq:
                 self._asked.append((seq, time.perf_counter()))
             self._held.append((seq, done, outcome))
             if not self._is_awake:
-                self._is_awake = True
                 self._scheduler.soon(self._turn)
+                self._is_awake = True
 
     def when_durable(self, then: Then) -> None:
         self.answer(then, None)
@@ -159,8 +210,8 @@ class Ledger:
     def wake(self) -> None:
         """Asks for a turn, in which what is deliverable is dispatched and the log committed."""
         if not self._is_awake:
-            self._is_awake = True
             self._scheduler.soon(self._turn)
+            self._is_awake = True
 
     def _turn(self) -> None:
         self._is_awake = False
@@ -168,12 +219,40 @@ class Ledger:
             return
         try:
             self.on_turn()
-        except Exception as error:
-            # A broken invariant: what memory says can no longer be trusted, what is in the log can.
-            _log.exception("the broker met a defect of its own and stops serving")
-            self._fail(Unavailable(f"the broker met a defect ({error!r}); restart it"))
-            raise
-        self.log.commit()
+            if self.failure is None:
+                self.log.commit()
+        except BaseException as error:
+            # Part of a turn may be done: what memory says can no longer be trusted.
+            if error is not self.failure:
+                self.stop_serving(error, is_appended=True)
+                self._end_serving()
+                raise
+
+    def stop_serving(self, error: BaseException, *, is_appended: bool) -> BaseException:
+        """Ends serving after a broken invariant, unless `error` only refused an append; returns
+        the error to raise. What memory says can no longer be trusted, what is in the log can:
+        nothing more is written, and a restart begins with the log."""
+        is_refusal = isinstance(error, PenstockError) and not is_appended
+        if is_refusal or error is self.failure:
+            return error
+        if self.failure is None:
+            # It may be the stack that is exhausted: without another call nothing is served from
+            # here on. The rest is done on another stack, or by whoever asks next.
+            self.failure = self._broken
+            self._defect = error
+            try:
+                self.log.stop_writing(error)
+                self._scheduler.soon(self._end_serving)
+            except RecursionError:
+                return self._broken
+        return self.failure if isinstance(error, Exception) else error
+
+    def _end_serving(self) -> None:
+        error, self._defect = self._defect, None
+        if error is not None:
+            self.log.stop_writing(error)
+            _log.critical("the broker met a defect of its own and stops serving", exc_info=error)
+            self._fail(self._broken)
 
     def _durable(self, seq: int) -> None:
         self.commit_seconds.observe(self.log.last_commit_seconds)
@@ -235,18 +314,22 @@ class Lot:
 
     def __exit__(self, *_: object) -> None:
         """After an error too: what is applied must be in the log."""
-        self._append()
+        if self._ledger.failure is None:
+            self._append()
 
     def store(self, message: Message, size: int) -> None:
         data = encode_record(message)
         nbytes = len(data) + RECORD_OVERHEAD_BYTES
         if self._nbytes + nbytes > self._room:
             self._make_room(nbytes)
-        apply_message(self._state, message, size)
-        place = self._nbytes
-        self._nbytes = place + nbytes
-        self._encoded.append(data)
-        self._runs[message.topic_id, message.partition].append((message, size, place))
+        try:
+            apply_message(self._state, message, size)
+            place = self._nbytes
+            self._nbytes = place + nbytes
+            self._encoded.append(data)
+            self._runs[message.topic_id, message.partition].append((message, size, place))
+        except BaseException as error:
+            raise self._ledger.stop_serving(error, is_appended=True) from error
 
     def _make_room(self, nbytes: int) -> None:
         self._append()
@@ -259,9 +342,12 @@ class Lot:
 
     def _append(self) -> None:
         if self._encoded:
-            start = self._ledger.append(self._encoded)
-            for run in self._runs.values():
-                self._window.add_run(run, start)
+            try:
+                start = self._ledger.append(self._encoded)
+                for run in self._runs.values():
+                    self._window.add_run(run, start)
+            except BaseException as error:
+                raise self._ledger.stop_serving(error, is_appended=True) from error
             self.places.update(self._runs)
             self._begin()
         self._room = 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.core.partitioning import utf8_bytes
+from penstock.api.durability import Capabilities
+from penstock.api.messages import Router
 from penstock.core.state import BrokerState, apply, apply_message
 from penstock.engine.clock import Clock, SystemClock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.parts import DataDirectory, Parts
-from penstock.engine.protocol import Capabilities
-from penstock.engine.routing import Router
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.tail import Tail
 from penstock.engine.window import Window
 from penstock.model.limits import Limits
 from penstock.model.records import Message, TopicCreated, TopicDeleted, Trimmed, decode_record
-from penstock.storage.checkpoint import load_checkpoint
+from penstock.model.units import utf8_bytes
+from penstock.storage.checkpoint import load_checkpoint, remove_leftovers
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import WalOptions
 from penstock.storage.memory_log import MemoryLog
@@ -79,7 +80,7 @@ def open_on_disk(
             vfs,
             directory,
             options,
-            replay=_Replay(state, window).take,
+            replay=_Replay(state, window, Tail(state, window, scheduler)).take,
             post=scheduler.post,
             first_segment=checkpoint.first_segment,
             lock=lock,
@@ -87,6 +88,7 @@ def open_on_disk(
     except BaseException:
         lock.release()
         raise
+    remove_leftovers(vfs, checkpoint)
     clock.start_at(state.last_ts)
     parts = Parts(state, wal, window, clock, scheduler, disk)
     capabilities = Capabilities(True, options.fsync, DURABILITY[options.fsync])
@@ -96,9 +98,10 @@ def open_on_disk(
 class _Replay:
     """Applies the log's records to a state and its window, as the live engine did."""
 
-    def __init__(self, state: BrokerState, window: Window) -> None:
+    def __init__(self, state: BrokerState, window: Window, tail: Tail) -> None:
         self._state = state
         self._window = window
+        self._tail = tail
 
     def take(self, data: bytes, position: int) -> None:
         record = decode_record(data)
@@ -107,6 +110,7 @@ class _Replay:
             size = utf8_bytes(record.key) + utf8_bytes(record.value)
             apply_message(state, record, size)
             window.add(record, size, position)
+            self._tail.turn()
             if window.is_over():
                 window.evict()
             return

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from penstock.core.partitioning import utf8_bytes
 from penstock.engine.window import Chunk, PartitionLog
 from penstock.model.records import Message, decode_record
+from penstock.model.units import utf8_bytes
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log

@@ -1,6 +1,7 @@
 """Messages that are no longer in memory, read back from disk in pages, never on the loop.
 
-Owns a bounded cache of pages and the reads under way. A page starts at the offset it was asked
+Owns a bounded cache of pages, an eighth of the memory for messages and part of it, and the reads
+under way. A page starts at the offset it was asked
 for. A reader that fails is logged and tried again; the messages are still on disk.
 """
 
@@ -13,9 +14,11 @@ from collections.abc import Callable, Sequence
 
 from msgspec import MsgspecError
 
+from penstock.engine.message_size import held_bytes
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.window import MESSAGE_OVERHEAD, PartitionLog, Window
+from penstock.engine.window import PartitionLog, Window
 from penstock.model.records import Message, decode_record
+from penstock.model.units import utf8_bytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import BatchRef, HistoryGone
 from penstock.storage.history_reader import HistoryReader
@@ -43,7 +46,6 @@ class Pages:
         self._pages: OrderedDict[_Key, list[Message]] = OrderedDict()
         # By partition, where its pages start: a page serves every offset that it covers.
         self._starts: dict[tuple[int, int], list[int]] = {}
-        self._page_bytes = 0
         self._limit_bytes = window.memory_bytes // 8
         self._loading: dict[_Key, list[Loaded]] = {}
         self.reads = 0
@@ -160,20 +162,21 @@ class Pages:
 
     def _finish(self, key: _Key, page: list[Message]) -> None:
         self.reads += 1
+        if key in self._pages:
+            self._drop(key)
         self._pages[key] = page
         insort(self._starts.setdefault(key[:2], []), key[2])
-        self._page_bytes += _cost(page)
-        while self._page_bytes > self._limit_bytes and len(self._pages) > 1:
-            self._drop_oldest()
+        self._window.page_bytes += _held_bytes(page)
+        while self._window.page_bytes > self._limit_bytes and len(self._pages) > 1:
+            self._drop(next(iter(self._pages)))
         for loaded in self._loading.pop(key):
             try:
                 loaded()
             except Exception:  # noqa: BLE001 - whoever else waits for the page must hear of it
                 _log.exception("a page could not be used; others who wait for it go on")
 
-    def _drop_oldest(self) -> None:
-        key, page = self._pages.popitem(last=False)
-        self._page_bytes -= _cost(page)
+    def _drop(self, key: _Key) -> None:
+        self._window.page_bytes -= _held_bytes(self._pages.pop(key))
         starts = self._starts[key[:2]]
         starts.remove(key[2])
         if not starts:
@@ -185,8 +188,8 @@ def _from_log(log: Log, positions: Sequence[int], offset: int) -> list[Message]:
     return [record for record in records if isinstance(record, Message) and record.offset >= offset]
 
 
-def _cost(page: list[Message]) -> int:
-    return sum(len(m.key) + len(m.value) + MESSAGE_OVERHEAD for m in page)
+def _held_bytes(page: list[Message]) -> int:
+    return sum([held_bytes(m, utf8_bytes(m.key) + utf8_bytes(m.value)) for m in page])
 
 
 def _offset_of(message: Message) -> int:

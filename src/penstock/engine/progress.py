@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
 from penstock.core.progress_rules import Target, below, check_reach, decide_progress
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.ledger import Done, Ledger
+from penstock.engine.ledger import Ledger
 from penstock.engine.lookups import Lookups
 from penstock.engine.outline import Outline
 from penstock.engine.window import Window
@@ -52,11 +53,9 @@ class GroupProgress:
         topic: str,
         group: str,
         reached: Sequence[Reached],
-        done: Done,
+        done: Done[list[Reached]],
         topic_id: int | None = None,
     ) -> None:
-        """Outcome: a Reached for each partition named, where the group is now."""
-
         def look() -> Callable[[], _Counted]:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
@@ -65,13 +64,12 @@ class GroupProgress:
             return partial(_count, found, [self._counter(found, each) for each in reached])
 
         def counted(outcome: _Counted | PenstockError) -> None:
-            try:
-                if isinstance(outcome, PenstockError):
-                    raise outcome
-                answer: list[Reached] | PenstockError = self._decide(*outcome, group)
-            except PenstockError as error:
-                answer = error
-            self._ledger.answer(done, answer)
+            if isinstance(outcome, PenstockError):
+                self._ledger.answer(done, outcome)
+                return
+            topic, targets = outcome
+            decided = self._ledger.attempt(lambda: self._decide(topic, targets, group))
+            self._ledger.answer(done, decided)
 
         self._lookups.run(look, counted)
 
@@ -90,8 +88,6 @@ class GroupProgress:
         return count
 
     def _decide(self, topic: Topic, targets: list[Target], name: str) -> list[Reached]:
-        if self._ledger.failure is not None:
-            raise self._ledger.failure
         if self._state.topics.get(topic.name) is not topic:
             raise NotFound(f"topic {topic.name!r} was deleted meanwhile")
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())

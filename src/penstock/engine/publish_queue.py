@@ -12,23 +12,25 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from penstock.core.event_buffer import Run, cut
-from penstock.core.stream_rules import StreamSettings
-from penstock.engine.ledger import Done, Ledger
+from penstock.api.metrics import StreamCounts
+from penstock.api.outcomes import Done
+from penstock.api.streams import EventRun, StreamSettings
+from penstock.core.event_buffer import cut
+from penstock.core.stream_rules import burst_bytes, burst_events
+from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
-from penstock.engine.subscriptions import StreamCounts
+from penstock.model import limits
 from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.limits import MIB
 from penstock.model.tenancy import Path
 
 QUEUE_BYTES = 64 * MIB
-"""Depth counts events, which may be large; so many bytes are accepted, and as many may wait."""
+"""Depth counts events, which may be large; a queue accepts this many bytes."""
 
-WAITING_DEPTHS = 4
-"""How many times the queue's depth may wait for it: a burst of some publishers, but a bounded one.
-What comes beyond could hardly be accepted in time, and is refused at once."""
+PAYLOAD_BYTES = 64
+"""Memory of a payload beside its bytes: the object, and its place in the batch."""
 
 Target = tuple[Path, str]
 """A cache, and a key of it."""
@@ -48,19 +50,53 @@ class Invalidates(Protocol):
         ...
 
 
+class WaitingRoom:
+    """Counts the publishes that wait for any queue, and the memory that they hold.
+
+    All streams share one, since all share the broker's memory. A publisher that sends ahead of its
+    answers is held up by its own connection long before this is full.
+    """
+
+    __slots__ = ("nbytes", "publishes")
+
+    def __init__(self) -> None:
+        self.publishes = 0
+        self.nbytes = 0
+
+    def has_room(self, arrival: Arrival) -> bool:
+        """An empty room takes any publish, however large."""
+        return not self.publishes or (
+            self.publishes < limits.MAX_WAITING_PUBLISHES
+            and self.nbytes + arrival.held_bytes <= limits.MAX_WAITING_PUBLISH_BYTES
+        )
+
+    def enter(self, arrival: Arrival) -> None:
+        self.publishes += 1
+        self.nbytes += arrival.held_bytes
+
+    def leave(self, arrival: Arrival) -> None:
+        self.publishes -= 1
+        self.nbytes -= arrival.held_bytes
+
+
 class Arrival:
     """A publish that is not accepted yet; `timer` is set while it waits."""
 
     __slots__ = ("done", "nbytes", "payloads", "targets", "timer")
 
     def __init__(
-        self, payloads: list[bytes], nbytes: int, targets: list[Target], done: Done
+        self, payloads: list[bytes], nbytes: int, targets: list[Target], done: Done[None]
     ) -> None:
         self.payloads = payloads
         self.nbytes = nbytes
         self.targets = targets
         self.done = done
         self.timer: Cancellable | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes while it waits."""
+        return self.nbytes + PAYLOAD_BYTES * len(self.payloads)
 
 
 class PublishQueue:
@@ -69,6 +105,7 @@ class PublishQueue:
         name: str,
         settings: StreamSettings,
         counts: StreamCounts,
+        waiting_room: WaitingRoom,
         caches: Invalidates,
         ledger: Ledger,
         scheduler: Scheduler,
@@ -79,18 +116,17 @@ class PublishQueue:
         self._nbytes = 0
         self._name = name
         self._settings = settings
-        self._burst = (settings.burst_events, settings.burst_bytes)
+        self._burst = (burst_events(settings), burst_bytes(settings))
         self._counts = counts
+        self._waiting_room = waiting_room
         self._caches = caches
         self._ledger = ledger
         self._scheduler = scheduler
         self._on_ready = on_ready
-        self._runs: deque[Run] = deque()
+        self._runs: deque[EventRun] = deque()
         # Batches whose invalidation is not durable yet, by their numbers.
         self._held: set[int] = set()
         self._waiting: OrderedDict[Arrival, None] = OrderedDict()
-        self._waiting_events = 0
-        self._waiting_bytes = 0
 
     @property
     def waiting(self) -> int:
@@ -100,7 +136,7 @@ class PublishQueue:
     def configure(self, settings: StreamSettings) -> None:
         """The stream is set otherwise; who waits already keeps the time it was given."""
         self._settings = settings
-        self._burst = (settings.burst_events, settings.burst_bytes)
+        self._burst = (burst_events(settings), burst_bytes(settings))
         self._let_in()
 
     # -- coming in -----------------------------------------------------------------------------
@@ -108,10 +144,12 @@ class PublishQueue:
     def put(self, arrival: Arrival) -> None:
         if not self._waiting and self._has_room(arrival):
             self._accept(arrival)
-        elif self._settings.publish_queue_wait_timeout_ms and self._may_wait(arrival):
+        elif not self._settings.publish_queue_wait_timeout_ms:
+            self._refuse(arrival, "and publishes do not wait for it")
+        elif self._waiting_room.has_room(arrival):
             self._wait(arrival)
         else:
-            self._refuse(arrival, "and as much as may wait for it does")
+            self._refuse(arrival, "and too many publishes wait already", "waiting_publishes")
 
     def _has_room(self, arrival: Arrival) -> bool:
         """An empty queue takes any publish, or one larger than the queue never could be made."""
@@ -120,14 +158,6 @@ class PublishQueue:
         events = self.events + len(arrival.payloads)
         nbytes = self._nbytes + arrival.nbytes
         return events <= self._settings.pub_queue_depth and nbytes <= QUEUE_BYTES
-
-    def _may_wait(self, arrival: Arrival) -> bool:
-        if not self._waiting:
-            return True
-        events = self._waiting_events + len(arrival.payloads)
-        nbytes = self._waiting_bytes + arrival.nbytes
-        most = WAITING_DEPTHS * self._settings.pub_queue_depth
-        return events <= most and nbytes <= QUEUE_BYTES
 
     def _accept(self, arrival: Arrival) -> None:
         try:
@@ -139,6 +169,7 @@ class PublishQueue:
         for run in cut(arrival.payloads, arrival.nbytes, *self._burst):
             self.seq += 1
             run.batch.seq = self.seq
+            run.batch.publish = first
             self._runs.append(run)
         self.events += len(arrival.payloads)
         self._nbytes += arrival.nbytes
@@ -173,8 +204,7 @@ class PublishQueue:
         timeout_ms = self._settings.publish_queue_wait_timeout_ms
         arrival.timer = self._scheduler.later(timeout_ms, partial(self._time_out, arrival))
         self._waiting[arrival] = None
-        self._waiting_events += len(arrival.payloads)
-        self._waiting_bytes += arrival.nbytes
+        self._waiting_room.enter(arrival)
 
     def _time_out(self, arrival: Arrival) -> None:
         self._end_wait(arrival)
@@ -186,8 +216,7 @@ class PublishQueue:
         if arrival.timer is not None:
             arrival.timer.cancel()
         del self._waiting[arrival]
-        self._waiting_events -= len(arrival.payloads)
-        self._waiting_bytes -= arrival.nbytes
+        self._waiting_room.leave(arrival)
 
     def _let_in(self) -> None:
         while self._waiting:
@@ -197,7 +226,7 @@ class PublishQueue:
             self._end_wait(first)
             self._accept(first)
 
-    def _refuse(self, arrival: Arrival, why: str) -> None:
+    def _refuse(self, arrival: Arrival, why: str, limit: str = "pub_queue_depth") -> None:
         self._counts.refused_publishes += 1
         settings = self._settings
         answer(
@@ -206,14 +235,14 @@ class PublishQueue:
                 f"the broker is overloaded: the publish queue of stream {self._name!r} is full, "
                 f"{why} (pub_queue_depth is {settings.pub_queue_depth}, "
                 f"publish_queue_wait_timeout_ms is {settings.publish_queue_wait_timeout_ms})",
-                limit="pub_queue_depth",
+                limit=limit,
                 reason="publish_queue_timeout",
             ),
         )
 
     # -- going out -----------------------------------------------------------------------------
 
-    def head(self) -> Run | None:
+    def head(self) -> EventRun | None:
         """The next to fan out, if it may yet."""
         runs = self._runs
         if not runs or (self._held and runs[0].batch.seq in self._held):
@@ -226,7 +255,7 @@ class PublishQueue:
         if self._waiting:
             self._let_in()
 
-    def _free(self, run: Run) -> None:
+    def _free(self, run: EventRun) -> None:
         self.events -= run.end
         self._nbytes -= run.nbytes
 
@@ -241,7 +270,7 @@ class PublishQueue:
             answer(arrival.done, error)
 
 
-def answer(done: Done, outcome: Any) -> None:
+def answer(done: Done[None], outcome: PenstockError | None) -> None:
     try:
         done(outcome)
     except Exception:  # noqa: BLE001 - one departed publisher must not stop the others

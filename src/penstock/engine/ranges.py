@@ -14,10 +14,11 @@ from functools import partial
 
 import msgspec
 
+from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
-from penstock.engine.ledger import Done, Ledger
+from penstock.engine.ledger import Ledger
 from penstock.engine.lookups import Lookups
 from penstock.engine.outline import Outline
 from penstock.engine.reading import Piece, RangeRead, bounds_within
@@ -26,6 +27,7 @@ from penstock.engine.window import Chunk, PartitionLog, Window
 from penstock.model.errors import InvalidArgument, NotFound, OutOfRange, PenstockError
 from penstock.model.ranges import (
     PAGE_PARTITIONS,
+    PIECE_BYTES,
     NamedOffsets,
     OffsetReport,
     OffsetsPage,
@@ -43,6 +45,7 @@ from penstock.storage.row_stream import (
     Form,
     may_want,
     message_piece,
+    no_rows,
     schema_of,
     sealed_piece,
 )
@@ -51,7 +54,7 @@ from penstock.storage.splitting import split
 _BITS = {name: bit for bit, name in enumerate(HistoryReader.schema.names)}
 
 PIECE_ROWS = 32_768
-"""Rows of the unsealed tail that become one batch."""
+"""Rows of the unsealed tail that become one batch, unless they are larger than a piece."""
 
 
 class Ranges:
@@ -73,8 +76,7 @@ class Ranges:
         self._ledger = ledger
         self._scheduler = scheduler
 
-    def open(self, request: RangeRequest, done: Done) -> None:
-        """Outcome: a RangeRead of what is durable then."""
+    def open(self, request: RangeRequest, done: Done[RangeRead]) -> None:
         try:
             topic = find_topic(self._state, request.topic, request.topic_id)
             partition = find_partition(topic, request.partition)
@@ -96,8 +98,7 @@ class Ranges:
             outcome = error
         self._ledger.answer(done, outcome)
 
-    def offsets(self, name: str, time_ms: int | None, done: Done) -> None:
-        """Outcome: TopicOffsets. With a time, also where its messages begin."""
+    def offsets(self, name: str, time_ms: int | None, done: Done[TopicOffsets]) -> None:
         try:
             topic = find_topic(self._state, name)
         except PenstockError as error:
@@ -109,8 +110,7 @@ class Ranges:
             look = partial(self._look_for_time, name, time_ms)
             self._lookups.run(look, partial(self._ledger.answer, done))
 
-    def all_offsets(self, after: str, done: Done) -> None:
-        """Outcome: an OffsetsPage, of the topics behind that name."""
+    def all_offsets(self, after: str, done: Done[OffsetsPage]) -> None:
         behind = (name for name in self._state.topics if name > after)
         names = heapq.nsmallest(PAGE_PARTITIONS + 1, behind)
         found: list[NamedOffsets] = []
@@ -136,8 +136,7 @@ class Ranges:
 
         return look
 
-    def splits(self, request: SplitRequest, done: Done) -> None:
-        """Outcome: Splits of what is durable then."""
+    def splits(self, request: SplitRequest, done: Done[Splits]) -> None:
         self._lookups.run(
             partial(self._look_for_splits, request), partial(self._ledger.answer, done)
         )
@@ -172,8 +171,8 @@ class Ranges:
 
     def _next_piece(
         self, topic_id: int, partition: int, selection: Selection, form: Form, at: int, end: int
-    ) -> tuple[Piece, int]:
-        """How to read what comes next, and the offset that the piece ends before."""
+    ) -> Piece:
+        """How to read what comes next."""
         topic = self._state.topics_by_id.get(topic_id)
         if topic is None:
             raise NotFound("the topic was deleted while it was read")
@@ -185,21 +184,21 @@ class Ranges:
             return self._unsealed(log, at, end, selection, form)
         stop = min(ref.last + 1, end)
         if ref.first >= end or not may_want(selection, ref):
-            return bytes, stop
-        return partial(sealed_piece, history, ref, at, stop, selection, form), stop
+            return partial(no_rows, stop)
+        return partial(sealed_piece, history, ref, at, stop, selection, form)
 
     def _unsealed(
         self, log: PartitionLog, at: int, end: int, selection: Selection, form: Form
-    ) -> tuple[Piece, int]:
+    ) -> Piece:
         chunks = _chunks(log, at, end)
         if not chunks:
-            return bytes, end
+            return partial(no_rows, end)
         stop = min(chunks[-1].last + 1, end)
         if chunks[0].messages is None:
             source = self._from_log(chunks, at, stop)
         else:
             source = _from_memory(chunks, at, stop)
-        return partial(message_piece, source, selection, form), stop
+        return partial(message_piece, source, stop, selection, form)
 
     def _from_log(self, chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Message]]:
         log = self._log
@@ -256,13 +255,15 @@ def _without_nulls(selection: Selection, log: PartitionLog, start: int, end: int
 def _chunks(log: PartitionLog, start: int, end: int) -> list[Chunk]:
     """Neighbouring chunks from `start` on, all in memory or none, as many as make a piece."""
     found: list[Chunk] = []
-    rows = 0
+    rows = nbytes = 0
     for chunk in log.chunks_from(start):
         is_other = bool(found) and (chunk.messages is None) != (found[0].messages is None)
-        if chunk.first >= end or rows >= PIECE_ROWS or is_other:
+        is_enough = rows >= PIECE_ROWS or nbytes >= PIECE_BYTES
+        if chunk.first >= end or is_enough or is_other:
             break
         found.append(chunk)
         rows += chunk.msgs
+        nbytes += chunk.held
     return found
 
 

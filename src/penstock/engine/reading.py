@@ -20,7 +20,7 @@ from penstock.model.limits import MIB
 from penstock.model.ranges import RowBytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import HistoryGone
-from penstock.storage.row_stream import release_memory
+from penstock.storage.row_stream import Rows, release_memory
 
 _log = logging.getLogger("penstock.engine")
 
@@ -31,11 +31,11 @@ UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
 RELEASE_BYTES = 4 * MIB
 """Of a range that had so much, and has ended, memory is given back: it takes some 0.3 ms."""
 
-Piece = Callable[[], RowBytes]
-"""Reads rows. Blocking."""
-NextPiece = Callable[[int, int], tuple[Piece, int]]
-"""For a range that goes on from here to there: how to read what comes next, and where that ends.
-Called on the loop; a PenstockError ends the read."""
+Piece = Callable[[], Rows]
+"""Reads rows, and says where the next ones begin. Blocking."""
+NextPiece = Callable[[int, int], Piece]
+"""For a range that goes on from here to there: how to read what comes next. Called on the loop; a
+PenstockError ends the read."""
 GotPiece = Callable[[RowBytes | PenstockError | None], None]
 """Takes the next bytes, None after the last, or why there are no more."""
 
@@ -61,21 +61,24 @@ class RangeRead:
         self.tail = tail
         self._read_bytes = 0
 
+    def is_over(self) -> bool:
+        return self.at >= self.end
+
     def next(self, got: GotPiece) -> None:
-        if self.at >= self.end:
+        if self.is_over():
             got(None)
             return
         try:
-            piece, end = self._next_piece(self.at, self.end)
+            piece = self._next_piece(self.at, self.end)
         except PenstockError as error:
             got(error)
             return
-        self._scheduler.in_background(partial(self._read, piece, end, got))
+        self._scheduler.in_background(partial(self._read, piece, got))
 
-    def _read(self, piece: Piece, end: int, got: GotPiece) -> None:
+    def _read(self, piece: Piece, got: GotPiece) -> None:
         """On a thread."""
         try:
-            data = piece()
+            data, end = piece()
         except MOVED:
             self._scheduler.post(partial(self.next, got))
         except UNREADABLE as error:
@@ -104,8 +107,8 @@ def bounds_within(
     end = newest if end is None else end
     if start < oldest:
         raise OutOfRange(f"{what}s below {oldest} are no longer kept; {start} was asked for")
-    if end > newest:
-        raise NotYet(f"what can be read ends at {what} {newest}; {end} was asked for")
+    if max(start, end) > newest:
+        raise NotYet(f"what can be read ends at {what} {newest}; {max(start, end)} was asked for")
     if start > end:
-        raise InvalidArgument(f"start {start} is behind end {end}")
+        raise InvalidArgument(f"start {start} is above end {end}")
     return start, end

@@ -7,7 +7,9 @@ after it; its answer waits until it is durable, as every other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import (
     changes_since,
@@ -18,10 +20,12 @@ from penstock.core.tenancy import (
     find,
     snapshot_of,
 )
-from penstock.engine.ledger import Done, Ledger
-from penstock.model.errors import PenstockError, Unavailable
+from penstock.engine.ledger import Ledger
+from penstock.model.errors import Unavailable
 from penstock.model.records import RegistryChanged
 from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
+
+T = TypeVar("T")
 
 Listener = Callable[[Entry, bool], None]
 """Told of an entry that was created or changed, or (True) deleted."""
@@ -36,9 +40,7 @@ class Registrar:
 
     # -- commands ------------------------------------------------------------------------------
 
-    def create(self, wanted: Entry, done: Done) -> None:
-        """Outcome: (the entry, whether it was created)."""
-
+    def create(self, wanted: Entry, done: Done[tuple[Entry, bool]]) -> None:
         def decide() -> tuple[Entry, bool]:
             record = decide_create(self._registry, wanted, self._ledger.now_ms())
             if record is not None:
@@ -50,14 +52,12 @@ class Registrar:
     def change(
         self,
         path: Path,
-        done: Done,
+        done: Done[Entry],
         *,
         stream: StreamConfig | None = None,
         cache: CacheConfig | None = None,
         if_revision: int | None = None,
     ) -> None:
-        """Outcome: the entry as it is now."""
-
         def decide() -> Entry:
             now_ms = self._ledger.now_ms()
             record = decide_change(
@@ -69,16 +69,14 @@ class Registrar:
 
         self._decide(decide, done)
 
-    def delete(self, kind: Kind, path: Path, cascade: bool, done: Done) -> None:
+    def delete(self, kind: Kind, path: Path, cascade: bool, done: Done[None]) -> None:
         def decide() -> None:
             now_ms = self._ledger.now_ms()
             self._record(decide_delete(self._registry, kind, path, now_ms, cascade=cascade))
 
         self._decide(decide, done)
 
-    def reconcile(self, wanted: Sequence[Entry], done: Done) -> None:
-        """Makes the registry hold what another one holds. Outcome: how many steps it took."""
-
+    def reconcile(self, wanted: Sequence[Entry], done: Done[int]) -> None:
         def decide() -> int:
             steps = decide_reconcile(self._registry, wanted, self._ledger.now_ms())
             if steps:
@@ -89,30 +87,26 @@ class Registrar:
 
     # -- what there is -------------------------------------------------------------------------
 
-    def get(self, kind: Kind, path: Path, done: Done) -> None:
-        """Outcome: the entry."""
+    def get(self, kind: Kind, path: Path, done: Done[Entry]) -> None:
         self._decide(lambda: find(self._registry, kind, path), done)
 
-    def children(self, kind: Kind, path: Path, done: Done) -> None:
-        """Outcome: what is directly in a tenant or namespace, sorted by path."""
-
+    def children(self, kind: Kind, path: Path, done: Done[list[Entry]]) -> None:
         def look() -> list[Entry]:
             parent = find(self._registry, kind, path)
             return sorted(self._registry.children(parent), key=lambda entry: entry.path)
 
         self._decide(look, done)
 
-    def tenants(self, done: Done) -> None:
+    def tenants(self, done: Done[list[Entry]]) -> None:
         self._decide(lambda: [e for _, e in sorted(self._registry.tenants.items())], done)
 
-    def position(self, done: Done) -> None:
-        """Outcome: (epoch, revision)."""
+    def position(self, done: Done[tuple[int, int]]) -> None:
         self._decide(lambda: (self._registry.epoch, self._registry.revision), done)
 
-    def snapshot(self, done: Done) -> None:
+    def snapshot(self, done: Done[Snapshot]) -> None:
         self._decide(self._snapshot, done)
 
-    def changes(self, since: int, epoch: int | None, done: Done) -> None:
+    def changes(self, since: int, epoch: int | None, done: Done[Changes]) -> None:
         self._decide(lambda: self._changes(since, epoch), done)
 
     def _snapshot(self) -> Snapshot:
@@ -123,15 +117,9 @@ class Registrar:
 
     # -- within --------------------------------------------------------------------------------
 
-    def _decide(self, decide: Callable[[], object], done: Done) -> None:
+    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
         """Looking is held back too: what is not durable is not to be seen."""
-        try:
-            if self._ledger.failure is not None:
-                raise self._ledger.failure
-            outcome = decide()
-        except PenstockError as error:
-            outcome = error
-        self._ledger.answer(done, outcome)
+        self._ledger.answer(done, self._ledger.attempt(decide))
 
     def _record(self, records: list[RegistryChanged]) -> None:
         if not self._ledger.record_together(records):

@@ -1,50 +1,28 @@
-"""What can be read of a topic: its partitions, its groups and how far they are."""
+"""Reports of topics and effects, made from the state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
+from penstock.api.effects import EffectReport
+from penstock.api.topics import GroupReport, PartitionReport, ProgressReport, TopicReport
+from penstock.core.effects import Effect
 from penstock.core.groups import Group, Progress
 from penstock.core.topics import Partition, Topic
+from penstock.model.records import COMMITTED, FAILED, PENDING
+
+_STATUS = {PENDING: "PENDING", COMMITTED: "COMMITTED", FAILED: "FAILED"}
 
 
-class PartitionReport(msgspec.Struct, frozen=True):
-    partition: int
-    first_offset: int
-    next_offset: int
-    retained_msgs: int
-    retained_bytes: int
-    buffered_msgs: int
-    buffered_bytes: int
-
-
-class ProgressReport(msgspec.Struct, frozen=True):
-    """`lag` is what the group has not finished, in flight and waiting included."""
-
-    partition: int
-    last_acked: int
-    next_offset: int
-    in_flight: int
-    unfinished: int
-    lag: int
-
-
-class GroupReport(msgspec.Struct, frozen=True):
-    name: str
-    consumers: int
-    partitions: list[ProgressReport]
-
-
-class TopicReport(msgspec.Struct, frozen=True):
-    name: str
-    next_offset: int
-    retention_ms: int
-    retention_bytes: int
-    after_archive: bool
-    partitions: list[PartitionReport]
-    groups: list[GroupReport]
+def report_effect(effect: Effect, now_ms: int) -> EffectReport:
+    is_committed = effect.status == COMMITTED
+    return EffectReport(
+        status=_STATUS[effect.status],
+        owner=effect.owner,
+        lease_ms=max(0, effect.lease_until - now_ms),
+        result=effect.text if is_committed else "",
+        last_error="" if is_committed else effect.text,
+    )
 
 
 def report_topic(topic: Topic, consumers: Callable[[int], int]) -> TopicReport:
@@ -54,6 +32,9 @@ def report_topic(topic: Topic, consumers: Callable[[int], int]) -> TopicReport:
         retention_ms=topic.retention_ms,
         retention_bytes=topic.retention_bytes,
         after_archive=topic.after_archive,
+        max_attempts=topic.max_attempts,
+        retry_backoff_ms=topic.retry_backoff_ms,
+        retry_max_backoff_ms=topic.retry_max_backoff_ms,
         partitions=[_partition(partition) for partition in topic.partitions],
         groups=[
             GroupReport(

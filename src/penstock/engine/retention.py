@@ -2,20 +2,20 @@
 
 Invariant: of a topic with `after_archive` nothing goes before the group `archive` has finished it,
 and nothing at all while there is no such group. Sealed batches go whole. Of what is not sealed yet,
-single messages go, from memory only. It rests while a sealing run is under way, which would not
-know what went meanwhile.
+single messages go where they are in memory, and whole chunks where they are not. It rests while a
+sealing run is under way, which would not know what went meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 
-from penstock.core.partitioning import utf8_bytes
 from penstock.core.topics import Partition, Topic
 from penstock.engine.parts import Parts
 from penstock.engine.window import Chunk, PartitionLog
 from penstock.model.names import ARCHIVE_GROUP
 from penstock.model.records import Trimmed
+from penstock.model.units import utf8_bytes
 from penstock.storage.errors import StorageError
 from penstock.storage.history import BatchRef
 
@@ -125,11 +125,11 @@ class Retention:
         for chunk in log.chunks:
             if chunk.last < cut.before:
                 continue
-            if chunk.messages is None:
-                return
             is_whole = chunk.first >= cut.before
             if is_whole and cut.takes(chunk.last, chunk.last_ts, chunk.msgs, chunk.bytes):
                 continue
+            if chunk.messages is None:
+                return
             for message in chunk.messages:
                 if message.offset < cut.before:
                     continue
@@ -142,7 +142,10 @@ class Retention:
         record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
         if not self._parts.ledger.record(record):
             return False
-        self._parts.window.trim(log, cut.before)
+        try:
+            self._parts.window.trim(log, cut.before)
+        except BaseException as error:
+            raise self._parts.ledger.stop_serving(error, is_appended=True) from error
         self._parts.ledger.wake()
         return True
 

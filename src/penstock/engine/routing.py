@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
+from penstock.api.messages import Produce, Router
 from penstock.core.idempotency import produce_identity
-from penstock.core.produce import Produce, routed
+from penstock.core.produce import routed
 from penstock.core.state import BrokerState
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import FailedPrecondition, PenstockError
@@ -20,14 +20,6 @@ ROUTED_AT_ONCE = 256
 """Of one batch, so that it leaves the router to others too."""
 
 Identity = tuple[str, str, str]
-
-Decided = Callable[[RoutingDecision | None], None]
-
-
-class Router(Protocol):
-    def route(self, command: Produce, decided: Decided) -> None:
-        """Calls `decided` once, on the loop, with the decision, or None when there is none."""
-        ...
 
 
 class RoutingGate:

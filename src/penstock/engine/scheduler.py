@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 Turn = Callable[[], None]
+
+_log = logging.getLogger("penstock.engine")
 
 
 class Cancellable(Protocol):
@@ -63,14 +66,22 @@ class LoopScheduler:
             self._loop.call_soon_threadsafe(turn)
 
     def in_thread(self, work: Turn) -> None:
-        self._readers.submit(work)
+        self._readers.submit(_logged, work)
 
     def in_background(self, work: Turn) -> None:
-        self._background.submit(work)
+        self._background.submit(_logged, work)
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(wait=False, cancel_futures=True)
+
+
+def _logged(work: Turn) -> None:
+    """A pool keeps exceptions to itself: nobody would hear of this one."""
+    try:
+        work()
+    except Exception:  # noqa: BLE001 - whatever it was, the log says so
+        _log.exception("work on a thread failed, and nobody was told its outcome")
 
 
 class _Timer:

@@ -24,6 +24,8 @@ MANY_RECORDS = 500_000
 """Sealed in one run, they leave room in memory that is worth giving back."""
 IDLE_ROUNDS = 60
 MAX_REST_ROUNDS = 60
+KEEPS_FAILING = 3
+"""Failures in a row after which it is more than an accident: operators are told."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -33,14 +35,21 @@ class Sealing:
         self.runs = 0
         self._removed_bytes = 0
         self._idle_rounds = 0
-        self._failures = 0
+        self.failures = 0
+        """Runs that failed since the last that succeeded."""
+        self.last_failure_ms = 0
         self._rest_rounds = 0
         self._began_ms = 0
         self._parts = parts
         self._disk = disk
         self._files = set(disk.files)
         self._sealer = Sealer(
-            disk.path, parts.state.limits, parts.scheduler.post, self._sealed, self._failed
+            disk.path,
+            parts.state.limits,
+            parts.scheduler.post,
+            self._sealed,
+            self._failed,
+            disk.vfs.identity(disk.path),
         )
         parts.log.on_rolled = self.run
         self.freshness = Freshness(parts.log, parts.clock, parts.scheduler, self)
@@ -49,6 +58,16 @@ class Sealing:
     @property
     def is_running(self) -> bool:
         return self._sealer.is_running
+
+    @property
+    def warning(self) -> str:
+        """What operators should know, without what only the log may say; empty if all is well."""
+        if self.failures < KEEPS_FAILING:
+            return ""
+        return (
+            f"sealing the log has failed {self.failures} times in a row: the log grows until it "
+            "succeeds; the broker's log says why"
+        )
 
     def run(self) -> None:
         """Starts a run if there is something to seal and none is under way."""
@@ -84,7 +103,9 @@ class Sealing:
     def _sealed(self, result: Sealed) -> None:
         self.runs += 1
         self._idle_rounds = 0
-        self._failures = 0
+        if self.failures:
+            _log.info("sealing works again, after %d failures in a row", self.failures)
+        self.failures = 0
         self._parts.window.seal(result.added, set(result.dropped))
         self._parts.journal.sealed(result)
         self._parts.log.drop_segments(result.first_segment - 1)
@@ -116,9 +137,19 @@ class Sealing:
         self._parts.scheduler.in_thread(remove)
 
     def _failed(self, text: str) -> None:
-        self._failures += 1
-        self._rest_rounds = min(2**self._failures, MAX_REST_ROUNDS)
-        _log.warning(
-            "sealing the log failed and is tried again in %d s: %s", self._rest_rounds, text
-        )
+        """Logs the first failure and when it is clear that it goes on, not each one between."""
+        self.failures += 1
+        self.last_failure_ms = self._parts.clock.now_ms()
+        self._rest_rounds = min(2 ** min(self.failures, 10), MAX_REST_ROUNDS)
+        if self.failures == 1:
+            _log.warning(
+                "sealing the log failed and is tried again in %d s: %s", self._rest_rounds, text
+            )
+        elif self.failures == KEEPS_FAILING:
+            _log.error(
+                "sealing the log keeps failing, and the log grows until it succeeds. It is tried "
+                "again, at least every %d s; nothing more is logged until it works. Now: %s",
+                MAX_REST_ROUNDS,
+                text,
+            )
         self.freshness.give_up(Unavailable("the log could not be sealed; try again later"))

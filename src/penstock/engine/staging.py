@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from penstock.api.outcomes import Done
+from penstock.api.rows import CheckedRows
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import (
     PieceKey,
@@ -22,13 +24,13 @@ from penstock.core.write_rules import (
     check_uncommitted,
     decide_places,
 )
-from penstock.engine.ledger import Done, Ledger
+from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Scheduler, Turn
 from penstock.model.errors import Internal, PenstockError, ResourceExhausted, Unavailable
 from penstock.model.limits import MAX_STAGED_PIECES, MIB
 from penstock.model.tenancy import Path
 from penstock.model.writes import PieceName, PieceReport
-from penstock.storage.staged_rows import CheckedRows
+from penstock.storage.errors import StorageError
 from penstock.storage.staging import Packed, Shelf, pack
 
 MAX_CHECKING_BYTES = 128 * MIB
@@ -64,7 +66,8 @@ class Staging:
         self._sizes: dict[int, int] = {}
 
     def start(self, committed: Iterable[int]) -> None:
-        """Finds what is on disk; pieces of these numbers are committed, and not for us to judge."""
+        """Finds what is on disk. Pieces of these numbers are committed: they stay, damaged or not.
+        Of the others, the rows are checked in the background before a commit is likely to come."""
         kept = set(committed)
         found = self._shelf.found
         self._next_number = max([0, *found, *kept]) + 1
@@ -73,9 +76,56 @@ class Staging:
                 self._count(piece)
                 if number not in kept:
                     self._load(piece)
-            elif number not in kept:
-                _log.warning("a staged piece cannot be read and is dropped: %s", piece)
-                self.remove([number])
+            elif number in kept:
+                _log.error("a staged piece of a committed batch cannot be read: %s", piece)
+            else:
+                self._drop_damaged(number, piece)
+        self._check_next(sorted(self._sizes.keys() - kept, reverse=True))
+
+    def _check_next(self, numbers: list[int]) -> None:
+        """Checks the rows of the last of these pieces on a thread, then the others."""
+        if not numbers:
+            return
+        *others, number = numbers
+
+        def check() -> None:
+            damage: StorageError | None = None
+            try:
+                opened = self._shelf.open(number)
+                for part in opened.content.slices:
+                    opened.read(part)
+            except StorageError as error:
+                damage = error
+            except OSError as error:
+                _log.warning("staged piece %d cannot be checked: %s", number, error)
+            self._scheduler.post(partial(self._checked, number, damage, others))
+
+        self._scheduler.in_background(check)
+
+    def _checked(self, number: int, damage: StorageError | None, others: list[int]) -> None:
+        piece = self._uncommitted(number) if damage is not None else None
+        if damage is not None and piece is not None:
+            name = piece.name
+            pieces = self._batches[name.producer][name.batch]
+            pieces.pop((name.part, name.attempt, name.piece))
+            if not pieces:
+                self._forget(name.producer, name.batch)
+            self._drop_damaged(number, damage)
+        self._check_next(others)
+
+    def _uncommitted(self, number: int) -> StagedPiece | None:
+        """The piece of this number, unless its batch was committed or dropped."""
+        for batches in self._batches.values():
+            for pieces in batches.values():
+                for piece in pieces.values():
+                    if piece.number == number:
+                        return piece
+        return None
+
+    def _drop_damaged(self, number: int, damage: StorageError) -> None:
+        """Whoever commits its batch is told that the piece is missing, and stages it again."""
+        _log.warning("a staged piece cannot be read and is dropped: %s", damage)
+        self.remove([number])
 
     def _load(self, piece: StagedPiece) -> None:
         try:
@@ -94,10 +144,9 @@ class Staging:
         cache: Path | None,
         nbytes: int,
         check: Check,
-        done: Done,
+        done: Done[PieceReport],
     ) -> None:
-        """Outcome: a PieceReport, once the piece is on disk."""
-        now_ms = self._ledger.now_ms()
+        now_ms, wall_ms = self._ledger.now_ms(), self._ledger.wall_ms()
         try:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
@@ -115,7 +164,7 @@ class Staging:
             self._ledger.answer(done, outcome)
 
         def checked() -> Turn:
-            rows = check(now_ms)
+            rows = check(wall_ms)
             packed = pack(rows.table, topic, list(cache or ()))
             return partial(self._place, name, rows, packed, now_ms, finish)
 
@@ -135,7 +184,12 @@ class Staging:
             raise Unavailable("the disk is nearly full; pieces are staged when there is room")
 
     def _place(
-        self, name: PieceName, rows: CheckedRows, packed: Packed, now_ms: int, finish: Done
+        self,
+        name: PieceName,
+        rows: CheckedRows,
+        packed: Packed,
+        now_ms: int,
+        finish: Done[PieceReport],
     ) -> None:
         try:
             places = decide_places(self._state, rows.targets)
@@ -157,7 +211,7 @@ class Staging:
         self._next_number += 1
         return StagedPiece(name, number, packed.rows, packed.nbytes, now_ms, places, is_keyed)
 
-    def _written(self, piece: StagedPiece, finish: Done) -> None:
+    def _written(self, piece: StagedPiece, finish: Done[PieceReport]) -> None:
         self._count(piece)
         try:
             # Its batch may have been committed without it meanwhile.
@@ -169,7 +223,7 @@ class Staging:
         self._know(piece)
         finish(PieceReport(piece.rows, piece.bytes))
 
-    def _work(self, work: Callable[[], Turn], finish: Done) -> None:
+    def _work(self, work: Callable[[], Turn], finish: Done[PieceReport]) -> None:
         """Does it on a thread, and what it returns on the loop."""
 
         def run() -> None:
@@ -246,7 +300,7 @@ class Staging:
             self._scheduler.in_background(remove)
 
 
-def _outcome_of(work: Callable[[], Turn], finish: Done) -> Turn:
+def _outcome_of(work: Callable[[], Turn], finish: Done[PieceReport]) -> Turn:
     """On a thread: what is to be done next, on the loop."""
     try:
         return work()

@@ -11,36 +11,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from itertools import islice
 
-import msgspec
-
-from penstock.core.event_buffer import Run
+from penstock.api.metrics import StreamCounts, StreamMetrics
+from penstock.api.outcomes import Done
+from penstock.api.streams import EventRun, EventSink, StreamSettings, stream_settings
 from penstock.core.state import BrokerState
-from penstock.core.stream_rules import StreamSettings, check_depth, check_publish, settings_of
+from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, check_publish
 from penstock.core.tenancy import find
-from penstock.engine.ledger import Done, Ledger
-from penstock.engine.protocol import EventSink
-from penstock.engine.publish_queue import Arrival, Invalidates, PublishQueue, Target
+from penstock.engine.ledger import Ledger
+from penstock.engine.publish_queue import (
+    Arrival,
+    Invalidates,
+    PublishQueue,
+    Target,
+    WaitingRoom,
+)
 from penstock.engine.registrar import Registrar
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.subscriptions import StreamCounts, Subscription, Surroundings
+from penstock.engine.subscriptions import Subscription, Surroundings
 from penstock.model.errors import NotFound, PenstockError, Unavailable
-from penstock.model.streams import Publish, Subscribe
+from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import Entry, Path, StreamConfig
 
 TURN_OFFERS = 512
 """Offers of a batch to a subscription in one turn of fan-out, over all streams: each may end in a
 write to a socket, and others wait for the loop meanwhile."""
-
-
-class StreamReport(msgspec.Struct, frozen=True):
-    """For metrics. `queued` are events, `waiting` publishes."""
-
-    path: Path
-    counts: StreamCounts
-    queued: int
-    waiting: int
 
 
 class Stream:
@@ -53,7 +50,7 @@ class Stream:
         self.is_busy = False
         self.subscriptions: dict[str, Subscription] = {}
         self._audience: list[Subscription] | None = None
-        self._run: Run | None = None
+        self._run: EventRun | None = None
         self._left: Iterator[Subscription] = iter(())
 
     def configure(self, settings: StreamSettings) -> None:
@@ -102,14 +99,14 @@ class Stream:
             nbytes += run.nbytes
         return offers or 1
 
-    def _next(self, events: int, nbytes: int) -> Run | None:
+    def _next(self, events: int, nbytes: int) -> EventRun | None:
         """The next batch, if with it the burst stays within its bounds."""
         run = self.queue.head()
         if run is None:
             return None
         if events and (
-            events + run.end > self.settings.burst_events
-            or nbytes + run.nbytes > self.settings.burst_bytes
+            events + run.end > burst_events(self.settings)
+            or nbytes + run.nbytes > burst_bytes(self.settings)
         ):
             return None
         if self._audience is None:
@@ -135,6 +132,7 @@ class Streams:
         self._ledger = ledger
         self._scheduler = scheduler
         self._streams: dict[Path, Stream] = {}
+        self._waiting_room = WaitingRoom()
         self._subscribed = 0
         self._busy: deque[Stream] = deque()
         self._woken: list[Subscription] = []
@@ -144,8 +142,7 @@ class Streams:
 
     # -- commands ------------------------------------------------------------------------------
 
-    def publish(self, command: Publish, done: Done) -> None:
-        """Outcome: None, once it is in the stream's queue."""
+    def publish(self, command: Publish, done: Done[None]) -> None:
         targets: list[Target] = []
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
@@ -159,8 +156,7 @@ class Streams:
             return
         stream.queue.put(Arrival(command.payloads, nbytes, targets, done))
 
-    def subscribe(self, command: Subscribe, sink: EventSink, done: Done) -> None:
-        """Outcome: a Subscription, to which everything accepted from then on goes."""
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[Subscription]) -> None:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
@@ -185,8 +181,7 @@ class Streams:
             subscription.close()
             raise
 
-    def subscriptions(self, path: Path, done: Done) -> None:
-        """Outcome: a Lag for every subscription of the stream."""
+    def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:
         try:
             stream = self._streams.get(path) or self._open(path)
         except PenstockError as error:
@@ -196,10 +191,12 @@ class Streams:
 
     # -- what there is -------------------------------------------------------------------------
 
-    def reports(self) -> list[StreamReport]:
+    def metrics(self) -> list[StreamMetrics]:
         """Of every stream that has been used."""
         return [
-            StreamReport(path, stream.around.counts, stream.queue.events, stream.queue.waiting)
+            StreamMetrics(
+                path, copy(stream.around.counts), stream.queue.events, stream.queue.waiting
+            )
             for path, stream in self._streams.items()
         ]
 
@@ -211,7 +208,7 @@ class Streams:
             del self._streams[entry.path]
             self._ledger.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
         else:
-            stream.configure(settings_of(entry.stream or StreamConfig(), self._limits))
+            stream.configure(stream_settings(entry.stream or StreamConfig(), self._limits))
 
     def end_all(self, reason: str) -> None:
         """Ends every subscription and refuses every publish that waits."""
@@ -220,7 +217,7 @@ class Streams:
 
     def _open(self, path: Path) -> Stream:
         entry = find(self._registry, "stream", path)
-        settings = settings_of(entry.stream or StreamConfig(), self._limits)
+        settings = stream_settings(entry.stream or StreamConfig(), self._limits)
         name = "/".join(path)
         counts = StreamCounts()
         scheduler = self._scheduler
@@ -229,6 +226,7 @@ class Streams:
             name,
             settings,
             counts,
+            self._waiting_room,
             self._caches,
             self._ledger,
             scheduler,

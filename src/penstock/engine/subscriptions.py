@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.event_buffer import EventBuffer, Run
-from penstock.core.stream_rules import NEVER, StreamSettings, alert_bounds
-from penstock.engine.protocol import EventSink
+from penstock.api.metrics import StreamCounts
+from penstock.api.streams import EventRun, EventSink, StreamSettings
+from penstock.core.event_buffer import EventBuffer
+from penstock.core.stream_rules import NEVER, alert_bounds
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.streams import Lag
@@ -23,20 +24,6 @@ from penstock.model.streams import Lag
 _log = logging.getLogger("penstock.engine")
 
 _ASLEEP, _TO_WAKE, _AWAKE = range(3)
-
-
-class StreamCounts(msgspec.Struct):
-    """What happened on a stream since the broker started, in events unless it says otherwise.
-    `lagging` and `subscribers` are of now."""
-
-    published: int = 0
-    delivered: int = 0
-    dropped: int = 0
-    refused_publishes: int = 0
-    lag_alerts: int = 0
-    slow_disconnects: int = 0
-    lagging: int = 0
-    subscribers: int = 0
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -61,6 +48,7 @@ class Subscription:
         "_buffer",
         "_disconnect_slow_ms",
         "_is_alert",
+        "_lost_publish",
         "_own_depth",
         "_sink",
         "_slow_since_ms",
@@ -99,6 +87,7 @@ class Subscription:
         self._buffer = EventBuffer(0, 0)
         self._wakefulness = _ASLEEP
         self._is_alert = False
+        self._lost_publish = 0
         self._slow_since_ms: int | None = None
         self._slow_timer: Cancellable | None = None
         self.configure(settings)
@@ -114,11 +103,15 @@ class Subscription:
 
     # -- from the stream -----------------------------------------------------------------------
 
-    def offer(self, run: Run) -> None:
-        """Buffers what there is room for; the rest is lost, for this subscription."""
+    def offer(self, run: EventRun) -> None:
+        """Buffers what there is room for; the rest is lost, for this subscription. It keeps the
+        beginning of a publish that does not fit: once an event of it is lost, so are all behind
+        that one, even if its reader makes room meanwhile."""
         buffer = self._buffer
-        kept = buffer.offer(run)
+        publish = run.batch.publish
+        kept = 0 if publish == self._lost_publish else buffer.offer(run)
         if kept != run.end - run.start:
+            self._lost_publish = publish
             self._lose(run.end - run.start - kept)
         if self._wakefulness == _ASLEEP and kept:
             self._wakefulness = _TO_WAKE
@@ -144,7 +137,7 @@ class Subscription:
 
     # -- from its reader -----------------------------------------------------------------------
 
-    def take(self, max_events: int) -> list[Run]:
+    def take(self, max_events: int) -> list[EventRun]:
         """The next events in order, which then count as delivered; a batch may be split."""
         buffer = self._buffer
         before = buffer.events

@@ -13,6 +13,7 @@ from penstock.engine.parts import Parts
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Cancellable
 from penstock.engine.sealing import Sealing
+from penstock.engine.tail import Tail
 from penstock.model.errors import Unavailable
 from penstock.model.records import DEAD
 
@@ -25,6 +26,7 @@ class Upkeep:
     def __init__(self, parts: Parts, *, pages_to_disk: bool) -> None:
         self.pages_to_disk = pages_to_disk
         self.retention = Retention(parts)
+        self.tail = Tail(parts.state, parts.window, parts.scheduler)
         self.sealing = Sealing(parts, parts.disk) if parts.disk is not None else None
         self.lapses = 0
         self._parts = parts
@@ -79,8 +81,10 @@ class Upkeep:
             self._parts.burials.run()
         self._parts.writes.drain.turn()
         self._parts.dispatcher.dispatch()
-        if self.pages_to_disk and self._parts.window.is_over():
-            self._parts.window.evict()
+        if self.pages_to_disk:
+            self.tail.turn()
+            if self._parts.window.is_over():
+                self._parts.window.evict()
         self._arm()
 
     def _arm(self) -> None:
@@ -95,12 +99,15 @@ class Upkeep:
 
     def _ring(self) -> None:
         self._alarm = None
-        for entry in self._state.timers.due(self._ledger.now_ms()):
-            if entry.state == IN_FLIGHT:
-                self._due.append(entry)
-            elif entry.state == WAITING:
-                make_ready(entry.progress, entry)
-                self._parts.dispatcher.mark(entry.progress)
+        try:
+            for entry in self._state.timers.due(self._ledger.now_ms()):
+                if entry.state == IN_FLIGHT:
+                    self._due.append(entry)
+                elif entry.state == WAITING:
+                    make_ready(entry.progress, entry)
+                    self._parts.dispatcher.mark(entry.progress)
+        except BaseException as error:
+            raise self._ledger.stop_serving(error, is_appended=True) from error
         self._ledger.wake()
 
     def _lapse(self) -> None:
@@ -155,6 +162,8 @@ class Upkeep:
             self.note_removed(self.retention.run(now_ms))
         if self.sealing is not None:
             self.sealing.housekeep()
+        if self.pages_to_disk:
+            self.tail.look()
         if self._parts.burials:
             self._ledger.wake()
 

@@ -12,8 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from penstock.api.caches import WatchSink
 from penstock.core.cache import Cache
-from penstock.engine.protocol import WatchSink
 from penstock.model.caching import Watch, WatchEvent, WatchKind
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_WATCH_EVENTS

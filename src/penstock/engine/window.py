@@ -2,20 +2,22 @@
 
 Invariant, per partition: every retained message is in exactly one place to read from. Those at or
 above `dropped_end` are in a chunk, which is resident (its messages in memory) or evicted (their
-positions in the log remain); those below it are in a sealed batch of history. What is resident
-stays within the memory given: the oldest chunks are evicted first.
+positions in the log remain); those below it are in a sealed batch of history. The resident chunks
+of a partition are its newest ones. `used_bytes` counts exactly what is resident, and stays within
+the memory given: chunks that every group has finished go first (engine/tail.py), then the oldest.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from penstock.model.limits import MIB
+from penstock.engine.message_size import held_bytes
+from penstock.model.limits import CHUNK_BYTES_IN_MEMORY, MIB
 from penstock.model.records import Message
 
 if TYPE_CHECKING:
@@ -30,14 +32,25 @@ CHUNK_SPAN = 2**62
 """How far apart in the log a chunk's first and last message may be."""
 MOST_REMOVED = 1000
 """Removed chunks that may wait in the queue of those to evict, however few there are."""
-MESSAGE_OVERHEAD = 320
-"""What a small message costs in memory beside its key and value (bench/ measures it)."""
 
 
 class Chunk:
-    """Up to CHUNK_MSGS neighbouring messages of a partition."""
+    """Up to CHUNK_MSGS neighbouring messages of a partition. `bytes` are those of keys and values,
+    `held` what the chunk takes in memory while it is resident, and `added_end` how much had been
+    added to the whole window when its newest message was."""
 
-    __slots__ = ("base", "bytes", "first", "last", "last_ts", "messages", "msgs", "places")
+    __slots__ = (
+        "added_end",
+        "base",
+        "bytes",
+        "first",
+        "held",
+        "last",
+        "last_ts",
+        "messages",
+        "msgs",
+        "places",
+    )
 
     def __init__(self, first: int, base: int) -> None:
         self.first = first
@@ -46,6 +59,8 @@ class Chunk:
         self.last_ts = 0
         self.msgs = 0
         self.bytes = 0
+        self.held = CHUNK_BYTES_IN_MEMORY
+        self.added_end = 0
         self.messages: list[Message] | None = []
         # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
         self.places = array("Q")
@@ -64,9 +79,18 @@ class Chunk:
 
 
 class PartitionLog:
-    """Where one partition's messages are, oldest first: sealed batches, then chunks."""
+    """Where one partition's messages are, oldest first: sealed batches, then chunks, the last
+    `residents` of which are in memory."""
 
-    __slots__ = ("chunks", "dropped_end", "first_offset", "partition", "refs", "topic_id")
+    __slots__ = (
+        "chunks",
+        "dropped_end",
+        "first_offset",
+        "partition",
+        "refs",
+        "residents",
+        "topic_id",
+    )
 
     def __init__(self, topic_id: int, partition: int) -> None:
         self.topic_id = topic_id
@@ -75,6 +99,11 @@ class PartitionLog:
         self.dropped_end = 0
         self.refs: list[BatchRef] = []
         self.chunks: list[Chunk] = []
+        self.residents = 0
+
+    def oldest_resident(self) -> Chunk:
+        """The oldest chunk in memory, of a partition that has one."""
+        return self.chunks[-self.residents]
 
     def sealed_end(self) -> int:
         return self.refs[-1].last + 1 if self.refs else 0
@@ -101,20 +130,27 @@ class PartitionLog:
 
 
 class Window:
+    """`used_bytes` are those of resident messages, `page_bytes` those of pages read back, which
+    have their share of `memory_bytes`; `added_bytes` only ever grows."""
+
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self.used_bytes = 0
+        self.page_bytes = 0
+        self.added_bytes = 0
         self._topics: dict[int, list[PartitionLog]] = {}
         # Oldest first; those that were removed before their turn stay until they are many.
         self._resident: deque[tuple[PartitionLog, Chunk]] = deque()
         self._removed = 0
+        # Partitions with resident chunks, in the order in which they are looked at.
+        self._with_residents: OrderedDict[PartitionLog, None] = OrderedDict()
 
     def open_topic(self, topic_id: int, partitions: int) -> None:
         self._topics[topic_id] = [PartitionLog(topic_id, index) for index in range(partitions)]
 
     def drop_topic(self, topic_id: int) -> None:
         for log in self._topics.pop(topic_id):
-            self._remove(log.chunks)
+            self._remove(log, log.chunks)
             log.chunks.clear()
             log.refs.clear()
 
@@ -130,7 +166,11 @@ class Window:
         chunk.last_ts = message.ts
         chunk.msgs += 1
         chunk.bytes += size
-        self.used_bytes += size + MESSAGE_OVERHEAD
+        held = held_bytes(message, size)
+        chunk.held += held
+        self.used_bytes += held
+        self.added_bytes += held
+        chunk.added_end = self.added_bytes
 
     def add_run(self, run: Sequence[Added], start: int) -> None:
         """What `add` does, for messages of one partition in their order, a chunk at a time."""
@@ -140,7 +180,7 @@ class Window:
         while at < len(run):
             chunk, messages = self._open_chunk(log, run[at][0].offset, start + run[at][2])
             added, sizes, places = zip(*run[at : at + CHUNK_MSGS - chunk.msgs], strict=True)
-            totals = list(accumulate(sizes, initial=chunk.bytes))
+            totals = list(accumulate(map(held_bytes, added, sizes), initial=chunk.held))
             count = min(bisect_left(totals, CHUNK_BYTES), len(added))
             messages.extend(added[:count])
             shift = start - chunk.base
@@ -148,8 +188,11 @@ class Window:
             chunk.last = messages[-1].offset
             chunk.last_ts = messages[-1].ts
             chunk.msgs += count
-            chunk.bytes = totals[count]
-            self.used_bytes += totals[count] - totals[0] + count * MESSAGE_OVERHEAD
+            chunk.bytes += sum(sizes[:count])
+            chunk.held = totals[count]
+            self.used_bytes += totals[count] - totals[0]
+            self.added_bytes += totals[count] - totals[0]
+            chunk.added_end = self.added_bytes
             at += count
 
     def _open_chunk(
@@ -161,25 +204,51 @@ class Window:
             if (
                 chunk.messages is not None
                 and chunk.msgs < CHUNK_MSGS
-                and chunk.bytes < CHUNK_BYTES
+                and chunk.held < CHUNK_BYTES
                 and position - chunk.base < CHUNK_SPAN
             ):
                 return chunk, chunk.messages
         chunk = Chunk(offset, position)
         log.chunks.append(chunk)
         self._resident.append((log, chunk))
+        log.residents += 1
+        self._with_residents[log] = None
+        self.used_bytes += chunk.held
         messages = chunk.messages = []
         return chunk, messages
 
     def is_over(self) -> bool:
-        return self.used_bytes > self.memory_bytes
+        return self.used_bytes + self.page_bytes > self.memory_bytes
 
     def evict(self) -> None:
         """Lets the oldest chunks go until what is resident fits; they can be read back."""
-        while self.used_bytes > self.memory_bytes and self._resident:
+        while self.is_over() and self._resident:
             log, chunk = self._resident.popleft()
-            self._evict(chunk)
+            self._evict(log, chunk)
             _drop_sealed(log)
+
+    @property
+    def resident_partitions(self) -> int:
+        """How many partitions have messages in memory."""
+        return len(self._with_residents)
+
+    def next_resident(self) -> PartitionLog:
+        """The partitions with messages in memory, one after the other; there must be one."""
+        log, _ = self._with_residents.popitem(last=False)
+        self._with_residents[log] = None
+        return log
+
+    def evict_finished(self, log: PartitionLog, floor: int, added_end: int) -> None:
+        """Lets chunks go whose messages are all below the offset `floor`, and older than what came
+        after the first `added_end` bytes that were ever added; they can be read back."""
+        before = log.residents
+        while log.residents:
+            chunk = log.oldest_resident()
+            if chunk.last >= floor or chunk.added_end > added_end:
+                break
+            self._evict(log, chunk)
+        self._count_removed(before - log.residents)
+        _drop_sealed(log)
 
     def take_oldest(self) -> tuple[PartitionLog, Chunk] | None:
         """The chunk whose turn it is to go; it goes, or is put back to the end of the queue."""
@@ -227,24 +296,31 @@ class Window:
         log.first_offset = before
         log.refs = [ref for ref in log.refs if ref.last >= before]
         gone = bisect_left(log.chunks, before, key=_last_of)
-        self._remove(log.chunks[:gone])
+        self._remove(log, log.chunks[:gone])
         del log.chunks[:gone]
         log.dropped_end = max(log.dropped_end, before)
 
-    def _remove(self, chunks: list[Chunk]) -> None:
+    def _remove(self, log: PartitionLog, chunks: list[Chunk]) -> None:
         """These hold nothing that is wanted any more, in memory or elsewhere."""
         for chunk in chunks:
-            self._evict(chunk)
-        self._removed += len(chunks)
+            self._evict(log, chunk)
+        self._count_removed(len(chunks))
+
+    def _count_removed(self, chunks: int) -> None:
+        """So many chunks went before their turn. Takes them out of the queue when they are many."""
+        self._removed += chunks
         if self._removed > MOST_REMOVED and self._removed * 2 > len(self._resident):
             self._removed = 0
             live = [entry for entry in self._resident if entry[1].messages is not None]
             self._resident = deque(live)
 
-    def _evict(self, chunk: Chunk) -> None:
+    def _evict(self, log: PartitionLog, chunk: Chunk) -> None:
         if chunk.messages is not None:
             chunk.evict()
-            self.used_bytes -= chunk.bytes + chunk.msgs * MESSAGE_OVERHEAD
+            self.used_bytes -= chunk.held
+            log.residents -= 1
+            if not log.residents:
+                del self._with_residents[log]
 
 
 def _drop_sealed(log: PartitionLog) -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import AlreadyCommitted, decide_commit, describe_writer
 from penstock.core.writers import Storing
 from penstock.engine.drain import Drain
-from penstock.engine.ledger import Done, Ledger
+from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.staging import Staging
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
-from penstock.model.writes import CommitBatch, CommitReport
+from penstock.model.writes import CommitBatch, CommitReport, WriterReport
 
 PATIENCE_MS = 20_000
 """How long a commit is waited for; less than clients and what is between them usually wait."""
@@ -31,7 +32,7 @@ class _Waiting:
 
     __slots__ = ("done", "rows", "timer")
 
-    def __init__(self, done: Done, rows: int) -> None:
+    def __init__(self, done: Done[CommitReport], rows: int) -> None:
         self.done = done
         self.rows = rows
         self.timer: Cancellable | None = None
@@ -69,18 +70,13 @@ class Writes:
         """Batches that are committed and not stored to the end."""
         return sum(len(writer.storing) for writer in self._state.writers)
 
-    def commit(self, command: CommitBatch, done: Done) -> None:
-        """Outcome: a CommitReport."""
-        try:
-            if self._ledger.failure is not None:
-                raise self._ledger.failure
-            decision = self._decide(command)
-        except PenstockError as error:
-            self._ledger.answer(done, error)
+    def commit(self, command: CommitBatch, done: Done[CommitReport]) -> None:
+        decision = self._ledger.attempt(lambda: self._decide(command))
+        if isinstance(decision, PenstockError):
+            self._ledger.answer(done, decision)
             return
         report = CommitReport("committed", decision.rows)
         if isinstance(decision, WriteCommitted):
-            self._begin(decision)
             is_storing = bool(decision.rows)
         else:
             is_storing = decision.is_storing
@@ -90,13 +86,11 @@ class Writes:
         else:
             self._ledger.answer(done, report)
 
-    def abort(self, producer: str, batch: int, done: Done) -> None:
-        """Outcome: None. What is committed stays."""
+    def abort(self, producer: str, batch: int, done: Done[None]) -> None:
         self.staging.drop(producer, batch)
         self._ledger.answer(done, None)
 
-    def describe(self, producer: str, done: Done) -> None:
-        """Outcome: a WriterReport."""
+    def describe(self, producer: str, done: Done[WriterReport]) -> None:
         try:
             outcome = describe_writer(self._state, producer, self._ledger.now_ms())
         except PenstockError as error:
@@ -118,7 +112,7 @@ class Writes:
     # -- inside --------------------------------------------------------------------------------
 
     def _decide(self, command: CommitBatch) -> WriteCommitted | AlreadyCommitted:
-        """Recorded, if it is a decision."""
+        """Records the commit, if it is a new one, and begins to store its rows."""
         staged = self.staging.of(command.producer, command.batch)
         decision = decide_commit(self._state, command, staged, self._ledger.now_ms())
         if isinstance(decision, WriteCommitted):
@@ -126,6 +120,7 @@ class Writes:
                 self.check_memory()
             if not self._ledger.record_together([decision], reserve=False):
                 raise Unavailable("the disk is nearly full; batches are taken when there is room")
+            self._begin(decision)
         return decision
 
     def _begin(self, record: WriteCommitted) -> None:
@@ -151,7 +146,7 @@ class Writes:
         for waiting in self._waiting.pop((producer, storing.batch), ()):
             self._answer(waiting, report)
 
-    def _wait(self, command: CommitBatch, rows: int, done: Done) -> None:
+    def _wait(self, command: CommitBatch, rows: int, done: Done[CommitReport]) -> None:
         key = (command.producer, command.batch)
         waiting = _Waiting(done, rows)
         waiting.timer = self._scheduler.later(PATIENCE_MS, partial(self._give_up, key, waiting))

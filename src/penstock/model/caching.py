@@ -15,6 +15,25 @@ from penstock.model.tenancy import Path
 WatchKind = Literal["put", "delete", "expire", "evict", "gap"]
 
 
+class Precondition(msgspec.Struct, frozen=True, gc=False):
+    """What must hold of a key, as the headers If-Match and If-None-Match say it: versions of which
+    the key has one, or has none. An empty set is any version; None is no condition."""
+
+    if_match: frozenset[int] | None = None
+    if_none_match: frozenset[int] | None = None
+
+    def is_matched(self, version: int) -> bool:
+        """By the version of the key's value, 0 where there is none."""
+        return self.if_match is None or _has(self.if_match, version)
+
+    def is_excluded(self, version: int) -> bool:
+        return self.if_none_match is not None and _has(self.if_none_match, version)
+
+
+def _has(versions: frozenset[int], version: int) -> bool:
+    return version > 0 and (not versions or version in versions)
+
+
 class Put(msgspec.Struct, frozen=True, gc=False):
     """`if_version` None: whatever is there."""
 
@@ -24,12 +43,14 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int | None = None
     if_not_exists: bool = False
     if_version: int | None = None
+    only_if: Precondition | None = None
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
     path: Path
     key: str
     if_version: int | None = None
+    only_if: Precondition | None = None
 
 
 class Increment(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +60,7 @@ class Increment(msgspec.Struct, frozen=True, gc=False):
     key: str
     delta: int = 1
     ttl_ms: int | None = None
+    only_if: Precondition | None = None
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):

@@ -18,8 +18,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     max_backoff_ms: int = 0
 
 
-class DeadLetter(msgspec.Struct, frozen=True, gc=False):
-    """Where a dead letter came from and why it died; only the broker writes it."""
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where a dead letter came from and why it died; only the broker writes it. `retry_policy` was
+    the message's: it does not act here, and comes back when the message is replayed."""
 
     original_topic: str
     original_partition: int
@@ -28,6 +29,7 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     last_error: str
     routed_at_ms: int
+    retry_policy: RetryPolicy | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

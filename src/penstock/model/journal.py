@@ -9,7 +9,8 @@ from penstock.model.ranges import RangeFormat, Selection
 PRODUCED = "produced"
 DELIVERED = "delivered"
 RETURNED = "returned"
-"""A delivery that never left; its attempt does not count."""
+"""A delivery that nobody began to handle: it never left, or its owner released it. Its attempt
+does not count."""
 ACKED = "acked"
 NACKED = "nacked"
 TIMED_OUT = "timed_out"

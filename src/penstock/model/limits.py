@@ -34,10 +34,13 @@ MAX_RESULT_BYTES = 64 * KIB
 MAX_LEASE_MS = 24 * 3600 * 1000
 
 MAX_BACKOFF_MS = 24 * 3600 * 1000
-"""The cap on a retry's wait when the policy names none."""
+"""The cap on a retry's wait when the policy names none, and on what a nack may ask for."""
 
 MAX_OFFSET = 2**53 - 1
 """The largest integer every JSON reader keeps exact."""
+
+MAX_POSITION = 2**63 - 1
+"""The largest position of the journal, or other number of a query, that is understood."""
 
 MAX_UNWRITTEN_BYTES = MIB
 """What may be decided for one consumer and not yet be handed to its connection."""
@@ -45,6 +48,19 @@ MAX_UNWRITTEN_BYTES = MIB
 MAX_UNFINISHED = 100_000
 """Unfinished messages of one (group, partition); beyond it nothing new is delivered there.
 Only messages that wait for a retry can be so many, and each costs memory."""
+
+MESSAGE_BYTES = 176
+TEXT_BYTES = 57
+ENVELOPE_BYTES = 96
+RETRY_POLICY_BYTES = 112
+DEAD_LETTER_BYTES = 208
+ROUTING_BYTES = 160
+META_ENTRY_BYTES = 36
+CHUNK_BYTES_IN_MEMORY = 400
+"""What `memory_bytes` counts beside the characters themselves: for a message with its place in the
+log, for each text, and for what an envelope and a routing consist of. They were fitted to the
+resident memory of a CPython 3.11 process with 150,000 messages of each kind; what is counted there
+is within 4 % of what the process took."""
 
 DISPATCH_BURST = 256
 """Deliveries decided for one partition before the others have their turn."""
@@ -64,6 +80,13 @@ MAX_SUBSCRIPTIONS = 1024
 
 MAX_QUEUE_DEPTH = 65_536
 """The deepest buffer that a stream, or a subscriber, may ask for."""
+
+MAX_WAITING_PUBLISHES = 131_072
+"""Publishes that wait for a full publish queue, over all streams. Each holds a timer and its place
+on a connection, some 2 KiB; 128 WebSockets can have so many on their way, or 2,048 connections."""
+
+MAX_WAITING_PUBLISH_BYTES = 256 * MIB
+"""Memory of the payloads of those that wait: four full queues."""
 
 MAX_REGISTRY_ENTRIES = 100_000
 """Tenants, namespaces, streams and caches together: all are in memory and in every snapshot."""
@@ -102,9 +125,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = 8 * MIB
     max_body_bytes: int = 64 * MIB
     lease_ms: int = 2000
+    retry_backoff_ms: int = 250
+    retry_max_backoff_ms: int = 30_000
     idempotency_ttl_ms: int = 10 * 60 * 1000
     max_idempotency_keys: int = 5_000_000
     memory_bytes: int = GIB
+    tail_bytes: int = 16 * MIB
     event_queue_depth: int = 1024
     event_queue_bytes: int = 64 * MIB
     pub_queue_depth: int = 1024
@@ -118,5 +144,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_staged_bytes: int = 16 * GIB
 
 
-CONTRACT_LIMITS = Limits(max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20)
+CONTRACT_LIMITS = Limits(
+    max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20, retry_max_backoff_ms=250
+)
 """The values the queue contract's documents give, for trying things out."""

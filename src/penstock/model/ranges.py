@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.model.limits import MIB
+
 RangeFormat = Literal["arrow", "ndjson"]
 
 RowBytes = bytes | memoryview
@@ -75,6 +77,10 @@ class OffsetsPage(msgspec.Struct, frozen=True, omit_defaults=True):
     topics: list[NamedOffsets]
     after: str | None = None
 
+
+PIECE_BYTES = 2 * MIB
+"""Most bytes of a piece of a range, unless a single row is larger: it stays in memory until its
+reader has taken it."""
 
 PAGE_PARTITIONS = 4096
 """What a page of topics has at most; several times what one topic may have."""

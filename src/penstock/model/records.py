@@ -33,6 +33,9 @@ class TopicCreated(msgspec.Struct, array_like=True, tag=2, gc=False):
     name: str
     partitions: int
     after_archive: bool = False
+    max_attempts: int = 0
+    retry_backoff_ms: int = 0
+    retry_max_backoff_ms: int = 0
 
 
 class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
@@ -41,13 +44,17 @@ class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
 
 
 class TopicConfigured(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """0 means no limit. `after_archive`: nothing goes before it is archived."""
+    """0 means no limit; of the backoffs, the broker's. `after_archive`: nothing goes before it is
+    archived."""
 
     topic_id: int
     ts: int
     retention_ms: int
     retention_bytes: int
     after_archive: bool = False
+    max_attempts: int = 0
+    retry_backoff_ms: int = 0
+    retry_max_backoff_ms: int = 0
 
 
 class GroupCreated(msgspec.Struct, array_like=True, tag=5, gc=False):
@@ -84,7 +91,8 @@ class Delivered(msgspec.Struct, array_like=True, tag=7, gc=False):
 
 
 class Returned(msgspec.Struct, array_like=True, tag=8, gc=False):
-    """Deliveries that never reached a connection: their attempt does not count."""
+    """Deliveries that nobody began to handle: they never reached a connection, or their owner
+    released them. Their attempt does not count."""
 
     topic_id: int
     group_id: int

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them: `64MB`, `7d`."""
+"""Sizes and durations as people write them, `64MB` and `7d`, and the size of a text."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def format_duration(ms: int) -> str:
         if ms and ms % _DURATIONS[unit] == 0:
             return f"{ms // _DURATIONS[unit]}{unit}"
     return f"{ms}ms"
+
+
+def utf8_bytes(text: str) -> int:
+    """The UTF-8 length of `text`, without encoding it if it is ASCII."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -21,6 +21,15 @@ class PieceName(msgspec.Struct, frozen=True, array_like=True):
     piece: int
 
 
+class RowTarget(msgspec.Struct, frozen=True):
+    """Where some rows go; `row` is the first of them. `key` None: they may have any keys."""
+
+    topic: str
+    key: str | None
+    partition_override: int | None
+    row: int
+
+
 class PartCommit(msgspec.Struct, frozen=True):
     """The attempt that counts, and what it is known to have staged: pieces 0 to `pieces` - 1."""
 

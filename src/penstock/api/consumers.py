@@ -1,0 +1,33 @@
+"""Consumers: the handle that the engine gives to the server, and the sink that it writes to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.model.item import Item
+
+
+class Sink(Protocol):
+    """The receiving end of a consumer: a connection, or a test's list."""
+
+    def write(self, items: list[Item]) -> None:
+        """Hands durable deliveries to the transport. Afterwards they count as written."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """The broker ends the stream: its topic or group is gone, or the broker stops."""
+        ...
+
+
+class Consumer(Protocol):
+    """An open consumer."""
+
+    def pause(self) -> None:
+        """The connection is above its high-water mark: the engine hands nothing to it."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None:
+        """The connection is gone."""
+        ...

@@ -1,0 +1,110 @@
+"""Streams: publishing events, subscribing to them, and the settings of one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.api.outcomes import Done
+from penstock.model.errors import PenstockError
+from penstock.model.limits import Limits
+from penstock.model.streams import Lag, Publish, Subscribe
+from penstock.model.tenancy import Path, StreamConfig
+
+
+class EventBatch(msgspec.Struct, gc=False):
+    """Events that fan out together. `seq` is their place in the stream's order. A large publish is
+    cut into several batches: `publish` is the `seq` of the first of them. The server keeps the
+    encoded events in `encoded`, by its own key; all subscribers share them."""
+
+    payloads: list[bytes]
+    seq: int = 0
+    publish: int = 0
+    encoded: dict[str, bytes] = {}
+
+
+class EventRun(msgspec.Struct, frozen=True, gc=False):
+    """The events of a batch from `start` to before `end`."""
+
+    batch: EventBatch
+    start: int
+    end: int
+    nbytes: int
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return self.batch.payloads[self.start : self.end]
+
+
+class EventSink(Protocol):
+    """The receiving end of a subscription."""
+
+    def wake(self) -> None:
+        """Events can be taken, and there were none before. Called once until all are taken."""
+        ...
+
+    def lagging(self, lag: Lag) -> None:
+        """The lag alert has begun or ended; only called if the subscriber asked for it."""
+        ...
+
+    def ended(self, error: PenstockError) -> None:
+        """The broker ends the subscription: its stream is gone, or it is too slow."""
+        ...
+
+
+class Subscription(Protocol):
+    """An open subscription."""
+
+    id: str
+
+    def take(self, max_events: int) -> list[EventRun]:
+        """Takes the next events in order, which then count as delivered; may split a batch."""
+        ...
+
+    def lag(self) -> Lag: ...
+
+    def close(self) -> None:
+        """Discards the events that were not taken."""
+        ...
+
+
+class StreamsPart(Protocol):
+    def publish(self, command: Publish, done: Done[None]) -> None:
+        """Calls `done` once the events are in the stream's queue."""
+        ...
+
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[Subscription]) -> None:
+        """Gives a subscription that receives everything accepted from then on."""
+        ...
+
+    def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:
+        """Gives the lag of every subscription of the stream."""
+        ...
+
+
+class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in force: the stream's own, and the broker's limits for the others."""
+
+    event_queue_depth: int
+    event_queue_bytes: int
+    pub_queue_depth: int
+    publish_queue_wait_timeout_ms: int
+    lag_alert_events: int
+    disconnect_slow_ms: int
+
+
+def stream_settings(config: StreamConfig, limits: Limits) -> StreamSettings:
+    def chosen(own: int | None, brokers: int) -> int:
+        return brokers if own is None else own
+
+    return StreamSettings(
+        event_queue_depth=chosen(config.event_queue_depth, limits.event_queue_depth),
+        event_queue_bytes=chosen(config.event_queue_bytes, limits.event_queue_bytes),
+        pub_queue_depth=chosen(config.pub_queue_depth, limits.pub_queue_depth),
+        publish_queue_wait_timeout_ms=chosen(
+            config.publish_queue_wait_timeout_ms, limits.publish_queue_wait_timeout_ms
+        ),
+        lag_alert_events=chosen(config.lag_alert_events, limits.lag_alert_events),
+        disconnect_slow_ms=chosen(config.disconnect_slow_ms, limits.disconnect_slow_ms),
+    )

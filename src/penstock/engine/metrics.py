@@ -1,0 +1,62 @@
+"""The metrics of an embedded engine, read from counters that its parts keep."""
+
+from __future__ import annotations
+
+from penstock.api.metrics import CacheMetrics, EngineMetrics
+from penstock.core.cache import Cache
+from penstock.engine.intake import Intake
+from penstock.engine.parts import Parts
+from penstock.engine.report import report_topic
+from penstock.engine.upkeep import Upkeep
+
+
+def measure(parts: Parts, upkeep: Upkeep, intake: Intake, router_failures: int) -> EngineMetrics:
+    dispatcher, ledger, log, window = parts.dispatcher, parts.ledger, parts.log, parts.window
+    sealing, writes = upkeep.sealing, parts.writes
+    return EngineMetrics(
+        topics=[
+            report_topic(topic, dispatcher.consumer_count) for topic in parts.state.topics.values()
+        ],
+        dead_letters=dict(parts.burials.counts),
+        rejected=dict(intake.rejected),
+        deliveries=dispatcher.deliveries,
+        redeliveries=dispatcher.redeliveries,
+        lease_lapses=upkeep.lapses,
+        router_failures=router_failures,
+        log_commits=log.commits,
+        log_bytes=log.size_bytes,
+        has_log_failed=log.failed is not None,
+        sealing_failures=sealing.failures if sealing is not None else 0,
+        last_sealing_failure_ms=sealing.last_failure_ms if sealing is not None else 0,
+        memory_bytes=window.used_bytes + window.page_bytes,
+        page_reads=parts.pages.reads,
+        clock_ahead_ms=parts.clock.ahead_ms(),
+        idempotency_keys=len(parts.state.produced),
+        commit_seconds=ledger.commit_seconds.snapshot(),
+        answer_seconds=ledger.answer_seconds.snapshot(),
+        delivery_seconds=dispatcher.delivery_seconds.snapshot(),
+        streams=parts.streams.metrics(),
+        caches=[_cache(cache) for cache in parts.caches.all() if _is_used(cache)],
+        cache_watches=parts.caches.watches.count,
+        staged_bytes=writes.staging.bytes,
+        staged_pieces=writes.staging.pieces,
+        storing_batches=writes.storing,
+        written_rows=writes.drain.rows,
+        skipped_rows=writes.drain.skipped,
+    )
+
+
+def _is_used(cache: Cache) -> bool:
+    return bool(cache.entries or cache.hits or cache.misses)
+
+
+def _cache(cache: Cache) -> CacheMetrics:
+    return CacheMetrics(
+        cache.path,
+        cache.hits,
+        cache.misses,
+        cache.evictions,
+        cache.expirations,
+        len(cache.entries),
+        cache.bytes,
+    )
