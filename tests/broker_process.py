@@ -48,6 +48,7 @@ class BrokerProcess:
 
     `data_dir` None means `--memory`. `env` adds to the environment, from which every PENSTOCK_
     variable of the caller is taken out first. `port` 0 means any, another one with every start.
+    With `safe_path` Python does not look for modules in the working directory.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class BrokerProcess:
         self.host = host
         self.env = dict(env or {})
         self.port = 0
+        self.safe_path = False
         self._port = port
         self.process: subprocess.Popen[bytes] | None = None
         # Files, not pipes: nobody has to read them for the broker to go on.
@@ -130,9 +132,8 @@ class BrokerProcess:
 
     def new_client(self, **options: Any) -> httpx.Client:
         """A client with connections of its own; close it, or use it in a `with`."""
-        return httpx.Client(
-            base_url=self.url, timeout=REQUEST_TIMEOUT_S, trust_env=False, **options
-        )
+        chosen = {"timeout": REQUEST_TIMEOUT_S} | options
+        return httpx.Client(base_url=self.url, trust_env=False, **chosen)
 
     def stdout(self) -> str:
         return _contents(self._stdout)
@@ -212,9 +213,15 @@ class BrokerProcess:
         return self.client.post("/v1/ack", json=settle_body(topic, item, group, owner))
 
     def nack(
-        self, topic: str, item: Any, group: str = "g", owner: str = "o", reason: str = "because"
+        self,
+        topic: str,
+        item: Any,
+        group: str = "g",
+        owner: str = "o",
+        reason: str = "because",
+        **how: Any,
     ) -> httpx.Response:
-        body = settle_body(topic, item, group, owner) | {"reason": reason}
+        body = settle_body(topic, item, group, owner) | {"reason": reason} | how
         return self.client.post("/v1/nack", json=body)
 
     # -- inside -------------------------------------------------------------------------------
@@ -222,7 +229,7 @@ class BrokerProcess:
     def _command(self) -> list[str]:
         where = ["--memory"] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
         return [
-            sys.executable, "-m", "penstock", "serve",
+            sys.executable, *(["-P"] if self.safe_path else []), "-m", "penstock", "serve",
             "--host", self.host, "--port", str(self._port), *where, *self.flags,
         ]  # fmt: skip
 

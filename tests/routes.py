@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.server.felix import registry_routes, routes
-from penstock.server.felix.upgrade import PATH
-from penstock.server.routes import ROUTES, path_route
+from penstock.server.routes import router, tenants
+from penstock.server.routes.table import ROUTES, path_route
+from penstock.server.websocket.upgrade import PATH
 
 NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 STREAM = f"{NAMESPACE}/streams/{{stream}}"
@@ -38,10 +38,10 @@ def _named_paths() -> Iterator[str]:
     yield from ("/v1/felix", PATH.decode())
     yield from (WRITES, f"{WRITES}/{{batch}}", f"{WRITES}/{{batch}}/commit")
     yield f"{WRITES}/{{batch}}/{{part}}/{{piece}}"
-    yield from (f"{STREAM}/{_joined(parts)}" for parts in routes._STREAM)
-    yield from (f"{CACHE}/{_joined(parts)}" for parts in routes._CACHE)
+    yield from (f"{STREAM}/{_joined(parts)}" for parts in router._STREAM)
+    yield from (f"{CACHE}/{_joined(parts)}" for parts in router._CACHE)
     yield from (f"{CACHE}/entries/{{key}}", f"{CACHE}/entries/{{key}}/incr")
-    for parts in registry_routes._METHODS:
+    for parts in tenants._METHODS:
         path = "/v1/tenants/{tenant_id}"
         for before, part in zip((b"", *parts), parts, strict=False):
             path += f"/{part.decode() or _NAMES[before.decode()]}"

@@ -153,10 +153,7 @@ class WebSocket:
 
     def cut(self) -> None:
         """From now on the kernel drops what the broker sends, unacknowledged: a lost network."""
-        program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-        self._filter = program
-        address = ctypes.addressof(program)
-        self.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, address))
+        drop_incoming(self.socket)
 
     # -- receiving ----------------------------------------------------------------------------
 
@@ -288,6 +285,13 @@ def frame(
     key = mask * (len(payload) // 4 + 1)
     body = int.from_bytes(payload, "big") ^ int.from_bytes(key[: len(payload)], "big")
     return head + mask + body.to_bytes(len(payload), "big")
+
+
+def drop_incoming(connection: socket.socket) -> None:
+    """Lets the kernel drop every packet that comes for the socket, without acknowledging it."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    address = ctypes.addressof(program)
+    connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, address))
 
 
 def payloads_of(message: Any) -> list[bytes]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tests.broker_process import BrokerProcess
 from tests.contract.felix import Feed, Namespace, b64
-from tests.websocket import WebSocket
+from tests.websocket import WebSocket, drop_incoming
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ class Session(WebSocket):
 class BinarySession(Session):
     """One whose events are bytes."""
 
-    def __init__(self, ns: Namespace) -> None:
-        super().__init__(ns, subprotocol="felix.v1+binary")
+    def __init__(self, ns: Namespace, **options: Any) -> None:
+        super().__init__(ns, subprotocol="felix.v1+binary", **options)
 
     def events(self, count: int, timeout_s: float = 10.0) -> list[bytes]:
         found: list[bytes] = []
@@ -155,14 +155,13 @@ def gauges(broker: BrokerProcess) -> dict[str, float]:
 
 
 class Network:
-    """A proxy to a broker. Once it is `cut` it takes in what is sent and gives nothing on, as a
-    router does that has lost its way; the connections on both sides stay open."""
+    """A proxy to a broker. Once it is `cut`, packets of both sides are lost and not acknowledged,
+    as with a cable that is pulled; nobody is told, and the connections stay open."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        self.is_cut = False
         self._sockets = [self._listener]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -171,11 +170,9 @@ class Network:
         self._thread.start()
 
     def cut(self) -> None:
-        self.is_cut = True
-
-    def restore(self) -> None:
-        """For connections that are made from now on."""
-        self.is_cut = False
+        """For the connections that there are; those that are made later work."""
+        for each in self._sockets[1:]:
+            drop_incoming(each)
 
     def __enter__(self) -> Network:
         return self
@@ -199,22 +196,16 @@ class Network:
         near, _ = self._listener.accept()
         far = socket.create_connection(("127.0.0.1", self._target))
         self._sockets += [near, far]
-        lost: list[bool] = []
-        self._selector.register(near, selectors.EVENT_READ, (far, lost))
-        self._selector.register(far, selectors.EVENT_READ, (near, lost))
+        self._selector.register(near, selectors.EVENT_READ, far)
+        self._selector.register(far, selectors.EVENT_READ, near)
 
-    def _pass_on(self, source: Any, link: tuple[socket.socket, list[bool]]) -> None:
-        other, lost = link
-        if self.is_cut and not lost:
-            lost.append(True)
+    def _pass_on(self, source: Any, other: socket.socket) -> None:
         try:
             data = source.recv(65536)
         except OSError:
             data = b""
         if not data:
             self._selector.unregister(source)
-        if lost:
-            return
         try:
             if data:
                 other.sendall(data)

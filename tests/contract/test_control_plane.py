@@ -161,6 +161,39 @@ def test_an_outage_and_its_end_are_logged_once_each(start: Start, port: int) -> 
 # -- the control plane is away -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("has_default", [True, False])
+def test_a_follower_gives_up_its_own_default_when_it_first_meets_its_control_plane(
+    start: Start, port: int, has_default: bool
+) -> None:
+    """felix-107: with all that was in it; what it has then is the control plane's, and stays."""
+    follower = start(follows=port)
+    place = Place(follower.client, "default", "default")
+    entry = f"{place.url}/caches/default/entries/k"
+    assert follower.client.put(entry, json={"value": "dg=="}).status_code == 200
+    with follower.client.stream("GET", f"{place.url}/streams/default/subscribe") as feed:
+        lines = feed.iter_lines()
+        next(lines)
+        plane = start(at=port)
+        if not has_default:
+            plane.client.delete("/v1/tenants/default?cascade=true")
+        last = list(lines)[-1]
+        assert "NOT_FOUND" in last
+    synced(plane, follower)
+    assert "caches of this broker alone are gone" in follower.stderr()
+    found = follower.client.get(entry)
+    if not has_default:
+        assert found.status_code == 404
+        return
+    assert found.json()["value"] is None
+    assert follower.client.put(entry, json={"value": "dg=="}).status_code == 200
+    for broker in (plane, follower):
+        broker.restart()
+        revision = status(follower)["revision"]
+        connected(follower)
+        synced(plane, follower)
+        assert status(follower)["revision"] == revision, "nothing was taken over again"
+
+
 def test_without_the_control_plane_what_exists_goes_on(start: Start, port: int) -> None:
     """felix-105"""
     plane = start(at=port)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually, settle_body
-from tests.contract.checks import assert_done, assert_refused, new_name
+from tests.contract.checks import assert_done, assert_invalid, assert_refused, new_name
 from tests.contract.conftest import MakeTopic, StartBroker
 from tests.ndjson import Item
 
@@ -68,7 +68,89 @@ def test_after_max_attempts_a_copy_is_in_the_dlq_and_the_group_moves_on(
         "group": "g",
         "attempts": max_attempts,
         "last_error": f"failure {max_attempts}",
+        "retry_policy": {"max_attempts": max_attempts},
     }
+    assert "retry_policy" not in copy.envelope
+
+
+def test_a_dead_nack_moves_the_message_to_the_dead_letters_at_once(
+    broker: BrokerProcess, make_topic: MakeTopic
+) -> None:
+    """driftq-39: in body and query; in a dead-letter topic it is refused."""
+    topic = make_topic(1)
+    broker.put(topic, "in the body")
+    broker.put(topic, "in the query", envelope=policy(9, 60_000))
+    with broker.consume(topic) as stream:
+        first, second = stream.take(2)
+        assert_invalid(broker.nack(topic, first, dead=True, delay_ms=5))
+        assert_invalid(broker.nack(topic, first, dead="yes"))
+        assert_done(broker.nack(topic, first, reason="cannot be read", dead=True))
+        query = settle_body(topic, second, "g", "o") | {"dead": "true"}
+        assert_done(broker.client.post("/v1/nack", params=query))
+        stream.expect_nothing()
+    copies = dead_letters(broker, topic, 2)
+    assert [copy.value for copy in copies] == ["in the body", "in the query"]
+    dlq = (copies[0].envelope or {})["dlq"]
+    assert (dlq["attempts"], dlq["last_error"]) == (1, "cannot be read")
+    with broker.consume(f"dlq.{topic}") as stream:
+        assert_refused(broker.nack(f"dlq.{topic}", stream.next(), dead=True))
+
+
+def test_a_topics_max_attempts_is_for_messages_that_name_none(
+    broker: BrokerProcess, make_topic: MakeTopic
+) -> None:
+    """driftq-39, driftq-42"""
+    topic = new_name("topic")
+    made = broker.client.post("/v1/topics", json={"name": topic, "max_attempts": 2})
+    assert made.status_code == 201, made.text
+    assert broker.client.get(f"/v1/topics/{topic}").json()["max_attempts"] == 2
+    broker.put(topic, "given up")
+    broker.put(topic, "has its own", envelope=policy(3))
+    with broker.consume(topic) as stream:
+        for item in stream.take(2):
+            assert_done(broker.nack(topic, item, delay_ms=0))
+        for item in stream.take(2):
+            assert_done(broker.nack(topic, item, delay_ms=0))
+        last = stream.next()
+        assert (last.value, last.attempts) == ("has its own", 3)
+    (copy,) = dead_letters(broker, topic, 1)
+    assert copy.value == "given up"
+    assert "retry_policy" not in (copy.envelope or {})["dlq"]
+    assert_done(broker.client.patch(f"/v1/topics/{topic}?max_attempts=0"))
+    assert broker.client.get(f"/v1/topics/{topic}").json()["max_attempts"] == 0
+    for wrong in ({"max_attempts": -1}, {"retry_backoff_ms": 86_400_001}):
+        assert_invalid(broker.client.patch(f"/v1/topics/{topic}", json=wrong))
+
+
+def test_rows_of_dead_letters_have_the_kept_policy_for_whoever_sends_them_again(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-40"""
+    broker.put(topic, "poison", envelope=policy(1, 70))
+    with broker.consume(topic) as stream:
+        assert_done(broker.nack(topic, stream.next()))
+    dead_letters(broker, topic, 1)
+    path = f"/v1/topics/dlq.{topic}/partitions/0/records"
+    row = broker.client.get(path, params={"format": "ndjson"}).json()
+    assert (row["retry_max_attempts"], row["retry_backoff_ms"]) == (1, 70)
+    assert row["dlq_original_topic"] == topic
+
+
+def test_a_dead_letter_produced_again_with_its_kept_policy_dies_again(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """driftq-40: attempts count from 1, and it does not loop for ever."""
+    broker.put(topic, "poison", envelope=policy(2))
+    for died in (1, 2):
+        with broker.consume(topic) as stream:
+            for attempt in (1, 2):
+                item = stream.next()
+                assert item.attempts == attempt
+                assert_done(broker.nack(topic, item))
+        copy = dead_letters(broker, topic, died)[-1]
+        kept = (copy.envelope or {})["dlq"]["retry_policy"]
+        assert kept == {"max_attempts": 2}
+        broker.put(topic, copy.value, envelope={"retry_policy": kept})
 
 
 def test_the_end_of_the_last_lease_dead_letters_too(broker: BrokerProcess, topic: str) -> None:

@@ -46,9 +46,10 @@ class Helper:
         body = self.scope | {"owner": owner} | more
         return self.broker.client.post(f"/v1/idempotency/{verb}", json=body)
 
-    def runs(self, owner: str, lease_ms: int = 60_000) -> None:
+    def runs(self, owner: str, lease_ms: int = 60_000, last_error: str = "") -> None:
         reply = self.call("begin", owner, lease_ms=lease_ms)
-        assert (reply.status_code, reply.json()) == (200, {"status": "RUN"}), reply.text
+        said = {"status": "RUN"} | ({"last_error": last_error} if last_error else {})
+        assert (reply.status_code, reply.json()) == (200, said), reply.text
 
     def is_committed(self, owner: str, result: Any) -> None:
         reply = self.call("begin", owner, lease_ms=60_000)
@@ -83,7 +84,7 @@ def test_after_a_failure_anybody_may_run_it(helper: Helper) -> None:
     """driftq-61"""
     helper.runs("a")
     assert_done(helper.call("fail", "a", reason="upstream down"))
-    helper.runs("b")
+    helper.runs("b", last_error="upstream down")
     assert_refused(helper.call("commit", "a", result="x"))
     assert_done(helper.call("commit", "b", result="done"))
 
@@ -282,3 +283,51 @@ def test_a_crash_between_effect_and_commit_repeats_the_effect(
         outcome = eventually(lambda: worker.handle(again), lambda seen: seen != "refused")
     assert outcome == "acked"
     assert effects == ["a", "b"]
+
+
+# -- looking up an effect ------------------------------------------------------------------------
+
+
+def looked_up(broker: BrokerProcess, scope: dict[str, Any]) -> httpx.Response:
+    return broker.client.get("/v1/idempotency", params=scope)
+
+
+def test_an_effect_can_be_looked_up_by_anybody(broker: BrokerProcess, helper: Helper) -> None:
+    """driftq-61: status, owner, what is left of the lease, the result."""
+    assert_not_found(looked_up(broker, helper.scope))
+    helper.runs("w1", lease_ms=60_000)
+    pending = looked_up(broker, helper.scope).json()
+    assert 0 < pending.pop("lease_ms") <= 60_000
+    assert pending == {"status": "PENDING", "owner": "w1", "result": "", "last_error": ""}
+    assert_done(helper.call("commit", "w1", result="receipt 42"))
+    assert looked_up(broker, helper.scope).json() == {
+        "status": "COMMITTED",
+        "owner": "w1",
+        "lease_ms": 0,
+        "result": "receipt 42",
+        "last_error": "",
+    }
+    assert_not_found(looked_up(broker, helper.scope | {"tenant_id": "another"}))
+    assert_not_found(looked_up(broker, helper.scope | {"topic": "nowhere"}))
+    assert_invalid(looked_up(broker, helper.scope | {"key": ""}))
+
+
+def test_why_an_effect_failed_is_said_until_it_is_committed(start_broker: StartBroker) -> None:
+    """driftq-61: by the look-up, and by the next begin; after a restart too."""
+    broker = start_broker()
+    topic = broker.create_topic("t")
+    helper = Helper(broker, topic, "k")
+    helper.runs("w1")
+    assert_done(helper.call("fail", "w1", reason="card declined"))
+    broker.restart(kill=True)
+    failed = looked_up(broker, helper.scope).json()
+    assert (failed["status"], failed["last_error"]) == ("FAILED", "card declined")
+    begun = helper.call("begin", "w2", lease_ms=60_000)
+    assert begun.json() == {"status": "RUN", "last_error": "card declined"}
+    assert_done(helper.call("renew", "w2", lease_ms=60_000))
+    pending = looked_up(broker, helper.scope).json()
+    found = (pending["status"], pending["owner"], pending["last_error"])
+    assert found == ("PENDING", "w2", "card declined")
+    assert_done(helper.call("commit", "w2", result="paid"))
+    done = looked_up(broker, helper.scope).json()
+    assert (done["status"], done["result"], done["last_error"]) == ("COMMITTED", "paid", "")

@@ -220,12 +220,12 @@ def is_accounted_for(ns: Namespace, stream: str, count: int) -> bool:
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_what_a_full_publish_queue_refuses_is_told_and_never_comes(
+def test_a_burst_beyond_the_publish_queue_waits_and_is_accepted_whole(
     ns: Namespace, depth: int
 ) -> None:
-    """felix-29, 31, 32, 33, 34, 36: some wait and are accepted, the rest is told of the overload;
-    then it is over. All of an array arrive before the first of them fans out."""
-    stream = ns.create_stream(pub_queue_depth=depth)
+    """felix-29, 31, 34, 36: all of an array arrive before the first of them fans out, and each
+    waits for room; that they are refused when their time is up is tested on a driven clock."""
+    stream = ns.create_stream(pub_queue_depth=depth, publish_queue_wait_timeout_ms=60_000)
     with Session(ns) as publisher, Session(ns) as reader:
         reader.subscribe(stream)
         for round_number in range(20):
@@ -233,18 +233,7 @@ def test_what_a_full_publish_queue_refuses_is_told_and_never_comes(
             answers = publisher.ask(
                 [publisher.message("publish", stream=stream, payload=b64(p)) for p in payloads]
             )
-            accepted = [p for p, a in zip(payloads, answers, strict=True) if "error" not in a]
-            refused = [a for a in answers if "error" in a]
-            assert accepted == payloads[: len(accepted)]
-            assert depth < len(accepted) < len(payloads)
-            for answer in refused:
-                assert answer["type"] == "publish_error"
-                assert answer["error"] == "RESOURCE_EXHAUSTED"
-                assert (answer["reason"], answer["limit"]) == (
-                    "publish_queue_timeout", "pub_queue_depth",
-                )  # fmt: skip
-                assert "overloaded" in answer["message"]
-                assert answer["retry_after_ms"] > 0
-            assert reader.events(len(accepted)) == accepted
+            assert [answer["type"] for answer in answers] == ["publish_ok"] * len(payloads)
+            assert reader.events(len(payloads)) == payloads
             assert publisher.publish(stream, b"next")["type"] == "publish_ok"
             assert reader.events(1) == [b"next"]

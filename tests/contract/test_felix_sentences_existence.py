@@ -120,14 +120,14 @@ def test_every_message_needs_a_tenant_and_a_namespace_that_are_known(
         for scope, code, says in wrong_scopes(witness):
             message = {"type": kind, **scope, **DATA[kind], "request_id": "r"}
             answer = ws.ask(message)
-            is_publish = kind.startswith("publish")
-            assert answer["type"] == ("publish_error" if is_publish else "error")
+            assert answer["type"] == "error"
             assert (answer["error"], answer["request_id"]) == (code, "r")
             assert says in answer["message"]
             if kind not in ONLY_ON_A_SOCKET:
                 status = 404 if code == "NOT_FOUND" else 400
                 reply = ns.broker.client.post("/v1/felix", json=message)
                 assert says in assert_typed_error(reply, status, code, "r")["message"]
+                assert reply.json() == answer, "one shape, whichever way it came"
         witness.assert_nothing_happened()
         assert "error" not in ws.call(kind, **DATA[kind])
 

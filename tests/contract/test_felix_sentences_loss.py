@@ -87,7 +87,6 @@ def test_a_publisher_whose_network_is_cut_is_given_up_and_can_try_again(
         publisher.send(publisher.message("publish", stream="default", payload=""))
         assert is_silent(publisher)
         eventually(lambda: gauges(broker)["penstock_websockets"] == 0, timeout_s=GIVEN_UP_S)
-        network.restore()
         with Session(ns, network.port) as again:
             assert again.publish("default", b"2")["type"] == "publish_ok"
             assert reader.payloads(2) == [b"1", b"2"]
@@ -107,7 +106,6 @@ def test_a_subscriber_whose_network_is_cut_is_given_up_and_begins_at_the_tail(
             ns.publish("default", b"missed %d" % number)
         assert is_silent(cut_off)
         eventually(lambda: ns.subscriptions("default") == [], timeout_s=GIVEN_UP_S)
-        network.restore()
         with Session(ns, network.port) as again:
             again.subscribe("default")
             ns.publish("default", b"new")

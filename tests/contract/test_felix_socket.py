@@ -414,7 +414,7 @@ def test_a_request_id_is_echoed_as_it_was(ws: WebSocket) -> None:
             "request_id": request_id,
         }
         error = ws.ask(message("publish", stream="none", payload="", request_id=request_id))
-        assert (error["type"], error["request_id"]) == ("publish_error", request_id)
+        assert (error["type"], error["request_id"]) == ("error", request_id)
 
 
 def test_an_array_is_answered_as_one_array(ns: Namespace, ws: WebSocket) -> None:
@@ -431,7 +431,7 @@ def test_an_array_is_answered_as_one_array(ns: Namespace, ws: WebSocket) -> None
     )
     assert answer[0] == {"type": "publish_ok", "request_id": 1}
     assert answer[1] is None
-    assert (answer[2]["type"], answer[2]["request_id"]) == ("publish_error", 2)
+    assert (answer[2]["type"], answer[2]["request_id"]) == ("error", 2)
     assert (answer[3]["type"], answer[3]["request_id"]) == ("error", 3)
     assert answer[4]["type"] == "subscribed"
     assert answer[5] == {"type": "ok", "request_id": 4}
@@ -451,8 +451,8 @@ def test_ack_none_is_silent_and_its_error_is_not(ns: Namespace, ws: WebSocket) -
         {"type": "ping"},
     )
     first, second, third = ws.receive_all(3)
-    assert (first["type"], first["request_id"]) == ("publish_error", 2)
-    assert second["type"] == "publish_error"
+    assert (first["type"], first["request_id"]) == ("error", 2)
+    assert second["type"] == "error"
     assert "unknown tenant 'nobody'" in second["message"]
     assert third == {"type": "ok"}
 

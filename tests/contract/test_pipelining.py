@@ -14,6 +14,7 @@ import pytest
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.contract.wire import Closed, Wire, encode
+from tests.websocket import WebSocket
 
 FOREIGN = "Origin: http://evil.example"
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -290,3 +291,17 @@ def test_a_consumer_that_closes_its_side_at_once_is_no_consumer(
 def consumers(broker: BrokerProcess, topic: str) -> int:
     groups = broker.client.get(f"/v1/topics/{topic}").json()["groups"]
     return sum(group["consumers"] for group in groups)
+
+
+@pytest.mark.parametrize("before", [["/metrics"], ["/metrics", "/v1/topics"], ["/metrics"] * 3])
+def test_a_websocket_behind_other_requests_has_its_turn(
+    broker: BrokerProcess, before: list[str]
+) -> None:
+    lines = "".join(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" for path in before)
+    with WebSocket(broker.port, before=lines.encode()) as socket:
+        received = b""
+        while b"HTTP/1.1 101" not in received:
+            data = socket.socket.recv(65536)
+            assert data, received[-500:]
+            received += data
+        assert received.count(b"HTTP/1.1 200") == len(before)

@@ -394,8 +394,6 @@ BAD_RETRIES: list[dict[str, Any]] = [
     {"max_attempts": 3, "backoff_ms": 1, "max_backoff_ms": -1},
     {"max_attempts": 3, "backoff_ms": 1, "max_backoff_ms": 2.5},
     {"max_attempts": 3, "backoff_ms": 1, "max_backoff_ms": "x"},
-    {"backoff_ms": 10},
-    {"max_attempts": 0, "backoff_ms": 10},
 ]
 
 
@@ -417,6 +415,27 @@ def test_wrong_retry_fields_in_the_query_are_400(
     query = {"topic": topic, "value": "v"} | fields
     assert_invalid(broker.client.post("/v1/produce", params=query))
     assert_nothing_stored(broker, topic)
+
+
+@pytest.mark.parametrize("form", ["json", "query", "batch"])
+@pytest.mark.parametrize("named", [{}, {"max_attempts": 0}])
+def test_a_backoff_without_max_attempts_is_a_policy(
+    broker: BrokerProcess, topic: str, form: str, named: dict[str, Any]
+) -> None:
+    """driftq-16: retries without end at that pace."""
+    policy = named | {"backoff_ms": 10}
+    message = {"topic": topic, "value": "v"}
+    if form == "query":
+        fields = {f"retry_{name}": value for name, value in policy.items()}
+        reply = broker.client.post("/v1/produce", params=message | fields)
+    elif form == "json":
+        reply = broker.produce(topic, "v", envelope={"retry_policy": policy})
+    else:
+        batch = [message | {"envelope": {"retry_policy": policy}}]
+        reply = broker.client.post("/v1/produce/batch", json=batch)
+    assert reply.status_code == 200, reply.text
+    with broker.consume(topic) as stream:
+        assert stream.next().envelope == {"retry_policy": {"backoff_ms": 10}}
 
 
 # -- driftq-17: durable or not -----------------------------------------------------------------

@@ -121,10 +121,12 @@ def test_creating_without_a_parent_names_what_is_unknown(
         {"delivery": "at_least_once"},
         {"delivery": "exactly_once"},
         {"durable": True},
+        {"retention": "7d"},
+        {"retention": 1},
     ],
 )
 def test_a_delivery_that_is_not_built_is_refused(place: Place, body: dict[str, Any]) -> None:
-    """felix-120: never silently downgraded."""
+    """felix-120: never silently downgraded. A stream that keeps nothing has no retention either."""
     reply = place.create("streams", name="s", **body)
     assert "not available yet" in assert_typed_error(reply, 400, "INVALID_ARGUMENT")
     assert place.get("streams") == {"streams": []}
@@ -144,6 +146,7 @@ def test_a_delivery_that_is_not_built_is_refused(place: Place, body: dict[str, A
         ("streams", {"name": "s", "pub_queue_depth": 0}, "pub_queue_depth"),
         ("streams", {"name": "s", "publish_queue_wait_timeout_ms": 600_001}, "600,000"),
         ("streams", {"name": "s", "retention": "7 weeks"}, "7d"),
+        ("streams", {"name": "s", "retention_ms": 5}, "'retention_ms': use retention"),
         ("streams", {"name": "s", "event_queue_bytes": "1 furlong"}, "1GB"),
         ("caches", {"name": "c", "max_entries": 0}, "max_entries"),
         ("caches", {"name": "c", "max_bytes": 0}, "max_bytes"),
@@ -202,7 +205,7 @@ def test_lists_are_sorted(place: Place) -> None:
 
 def test_a_stream_shows_every_setting_in_force(place: Place) -> None:
     """felix-23, 125, 130, 131."""
-    place.create("streams", name="s", retention="7d", event_queue_depth=4096)
+    place.create("streams", name="s", event_queue_depth=4096)
     shown = place.get("streams/s")
     assert shown.pop("created_ms") > 0
     assert shown.pop("revision") > 0
@@ -213,8 +216,8 @@ def test_a_stream_shows_every_setting_in_force(place: Place) -> None:
         "delivery": "at_most_once",
         "durable": False,
         "ordering": "per_stream",
-        "retention": "7d",
-        "retention_ms": 604_800_000,
+        "retention": None,
+        "retention_ms": 0,
         "event_queue_depth": 4096,
         "event_queue_bytes": 64 * 2**20,
         "pub_queue_depth": 1024,
@@ -320,13 +323,18 @@ def test_a_name_with_a_slash_and_a_space_is_reached(broker: BrokerProcess) -> No
 
 
 def test_a_patch_changes_what_it_names_and_null_is_the_default(place: Place) -> None:
-    place.create("streams", name="s", event_queue_depth=5, retention="1d")
+    place.create("streams", name="s", event_queue_depth=5, disconnect_slow_ms="1m")
     url = f"{place.url}/streams/s"
-    changed = place.client.patch(url, json={"pub_queue_depth": 9, "retention": None})
+    members = {"pub_queue_depth": 9, "disconnect_slow_ms": None, "retention": None}
+    changed = place.client.patch(url, json=members)
     assert changed.status_code == 200
     shown = place.get("streams/s")
     assert (shown["event_queue_depth"], shown["pub_queue_depth"]) == (5, 9)
-    assert (shown["retention"], shown["retention_ms"]) == (None, 0)
+    assert (shown["disconnect_slow_ms"], shown["retention"]) == (0, None)
+    refused = place.client.patch(url, json={"retention": "1d"})
+    assert "retention" in assert_typed_error(refused, 400, "INVALID_ARGUMENT")
+    refused = place.client.patch(url, json={"retention_ms": 5})
+    assert "use retention" in assert_typed_error(refused, 400, "INVALID_ARGUMENT")
     place.client.patch(url, json={"event_queue_depth": None})
     assert place.get("streams/s")["origins"]["event_queue_depth"] == "broker"
 

@@ -198,7 +198,7 @@ def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker
         items = behind.take(300)
         assert [item.offset for item in items] == list(range(300))
         for item in items:
-            assert_done(broker.nack(topic, item, "behind"))
+            assert_done(broker.nack(topic, item, "behind", delay_ms=0))
         again = behind.take(300)
         assert [item.value for item in again] == [item.value for item in items]
         for item in again:

@@ -50,7 +50,7 @@ def assert_prompt(broker: BrokerProcess) -> None:
 # -- bodies of many tiny items -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/produce/batch", "/v1/ack/batch"])
+@pytest.mark.parametrize("path", ["/v1/produce/batch", "/v1/ack/batch", "/v1/release/batch"])
 @pytest.mark.parametrize(
     "body",
     [

@@ -325,7 +325,7 @@ def test_the_freed_place_is_used_at_once(start_broker: StartBroker) -> None:
         item = stream.next()
         started = time.monotonic()
         for n in range(20):
-            assert_done(broker.nack(topic, item))
+            assert_done(broker.nack(topic, item, delay_ms=0))
             item = stream.next()
             assert (item.value, item.attempts) == (str(n), 2)
             assert_done(broker.ack(topic, item))

@@ -77,6 +77,8 @@ def test_openapi_describes_every_route_of_the_documents(broker: BrokerProcess) -
         ("DELETE", "/v1/version", {"GET"}),
         ("GET", "/v1/produce/batch", {"POST"}),
         ("GET", "/v1/ack/batch", {"POST"}),
+        ("GET", "/v1/release", {"POST"}),
+        ("GET", "/v1/release/batch", {"POST"}),
         ("PUT", "/v1/topics/some", {"GET", "PATCH", "DELETE"}),
         ("GET", "/v1/idempotency/begin", {"POST"}),
     ],

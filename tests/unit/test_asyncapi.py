@@ -8,11 +8,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from penstock.server.felix import answers, messages
-from penstock.server.felix.asyncapi import build_document
+from penstock.server.asyncapi import build_document
 from penstock.server.operations.socket import ASKED, SENT, Asked
 from penstock.server.operations.streams import MESSAGES
 from penstock.server.schemas import LISTS
+from penstock.server.websocket import answers, messages
 from tests.broker_process import BrokerProcess
 from tests.websocket import WebSocket
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
-from penstock.engine.protocol import EventBatch
-from penstock.server.felix.binary import BinaryPublish, decode_publish, encode_events
-from penstock.server.felix.messages import Refused
-
-
-@dataclass
-class Batch:
-    payloads: list[bytes]
-    encoded: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass
-class Run:
-    batch: EventBatch
-    start: int
-    end: int
+from penstock.api.streams import EventBatch, EventRun
+from penstock.server.websocket.binary import BinaryPublish, decode_publish, encode_events
+from penstock.server.websocket.messages import Refused
 
 
 def u32(number: int) -> bytes:
@@ -43,8 +29,8 @@ def publish(
     return head + text(b"acme") + text(b"prod") + text("straße".encode()) + u32(count) + body
 
 
-def run(payloads: list[bytes], start: int = 0, end: int | None = None) -> Run:
-    return Run(Batch(payloads), start, len(payloads) if end is None else end)
+def run(payloads: list[bytes], start: int = 0, end: int | None = None) -> EventRun:
+    return EventRun(EventBatch(payloads), start, len(payloads) if end is None else end, 0)
 
 
 def test_events_are_their_lengths_and_bytes() -> None:
@@ -109,5 +95,4 @@ def test_a_frame_that_was_cut_anywhere_is_refused(size: int) -> None:
 def test_nonsense_is_refused(data: bytes) -> None:
     frame = decode_publish(data)
     assert isinstance(frame, Refused)
-    assert frame.type == "publish"
     assert msgspec.json.encode(frame.error.message)

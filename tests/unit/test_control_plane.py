@@ -17,9 +17,9 @@ from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.model.limits import Limits
 from penstock.model.tenancy import Entry
-from penstock.server.felix import control_plane
-from penstock.server.felix.control_plane import Follower, RemoteAnswer
-from penstock.server.requests import Request
+from penstock.server.http.requests import Request
+from penstock.server.registry import control_plane
+from penstock.server.registry.control_plane import Follower, RemoteAnswer
 from tests.engine.harness import Broker
 
 PLANE = "http://plane:1"
@@ -96,8 +96,9 @@ def follow(plane: Plane, scenario: Callable[[Follower, EmbeddedEngine], Awaitabl
 
 
 def tenants(engine: EmbeddedEngine) -> list[str]:
-    found: list[list[Entry]] = []
+    found: list[list[Entry] | PenstockError] = []
     engine.registry.tenants(found.append)
+    assert isinstance(found[0], list)
     return [entry.tenant_id for entry in found[0]]
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.streams import Lag
-from penstock.server.felix import forms, routes
-from penstock.server.felix.routes import felix_route
-from tests.unit.lane_connection import Connection, on_a_connection
+from penstock.server import commands
+from penstock.server.routes import router
+from penstock.server.routes.router import felix_route
+from tests.unit.memory_connection import MemoryConnection, on_a_connection
 
 HERE = b"/v1/tenants/t/namespaces/n"
 SUBSCRIBE = b"/v1/tenants/default/namespaces/default/streams/default/subscribe"
@@ -41,7 +42,7 @@ def get(path: bytes) -> bytes:
     ],
 )
 def test_a_path_means_the_same_whether_it_is_known_or_not(path: bytes, methods: set[bytes]) -> None:
-    routes._known.clear()
+    router._known.clear()
     for _ in range(2):
         found = felix_route(HERE + path)
         assert found is not None
@@ -68,13 +69,13 @@ def test_names_in_a_path_are_checked() -> None:
 
 def test_only_so_many_paths_are_remembered() -> None:
     """Whoever asks for many different ones takes no memory with it."""
-    for n in range(2 * routes.MAX_KNOWN):
+    for n in range(2 * router.MAX_KNOWN):
         felix_route(HERE + b"/caches/c%d/entries/k" % n)
-        assert len(routes._known) <= routes.MAX_KNOWN
-        assert len(forms._paths) <= forms.MAX_KNOWN_PATHS
-    before = len(routes._known)
+        assert len(router._known) <= router.MAX_KNOWN
+        assert len(commands._paths) <= commands.MAX_KNOWN_PATHS
+    before = len(router._known)
     felix_route(HERE + b"/caches/%b/entries/k" % (b"%20" * 2000 + b"c"))
-    assert len(routes._known) == before
+    assert len(router._known) == before
 
 
 # -- feeds -----------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class Handle:
         self.is_closed = True
 
 
-def lines(connection: Connection) -> list[Any]:
+def lines(connection: MemoryConnection) -> list[Any]:
     """What was written after the head, in chunks."""
     _, _, body = connection.transport.written.partition(b"\r\n\r\n")
     return [json.loads(line) for line in body.split(b"\r\n") if line[:1] == b"{"]
@@ -107,12 +108,12 @@ def test_what_opens_after_its_reader_has_gone_is_closed(
 ) -> None:
     """felix-41"""
 
-    async def test(connection: Connection) -> None:
+    async def test(connection: MemoryConnection) -> None:
         held: list[Any] = []
         part = connection.engine.streams if kind == "subscribe" else connection.engine.caches
         monkeypatch.setattr(part, kind, lambda command, sink, done: held.append(done))
-        connection.lane.data_received(get(SUBSCRIBE if kind == "subscribe" else WATCH))
-        connection.lane.connection_lost(None)
+        connection.protocol.data_received(get(SUBSCRIBE if kind == "subscribe" else WATCH))
+        connection.protocol.connection_lost(None)
         handle = Handle()
         held[0](handle)
         assert handle.is_closed
@@ -124,13 +125,13 @@ def test_what_opens_after_its_reader_has_gone_is_closed(
 def test_what_opens_for_half_a_connection_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """felix-41: nothing else would ever tell that this client is gone."""
 
-    async def test(connection: Connection) -> None:
+    async def test(connection: MemoryConnection) -> None:
         held: list[Any] = []
         monkeypatch.setattr(
             connection.engine.caches, "watch", lambda command, sink, done: held.append(done)
         )
-        connection.lane.data_received(get(WATCH))
-        assert connection.lane.eof_received()
+        connection.protocol.data_received(get(WATCH))
+        assert connection.protocol.eof_received()
         handle = Handle()
         held[0](handle)
         assert handle.is_closed
@@ -142,10 +143,10 @@ def test_what_opens_for_half_a_connection_ends_at_once(monkeypatch: pytest.Monke
 def test_a_full_connection_takes_nothing_until_there_is_room() -> None:
     """felix-20, felix-116: what waits is told in order then, and of lag only the latest."""
 
-    async def test(connection: Connection) -> None:
-        lane = connection.lane
-        lane.data_received(get(SUBSCRIBE + b"?lag=true"))
-        feed, subscription = lane.stream, lane.stream._tap._subscription
+    async def test(connection: MemoryConnection) -> None:
+        protocol = connection.protocol
+        protocol.data_received(get(SUBSCRIBE + b"?lag=true"))
+        feed, subscription = protocol.stream, protocol.stream._source._subscription
         taken: list[int] = []
         batch = SimpleNamespace(payloads=[b"x"], encoded={})
         waiting = [SimpleNamespace(batch=batch, start=0, end=1)]
@@ -155,15 +156,15 @@ def test_a_full_connection_takes_nothing_until_there_is_room() -> None:
             runs, waiting[:] = waiting[:], []
             return runs
 
-        lane.stream._tap._subscription = SimpleNamespace(
+        protocol.stream._source._subscription = SimpleNamespace(
             id="s1", take=take, close=subscription.close
         )
-        lane.pause_writing()
+        protocol.pause_writing()
         feed.wake()
         feed.lagging(_lag(alert=True))
         feed.lagging(_lag(alert=False))
         assert (taken, len(lines(connection))) == ([], 1)
-        lane.resume_writing()
+        protocol.resume_writing()
         assert [line["type"] for line in lines(connection)] == ["subscribed", "lag", "event"]
         assert lines(connection)[1]["alert"] is False
 
@@ -178,9 +179,9 @@ def test_a_write_holds_as_much_as_the_events_before_it_say(
 ) -> None:
     """felix-26: what is handed to a connection is bounded, as what waits for it is."""
 
-    async def test(connection: Connection) -> None:
-        lane = connection.lane
-        lane.data_received(get(SUBSCRIBE))
+    async def test(connection: MemoryConnection) -> None:
+        protocol = connection.protocol
+        protocol.data_received(get(SUBSCRIBE))
         taken: list[int] = []
         batch = SimpleNamespace(payloads=[b"x" * size], encoded={})
         waiting = [SimpleNamespace(batch=batch, start=0, end=1)] * 3
@@ -189,9 +190,9 @@ def test_a_write_holds_as_much_as_the_events_before_it_say(
             taken.append(max_events)
             return [waiting.pop()] if waiting else []
 
-        close = lane.stream._tap._subscription.close
-        lane.stream._tap._subscription = SimpleNamespace(id="s1", take=take, close=close)
-        lane.stream.wake()
+        close = protocol.stream._source._subscription.close
+        protocol.stream._source._subscription = SimpleNamespace(id="s1", take=take, close=close)
+        protocol.stream.wake()
         assert taken[0] == 1
         assert all(least <= count <= most for count in taken[1:]), taken
 
@@ -201,15 +202,15 @@ def test_a_write_holds_as_much_as_the_events_before_it_say(
 def test_a_full_connection_gets_no_heartbeats() -> None:
     """They would pile up for a reader that does not read."""
 
-    async def test(connection: Connection) -> None:
-        lane = connection.lane
-        lane.data_received(get(SUBSCRIBE + b"?heartbeat_ms=100"))
+    async def test(connection: MemoryConnection) -> None:
+        protocol = connection.protocol
+        protocol.data_received(get(SUBSCRIBE + b"?heartbeat_ms=100"))
         written = connection.transport.written
-        lane.pause_writing()
-        lane.stream._beat()
+        protocol.pause_writing()
+        protocol.stream._beat()
         assert connection.transport.written == written
-        lane.resume_writing()
-        lane.stream._beat()
+        protocol.resume_writing()
+        protocol.stream._beat()
         assert connection.transport.written != written
 
     on_a_connection(test)
@@ -228,9 +229,9 @@ def _lag(*, alert: bool) -> Lag:
 
 
 def test_no_feed_begins_on_a_broker_that_stops() -> None:
-    async def test(connection: Connection) -> None:
-        connection.hub.is_draining = True
-        connection.lane.data_received(get(SUBSCRIBE))
+    async def test(connection: MemoryConnection) -> None:
+        connection.dispatch.is_draining = True
+        connection.protocol.data_received(get(SUBSCRIBE))
         assert connection.transport.written.startswith(b"HTTP/1.1 503")
 
     on_a_connection(test)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.server.felix.framing import (
+from penstock.server.websocket.framing import (
     BINARY,
     CLOSE,
     CONTINUATION,

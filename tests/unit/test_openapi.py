@@ -12,9 +12,9 @@ import pytest
 
 from penstock.server import answers
 from penstock.server.docs_page import curl_of, render_page
-from penstock.server.felix.mirror import RemoteChanges, RemoteSnapshot
 from penstock.server.openapi import ERRORS, TYPED_ERRORS, build_document
 from penstock.server.operations import OPERATIONS, Operation
+from penstock.server.registry.mirror import RemoteChanges, RemoteSnapshot
 from tests.broker_process import BrokerProcess
 from tests.routes import NAMESPACE, all_routes
 
@@ -83,7 +83,39 @@ def test_parameters_are_complete_and_those_of_a_path_are_in_it() -> None:
         for each in parameters:
             assert each["description"]
             assert each["schema"]["type"] in {"string", "integer", "boolean"}
-            assert each["in"] == "query" or each["required"] is True
+            assert each["in"] in {"query", "header"} or each["required"] is True
+
+
+ENTRY = "/v1/tenants/{tenant_id}/namespaces/{namespace}/caches/{cache}/entries/{key}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("get", ENTRY), ("put", ENTRY), ("delete", ENTRY), ("post", f"{ENTRY}/incr")],
+)
+def test_the_conditions_of_an_entry_are_header_parameters(method: str, path: str) -> None:
+    operation = DOCUMENT["paths"][path][method]
+    headers = {each["name"]: each for each in operation["parameters"] if each["in"] == "header"}
+    assert set(headers) == {"If-Match", "If-None-Match"}
+    for header in headers.values():
+        pattern = header["schema"]["pattern"]
+        for text in ("*", '"17"', '"17", W/"x"'):
+            assert re.search(pattern, text)
+        for text in ("", "17", '*, "17"', '"17" "18"'):
+            assert not re.search(pattern, text)
+    assert "412" in operation["responses"]
+    assert ("304" in operation["responses"]) is (method == "get")
+    assert ("ETag" in operation["responses"]["200"].get("headers", {})) is (method != "delete")
+
+
+def test_parameters_that_need_raw_say_so_and_have_their_types() -> None:
+    parameters = {each["name"]: each for each in DOCUMENT["paths"][ENTRY]["put"]["parameters"]}
+    for name in ("ttl_ms", "if_not_exists", "if_version", "request_id"):
+        assert "Only with raw=true" in parameters[name]["description"]
+    assert parameters["ttl_ms"]["schema"]["type"] == "integer"
+    assert parameters["if_not_exists"]["schema"]["type"] == "boolean"
+    delete = DOCUMENT["paths"][ENTRY]["delete"]["parameters"]
+    assert not any("raw" in each["description"] for each in delete)
 
 
 def test_every_error_answer_has_the_common_shape() -> None:
@@ -115,11 +147,14 @@ def test_required_members_and_descriptions_are_in_the_schemas() -> None:
     schema = DOCUMENT["components"]["schemas"]["ProduceBody"]
     assert schema["required"] == ["topic", "value"]
     assert schema["additionalProperties"] is False
-    assert schema["properties"]["envelope"]["$ref"].endswith("/EnvelopeBody")
+    envelope, nothing = schema["properties"]["envelope"]["anyOf"]
+    assert envelope["$ref"].endswith("/EnvelopeBody")
+    assert nothing == {"type": "null"}
     for name in ("ProduceBody", "EnvelopeBody", "AckBody", "ConsumeBody", "LeasedEffectBody"):
         for member, text in DOCUMENT["components"]["schemas"][name]["properties"].items():
-            assert "null" not in str(text)
-            assert text.get("description") or "$ref" in text, (name, member)
+            is_required = member in DOCUMENT["components"]["schemas"][name].get("required", ())
+            assert ({"type": "null"} in text.get("anyOf", [])) is not is_required, (name, member)
+            assert text.get("description") or "Body" in str(text), (name, member)
 
 
 # -- against a broker ----------------------------------------------------------------------------

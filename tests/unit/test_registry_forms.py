@@ -10,9 +10,8 @@ import pytest
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import GIB, KIB, MIB, Limits
 from penstock.model.tenancy import CacheConfig, Entry, StreamConfig
-from penstock.server.felix.control_plane import checked_url
-from penstock.server.felix.mirror import Mirror, RemoteChange, RemoteChanges, RemoteSnapshot
-from penstock.server.felix.registry_forms import (
+from penstock.server.registry.control_plane import checked_url
+from penstock.server.registry.entries import (
     CacheSettingsBody,
     StreamSettingsBody,
     cache_config,
@@ -21,6 +20,7 @@ from penstock.server.felix.registry_forms import (
     show,
     stream_config,
 )
+from penstock.server.registry.mirror import Mirror, RemoteChange, RemoteChanges, RemoteSnapshot
 
 DAY_MS = 86_400_000
 

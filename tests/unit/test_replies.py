@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.server.replies import batch_error, error_body, typed_error
+from penstock.server.http.responses import batch_error, error_body, typed_error
 
 
 class Body:

@@ -11,15 +11,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.core.write_rules import Target
+from penstock.api.rows import CheckedRows
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
-from penstock.model.limits import MAX_TARGETS, MIB
+from penstock.model.limits import KIB, MAX_TARGETS, MIB
+from penstock.model.writes import RowTarget
+from penstock.server import row_checks
 from penstock.server.arrow_bodies import STREAM_MARK, read_table
 from penstock.server.forms import produce_of
 from penstock.server.line_bodies import STEP_LINES, cache_table, produce_table
-from penstock.server.row_checks import check_topic_rows
+from penstock.server.row_checks import check_cache_rows, check_topic_rows
 from penstock.server.wire import ProduceBody
-from penstock.storage.staged_rows import CheckedRows, RowSlice
+from penstock.storage.staged_rows import RowSlice
 from penstock.storage.staging import pack
 
 MAX_BYTES = 1000
@@ -106,7 +108,7 @@ def test_columns_without_a_value_are_left_out():
         }
     )
     assert rows.table.column_names == ["value"]
-    assert rows.targets == [Target("t", "", None, 0)]
+    assert rows.targets == [RowTarget("t", "", None, 0)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_columns_without_a_value_are_left_out():
         ({"value": ["a"], "target_topic": ["x" * 201]}, "row 0: target_topic: envelope.target"),
         ({"value": ["a"], "partition_override": [-1]}, "row 0: partition_override is below 0"),
         ({"value": ["a"], "partition_override": [0.5]}, "is double, not a whole number"),
-        ({"value": ["a"], "retry_backoff_ms": [5]}, "row 0: retry: a retry backoff needs"),
+        ({"value": ["a"], "retry_backoff_ms": [-5]}, "row 0: retry: retry_policy.backoff_ms"),
         ({"value": ["a"], "retry_max_attempts": [-5]}, "row 0: retry: retry_policy.max_attempts"),
         ({"value": ["a"], "deadline": ["tomorrow"]}, "row 0: deadline: deadline must be RFC 3339"),
         ({"value": ["a"], "deadline": ["2001-01-01T00:00:00Z"]}, "row 0: deadline: the deadline"),
@@ -167,6 +169,68 @@ def test_a_deadline_may_be_a_time_with_a_zone():
     assert "without a zone" in refusal({"value": ["a"], "deadline": naive}).message
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("year", [10_000, 200_000, 0])
+def test_a_deadline_that_no_text_can_tell_is_refused(unit: str, year: int) -> None:
+    """Also one so far away that it does not fit into the unit that is kept."""
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6}[unit]
+    seconds = (year - 1970) * 366 * 86_400 if year else -(2**40)
+    ticks = pa.array([None, seconds * per_second], pa.int64())
+    column = ticks.cast(pa.timestamp(unit, "UTC"))
+    error = refusal({"value": ["v", "w"], "deadline": column})
+    assert (error.http_status, error.message) == (
+        400,
+        "row 1: deadline is not in the years 1 to 9999",
+    )
+
+
+def test_a_time_zone_that_is_no_text_is_refused_with_its_column() -> None:
+    column = pa.array([1_900_000_000], pa.int64()).cast(pa.timestamp("s", "Europe/Paris"))
+    body = stream(pa.table({"value": ["v"], "deadline": column}))
+    broken = body.replace(b"Europe/Paris", b"Europe/\xff\xfe\xfd\xfc\xfb")
+    assert broken != body
+    with pytest.raises(InvalidArgument, match="'deadline'"):
+        check_topic_rows(read_table(broken, MIB), "t", MAX_BYTES, NOW_MS)
+
+
+@pytest.mark.parametrize("error", [pa.ArrowInvalid, OverflowError, KeyError, OSError, TypeError])
+def test_whatever_arrow_raises_over_a_column_is_a_refusal_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def raising(*_: object, **__: object) -> None:
+        raise error("\ud800 not said in UTF-8")
+
+    for column, values in (("run_id", ["r"]), ("partition_override", [1]), ("key", ["k"])):
+        table = read_table(stream(pa.table({"value": ["v"], column: values})), MIB)
+        with monkeypatch.context() as patch:
+            patch.setattr(row_checks, "_one_array", _for(column, raising))
+            with pytest.raises(InvalidArgument, match=f"'{column}'") as caught:
+                check_topic_rows(table, "t", MAX_BYTES, NOW_MS)
+        assert caught.value.message.encode()
+
+
+def _for(column: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for this column, what there is for the others."""
+    usual = row_checks._one_array
+    return lambda data, name: function() if name == column else usual(data, name)
+
+
+def test_a_column_of_nulls_takes_no_memory_before_there_are_keys() -> None:
+    """A few bytes can claim any number of nulls."""
+    nulls = pa.Array.from_buffers(pa.null(), 2**40, [None])
+    for columns in ({"value": nulls}, {"key": nulls, "value": nulls}):
+        schema = pa.schema([(name, pa.null()) for name in columns])
+        sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(allow_64bit=True)
+        with pa.ipc.new_stream(sink, schema, options=options) as out:
+            out.write_batch(pa.record_batch(columns))
+        body = bytes(sink.getvalue())
+        assert len(body) < KIB
+        with pytest.raises(InvalidArgument, match="'key'"):
+            check_cache_rows(read_table(body, MIB), MAX_BYTES)
+        with pytest.raises(InvalidArgument, match="'value'"):
+            check_topic_rows(read_table(body, MIB), "t", MAX_BYTES, NOW_MS)
+
+
 def test_a_routing_is_kept_with_its_meta():
     metas = pa.array([[("a", "b")], None, []], pa.map_(pa.string(), pa.string()))
     columns = {"value": ["a", "b", "c"], "routing_meta": metas, "routing_label": [None, "l", None]}
@@ -187,12 +251,12 @@ def test_targets_are_each_way_to_a_partition_once():
         {"value": ["a"] * 4, "key": ["k", "k", None, "l"], "topic": ["u", "u", None, "u"]}
     )
     assert sorted(rows.targets, key=lambda target: target.row) == [
-        Target("u", "k", None, 0),
-        Target("t", "", None, 2),
-        Target("u", "l", None, 3),
+        RowTarget("u", "k", None, 0),
+        RowTarget("t", "", None, 2),
+        RowTarget("u", "l", None, 3),
     ]
     many = checked({"value": ["a"] * 2000, "key": [f"k{n}" for n in range(2000)]})
-    assert many.targets == [Target("t", None, None, 0)]
+    assert many.targets == [RowTarget("t", None, None, 0)]
     topics = {"value": ["a"] * 2000, "topic": [f"t{n}" for n in range(2000)]}
     assert f"more than {MAX_TARGETS}" in refusal(topics).message
 
@@ -317,3 +381,19 @@ def test_no_damage_to_a_stream_does_more_than_refuse_it():
         except PenstockError:
             continue
         assert len(messages(rows)) == rows.table.num_rows
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda body: body + body, "bytes follow its end mark"),
+        (lambda body: body + b"x", "1 bytes follow its end mark"),
+        (lambda body: body[:-8], "no end mark"),
+    ],
+)
+def test_a_body_is_one_whole_arrow_stream(damage: Callable[[bytes], bytes], said: str):
+    """Else fewer rows than were sent would be taken for all of them."""
+    body = stream(pa.table({"value": ["a", "b"]}))
+    assert read_table(body, MIB).num_rows == 2
+    with pytest.raises(InvalidArgument, match=said):
+        read_table(damage(body), MIB)

@@ -82,6 +82,24 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "ms"),
+    [("20", 20), ("500ms", 500), ("5s", 5000), (" 2 m ", 120_000), ("1h", 3_600_000)],
+)
+def test_settings_in_milliseconds_take_durations(text: str, ms: int, tmp_path: Path) -> None:
+    assert load(environ={"PENSTOCK_STALLED_TIMEOUT_MS": text})[0].stalled_timeout_ms == ms
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'stalled_timeout_ms = "{text}"\n')
+    assert load(config=str(file))[0].stalled_timeout_ms == ms
+
+
+@pytest.mark.parametrize("name", [n for n in Settings.__struct_fields__ if n.endswith("_ms")])
+def test_no_setting_in_milliseconds_takes_a_size(name: str) -> None:
+    assert getattr(load({name: "7d"})[0], name) == 7 * 86_400_000
+    with pytest.raises(InvalidArgument, match=f"{name} from flag: '1KiB' is not"):
+        load({name: "1KiB"})
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("1", True), ("true", True), ("YES", True), ("0", False), ("off", False)]
 )
 def test_booleans_of_the_environment(text: str, value: bool) -> None:
@@ -98,10 +116,50 @@ def test_origins_are_a_list_or_a_text_with_commas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("HTTPS://App.Example/", "https://app.example"),
+        ("https://app.example:443", "https://app.example"),
+        ("http://app.example:080/", "http://app.example"),
+        ("http://app.example:443", "http://app.example:443"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("app://-", "app://-"),
+        ("null", "null"),
+    ],
+)
+def test_an_origin_is_compared_as_browsers_send_it(given: str, sent: str) -> None:
+    assert load({"allowed_origins": given})[0].allowed_origins == (sent,)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "*",
+        "app.example",
+        "https://",
+        "https://*.example",
+        "https://app.example/page",
+        "https://app.example//",
+        "https://user@app.example",
+        "https://app.example:65536",
+        "https://\u00e4pp.example",
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused_at_the_start(given: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"allowed_origins: .* is not an origin; write"):
+        load({"allowed_origins": given})
+
+
+@pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         ({"port": "65536"}, "at most 65535"),
-        ({"port": "-1"}, "port"),
+        ({"port": "-1"}, "port must be 0 or more, not -1"),
+        ({"stalled_timeout_ms": "-1"}, "stalled_timeout_ms must be 1 or more, not -1"),
+        ({"stalled_timeout_ms": "64MiB"}, "milliseconds or a duration such as 500ms, 5s or 7d"),
+        ({"memory_bytes": "5s"}, "bytes or a size such as 64MiB"),
+        ({"max_in_flight": "5s"}, "'5s' is not a whole number$"),
         ({"port": "1.5"}, "port"),
         ({"port": 1.5}, "port"),
         ({"max_in_flight": "0"}, "max_in_flight must be 1 or more"),
@@ -154,6 +212,16 @@ def test_a_token_file_that_is_empty_or_absent_is_refused(tmp_path: Path) -> None
     for path in (file, tmp_path / "none"):
         with pytest.raises(InvalidArgument, match="token_file"):
             read_token(load({"token_file": str(path)})[0])
+
+
+@pytest.mark.parametrize("text", ["bad token\nxx", "schlüssel", "tab\tbed", "bell\a"])
+def test_a_token_that_no_client_can_send_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(text)
+    for settings in ({"token_file": str(file)}, {"token": text}):
+        with pytest.raises(InvalidArgument, match=r"token.*printable ASCII") as refused:
+            read_token(load(settings)[0])
+        assert text not in refused.value.message
 
 
 def test_the_control_planes_token_comes_from_its_file_or_there_is_none(tmp_path: Path) -> None:

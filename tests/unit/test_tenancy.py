@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core import tenancy
 from penstock.core.tenancy import (
@@ -318,6 +319,55 @@ def test_a_follower_takes_over_what_was_created_changed_and_deleted():
     assert [(s.entry.kind, s.deleted) for s in steps] == [("cache", True), ("stream", False)]
     apply_all(follower, steps)
     assert content(follower) == content(source)
+
+
+def test_a_follower_gives_up_the_stream_and_cache_that_it_began_with_once():
+    """felix-107: they look like those of the source, and are its own; from then on they are not."""
+    source, follower = Registry(), Registry()
+    steps = decide_reconcile(follower, source.entries(), NOW)
+    assert [(s.entry.kind, s.entry.name, s.deleted) for s in steps] == [
+        ("cache", "default", True),
+        ("stream", "default", True),
+        ("stream", "default", False),
+        ("cache", "default", False),
+    ]
+    apply_all(follower, steps)
+    assert content(follower) == content(source)
+    assert decide_reconcile(follower, source.entries(), NOW + 1) == []
+    again = Registry()
+    again.restore(snapshot_of(follower))
+    assert decide_reconcile(again, source.entries(), NOW + 2) == []
+
+
+def test_a_follower_gives_up_what_it_began_with_if_the_source_has_none():
+    """felix-107."""
+    source, follower = Registry(), Registry()
+    apply_all(source, decide_delete(source, "tenant", ("default", "", ""), NOW, cascade=True))
+    apply_all(follower, decide_reconcile(follower, source.entries(), NOW))
+    assert follower.entries() == []
+
+
+def test_retention_of_a_stream_that_keeps_nothing_is_refused():
+    """felix-120, 126: it would not do what it says."""
+    registry = whole()
+    with pytest.raises(InvalidArgument, match="retention"):
+        decide_create(registry, stream("s2", retention_ms=1), NOW)
+    with pytest.raises(InvalidArgument, match="retention"):
+        decide_change(registry, ("t", "n", "s"), NOW, stream=StreamConfig(retention_ms=1))
+
+
+def test_a_stream_that_has_retention_from_an_earlier_version_can_be_changed_and_followed():
+    old = Registry()
+    for number, entry in enumerate([tenant(), namespace(), stream(retention_ms=7)], 5):
+        old.apply(RegistryChanged(NOW, replace(entry, id=number, revision=number)))
+    config = StreamConfig(retention_ms=7, lag_alert_events=1)
+    assert decide_change(old, ("t", "n", "s"), NOW, stream=config) is not None
+    with pytest.raises(InvalidArgument, match="retention"):
+        decide_change(old, ("t", "n", "s"), NOW, stream=StreamConfig(retention_ms=8))
+    assert decide_change(old, ("t", "n", "s"), NOW, stream=StreamConfig()) is not None
+    follower = Registry()
+    apply_all(follower, decide_reconcile(follower, old.entries(), NOW))
+    assert content(follower) == content(old)
 
 
 @pytest.mark.parametrize("is_durable", [False, True])

@@ -31,7 +31,7 @@ USED_METHODS = {
 
 
 def test_uvicorn_is_the_release_the_lane_was_written_for() -> None:
-    assert uvicorn.__version__.startswith("0.54."), "read server/lane.py against the new release"
+    assert uvicorn.__version__.startswith("0.54."), "read http/connection.py again"
 
 
 @pytest.mark.parametrize("name", USED_METHODS)

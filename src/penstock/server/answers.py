@@ -17,6 +17,13 @@ class Status(msgspec.Struct):
     status: str
 
 
+class Readiness(msgspec.Struct, omit_defaults=True):
+    """`warning` is absent when nothing needs an operator."""
+
+    status: str
+    warning: str = ""
+
+
 class TopicNames(msgspec.Struct):
     topics: list[str]
 
@@ -44,10 +51,12 @@ class VersionAnswer(msgspec.Struct):
 
 
 class Begun(msgspec.Struct, omit_defaults=True):
-    """`RUN`: run the effect. `COMMITTED`: it was run, with this result."""
+    """`RUN`: run the effect, which failed before if there is a `last_error`. `COMMITTED`: it was
+    run, with this result."""
 
     status: str
     result: str = ""
+    last_error: str = ""
 
 
 class BatchError(msgspec.Struct):

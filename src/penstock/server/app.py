@@ -1,12 +1,11 @@
-"""The ASGI side of the port: metrics and documentation. The API itself is on the fast lane.
+"""The ASGI side of the port: metrics and documentation. The API itself is on the fast connection.
 
 Invariant: whatever is asked here, an error has the common shape and the answer an X-Request-Id,
-as on the lane.
+as on the connection.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.model.errors import Internal, MethodNotAllowed, NotFound, PenstockError
+from penstock.server import asyncapi, sign_in
 from penstock.server.docs_page import render_page
-from penstock.server.felix import asyncapi
-from penstock.server.hub import Hub
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.requests import REQUEST_ID
+from penstock.server.http.responses import encode_json, error_body
 from penstock.server.metrics import Metrics
 from penstock.server.openapi import build_document
-from penstock.server.replies import encode_json, error_body
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,9 +33,11 @@ _PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
+_TOKEN_REFUSAL = "penstock.token_refusal"
 
-def make_app(hub: Hub) -> ASGIApp:
-    metrics = Metrics(hub)
+
+def make_app(dispatch: RequestDispatch) -> ASGIApp:
+    metrics = Metrics(dispatch)
     document = build_document()
     encoded = encode_json(document)
     encoded_socket = encode_json(asyncapi.build_document())
@@ -50,20 +52,36 @@ def make_app(hub: Hub) -> ASGIApp:
         return Response(encoded_socket, media_type="application/json")
 
     async def show_page(request: Request) -> Response:
+        refusal: PenstockError | None = request.scope[_TOKEN_REFUSAL]
+        if refusal is not None:
+            return _ask_for_token(request, refusal)
         page = render_page(document, f"http://{request.url.netloc}")
         return Response(page, media_type="text/html", headers=_PAGE_HEADERS)
+
+    async def show_script(_: Request) -> Response:
+        return Response(
+            sign_in.SCRIPT, media_type="text/javascript", headers=sign_in.SCRIPT_HEADERS
+        )
 
     app = Starlette(
         routes=[
             Route("/metrics", show_metrics),
             Route("/docs", show_page),
+            Route(sign_in.SCRIPT_PATH, show_script),
             Route("/docs/openapi.json", show_openapi),
             Route("/docs/asyncapi.json", show_asyncapi),
         ],
         exception_handlers={HTTPException: _refused, Exception: _broken},
     )
     app.router.redirect_slashes = False
-    return _WithRequestId(app, hub)
+    return _WithRequestId(app, dispatch)
+
+
+def _ask_for_token(request: Request, refusal: PenstockError) -> Response:
+    """A browser gets the page that asks for the token, a program the error."""
+    if "text/html" in request.headers.get("accept", "").lower():
+        return Response(sign_in.PAGE, media_type="text/html", headers=sign_in.PAGE_HEADERS)
+    return _error(refusal, {"WWW-Authenticate": "Bearer", "Vary": "Accept, Authorization"})
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -86,22 +104,24 @@ def _error(error: PenstockError, headers: Mapping[str, str] | None = None) -> Re
 
 
 class _WithRequestId:
-    """Echoes a request's id, or makes one up, by the rules of the lane."""
+    """Adds the request's id, which the connection has read or made up, to the answer; notes whether
+    the token is missing, for the page that is shown without it."""
 
-    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+    def __init__(self, app: ASGIApp, dispatch: RequestDispatch) -> None:
         self._app = app
-        self._hub = hub
+        self._dispatch = dispatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        verdict = self._hub.gate.judge(list(scope["headers"]), scope["http_version"])
-        request_id = verdict.request_id.decode("latin-1") or secrets.token_hex(8)
+        request_id: bytes = scope["state"][REQUEST_ID]
+        verdict = self._dispatch.admission.judge(list(scope["headers"]), scope["http_version"])
+        scope[_TOKEN_REFUSAL] = verdict.token_refusal
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = request_id.decode("latin-1")
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -22,7 +22,19 @@ STREAM_MARK = b"\xff\xff\xff\xff"
 _DICTIONARY_BATCH = 2
 _RECORD_BATCH = 3
 
-_MALFORMED = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, struct.error)
+UNREADABLE = (
+    pa.ArrowException,
+    ArithmeticError,
+    LookupError,
+    OSError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""Whatever Arrow and Python raise over values that should not be there."""
+
+_MAX_REASON_CHARS = 300
+_END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def read_table(body: bytes, max_bytes: int) -> pa.Table:
@@ -35,17 +47,32 @@ def read_table(body: bytes, max_bytes: int) -> pa.Table:
         if len(set(table.column_names)) < table.num_columns:
             raise InvalidArgument("a column is there twice")
         return _plain(table, max_bytes)
-    except _MALFORMED as error:
-        raise InvalidArgument(f"not an Arrow IPC stream: {error}") from error
+    except UNREADABLE as error:
+        raise InvalidArgument(f"not an Arrow IPC stream: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, short and as text that can be sent."""
+    return str(error)[:_MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
 def _messages(body: bytes) -> Iterator[pa.ipc.Message]:
-    reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
+    """Every message of the stream. The body must be one whole stream: one that was cut off, or a
+    second one behind it, would be taken for fewer rows than were sent."""
+    source = pa.BufferReader(body)
+    reader = pa.ipc.MessageReader.open_stream(source)
     while True:
         try:
             yield reader.read_next_message()
         except StopIteration:
-            return
+            break
+    end = source.tell()
+    if body[end - len(_END_MARK) : end] != _END_MARK:
+        raise InvalidArgument("not an Arrow IPC stream: it has no end mark, so it may be cut off")
+    if end != len(body):
+        raise InvalidArgument(
+            f"not an Arrow IPC stream: {len(body) - end} bytes follow its end mark"
+        )
 
 
 def _refuse_compression(message: pa.ipc.Message) -> None:

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS, MIB
-from penstock.server.requests import decode_body
+from penstock.server.http.requests import decode_body
 
 Body = TypeVar("Body")
 

@@ -129,10 +129,17 @@ def _body(document: Json, operation: Json) -> list[str]:
     if "requestBody" not in operation:
         return []
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    rows = _members(document, schema.get("items", schema), "")
+    rows = _members(document, _first_shape(schema), "")
     if not rows:
         return []
     return ["<details><summary>JSON body</summary><table>", *rows, "</table></details>"]
+
+
+def _first_shape(schema: Json) -> Json:
+    """The shape of a body, or of the items of a batch: the first of its alternatives."""
+    while "$ref" not in schema and ("anyOf" in schema or "items" in schema):
+        schema = schema["anyOf"][0] if "anyOf" in schema else schema["items"]
+    return schema
 
 
 def _members(document: Json, schema: Json, prefix: str) -> list[str]:
@@ -143,18 +150,19 @@ def _members(document: Json, schema: Json, prefix: str) -> list[str]:
     required = set(found.get("required", ()))
     rows = []
     for name, member in found["properties"].items():
-        kind = _kind(member) + (", required" if name in required else "")
-        rows.append(_row(f"{prefix}{name}", f"{member.get('description', '')} ({kind})".strip()))
-        items = member.get("items", {})
-        for part in [member, items, *items.get("anyOf", ())]:
-            dots = f"{prefix}{name}." if part is member else f"{prefix}{name}[]."
-            rows += _members(document, part, dots)
+        kinds = _kind(member) + (", required" if name in required else "")
+        rows.append(_row(f"{prefix}{name}", f"{member.get('description', '')} ({kinds})".strip()))
+        for kind in member.get("anyOf", [member]):
+            rows += _members(document, kind, f"{prefix}{name}.")
+            items = kind.get("items", {})
+            for part in items.get("anyOf", [items]):
+                rows += _members(document, part, f"{prefix}{name}[].")
     return rows
 
 
 def _kind(member: Json) -> str:
     if "anyOf" in member:
-        return " or ".join(map(_kind, member["anyOf"]))
+        return " or ".join(_kind(kind) for kind in member["anyOf"] if kind.get("type") != "null")
     if "enum" in member:
         return " or ".join(map(str, member["enum"]))
     if member.get("type") == "array":
@@ -170,7 +178,7 @@ def _name(schema: Json) -> str:
 
 def _parameters(operation: Json) -> list[str]:
     rows = []
-    names: dict[str, set[str]] = {"path": set(), "query": set()}
+    names: dict[str, set[str]] = {"path": set(), "query": set(), "header": set()}
     for parameter in operation.get("parameters", []):
         names[parameter["in"]].add(parameter["name"])
         kind = parameter["schema"]["type"] + (", required" if parameter.get("required") else "")

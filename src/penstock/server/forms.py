@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from penstock.core.effect_rules import EffectCommand
-from penstock.core.partitioning import utf8_bytes
-from penstock.core.produce import Produce
-from penstock.core.settle import Settle
+from penstock.api.effects import EffectCommand
+from penstock.api.messages import Produce, Settle
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_LEASE_MS, MAX_OFFSET
 from penstock.model.names import clean_name
-from penstock.server.requests import required_index, whole_number
+from penstock.model.units import utf8_bytes
+from penstock.server.http.requests import required_index, whole_number
 from penstock.server.wire import (
     AckBody,
     EffectBody,
@@ -137,15 +136,14 @@ def _override(raw: int | None) -> int | None:
 
 
 def policy_of(body: RetryPolicyBody | None) -> RetryPolicy | None:
+    """The policy; None when it neither ends the attempts nor makes them wait."""
     if body is None:
         return None
     policy = RetryPolicy(body.max_attempts or 0, body.backoff_ms or 0, body.max_backoff_ms or 0)
     for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
         if not 0 <= getattr(policy, name) <= MAX_OFFSET:
             raise InvalidArgument(f"retry_policy.{name} must be a whole number, 0 or more")
-    if (policy.backoff_ms or policy.max_backoff_ms) and not policy.max_attempts:
-        raise InvalidArgument("a retry backoff needs max_attempts of 1 or more")
-    return policy if policy.max_attempts else None
+    return policy if policy.max_attempts or policy.backoff_ms else None
 
 
 def _query_deadline(params: dict[str, str]) -> str | None:

@@ -1,13 +1,16 @@
 """The broker's log for operators, on stderr: lines for people, or one JSON object a line.
 
-Invariants: one event is one line, unless it has a traceback and is for people; a secret never
-appears, neither by the name of its field nor by its value. Must not know what is logged.
+Invariants: one event is one line, unless it has a traceback and is for people; with the format
+`json` nothing else is written, neither by Python nor by a library; a secret never appears, neither
+by the name of its field nor by its value. Must not know what is logged.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
@@ -22,16 +25,17 @@ MASK = "********"
 _SECRET_NAMES = ("token", "authorization", "secret", "password")
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+_log = logging.getLogger("penstock.server")
 
 
 def configure_logging(
     level: Level, form: Format, *, secrets: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
     """Replaces whatever logging was set up. Libraries are heard from warnings on; uvicorn's own
-    account of its connections only in debug."""
+    account of its connections only in debug. With `json`, warnings and tracebacks that Python
+    would print to stderr are events too."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    hidden = tuple(secret for secret in secrets if secret)
-    handler.setFormatter(JsonFormatter(hidden) if form == "json" else TextFormatter(hidden))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -40,15 +44,52 @@ def configure_logging(
     logging.getLogger("penstock").setLevel(level.upper())
     is_debug = level == "debug"
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if is_debug else logging.WARNING)
+    for secret in secrets:
+        hide_secret(secret)
+    if form == "json":
+        _log_what_python_prints()
+
+
+def hide_secret(secret: str) -> None:
+    """Masks the secret in every event from now on, beside those that are masked already."""
+    for handler in logging.getLogger().handlers:
+        if secret and isinstance(handler.formatter, _Formatter):
+            handler.formatter.secrets.add(secret)
+
+
+def _log_what_python_prints() -> None:
+    """Sends to the log what Python itself would print: warnings, and the tracebacks of errors
+    that nobody catches, in the main thread, in another one, or while an object is destroyed."""
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        _log.critical("the broker ends: %s", error, exc_info=(kind, error, trace))
+
+    def uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit or args.exc_value is None:
+            return
+        name = args.thread.name if args.thread is not None else "?"
+        info = (args.exc_type, args.exc_value, args.exc_traceback)
+        _log.error("the thread %s ended: %s", name, args.exc_value, exc_info=info)
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        text = args.err_msg or "an error could not be raised"
+        error = args.exc_value
+        info = None if error is None else (args.exc_type, error, args.exc_traceback)
+        _log.error("%s: %r", text, args.object, exc_info=info)
+
+    logging.captureWarnings(True)
+    sys.excepthook = uncaught
+    threading.excepthook = uncaught_in_thread
+    sys.unraisablehook = unraisable
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, secrets: tuple[str, ...]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._secrets = secrets
+        self.secrets: set[str] = set()
 
     def _hide(self, text: str) -> str:
-        for secret in self._secrets:
+        for secret in self.secrets:
             text = text.replace(secret, MASK)
         return text
 
@@ -61,13 +102,26 @@ class JsonFormatter(_Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         for name, value in _extras(record).items():
             event.setdefault(name, value)
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return self._hide(_encode(event).decode())
+        if record.stack_info:
+            event["stack"] = record.stack_info
+        return _as_json(self._hidden(_plain(event)))
+
+    def _hidden(self, value: Any) -> Any:
+        """The same without secrets. In the texts, not in the JSON: there a secret with a quote is
+        written in another way, and masking one that is a quote would break the line."""
+        if isinstance(value, str):
+            return self._hide(value)
+        if isinstance(value, dict):
+            return {name: self._hidden(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._hidden(each) for each in value]
+        return value
 
 
 class TextFormatter(_Formatter):
@@ -75,11 +129,38 @@ class TextFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {name}={value!r}" for name, value in _extras(record).items())
-        message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        message = _message(record).replace("\r", "\\r").replace("\n", "\\n")
         line = f"{_time(record)} {record.levelname:<7} {record.name}: {message}{extras}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return self._hide(line)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The text of an event; one whose arguments do not fit is logged as it was written, since
+    Python would print a complaint of its own in its place."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):
+        return f"{record.msg} {record.args!r}"
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with nothing in it but what JSON knows."""
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(event, str_keys=True, enc_hook=str)
+    except Exception:  # noqa: BLE001 - whatever is wrong with a value, the event is logged
+        plain = {name: value if isinstance(value, str) else repr(value)
+                 for name, value in event.items()}  # fmt: skip
+    return plain
+
+
+def _as_json(event: dict[str, Any]) -> str:
+    try:
+        return _encode(event).decode()
+    except (UnicodeEncodeError, msgspec.MsgspecError):
+        # A file's name may be no Unicode; here its odd characters are written as escapes.
+        return json.dumps(event)
 
 
 def _time(record: logging.LogRecord) -> str:

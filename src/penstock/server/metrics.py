@@ -1,4 +1,4 @@
-"""What the broker tells Prometheus; read from counters that the work keeps anyway."""
+"""Renders the metrics of the engine and the server as text for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from prometheus_client.core import (
     Metric,
 )
 
-from penstock.engine.embedded import EmbeddedEngine
-from penstock.engine.histogram import BOUNDS, Histogram
-from penstock.engine.report import lag
-from penstock.server.hub import Hub
+from penstock.api.metrics import CacheMetrics, EngineMetrics, HistogramCounts, StreamMetrics
+from penstock.api.topics import TopicReport
+from penstock.server.http.answer_budget import AnswerBudget
+from penstock.server.http.dispatch import RequestDispatch
 
 
 class Metrics:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, dispatch: RequestDispatch) -> None:
+        self._dispatch = dispatch
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -28,27 +28,41 @@ class Metrics:
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Asked for at registration; the names depend on nothing that is known then."""
+        """Called at registration. The names are not known then, so it describes none."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        engine = self._hub.engine
-        yield _counter("penstock_requests", "Requests under /v1", self._hub.requests)
-        yield _gauge("penstock_websockets", "WebSockets that are open", self._hub.sockets)
+        yield _counter("penstock_requests", "Requests under /v1", self._dispatch.requests)
+        yield _gauge("penstock_websockets", "WebSockets that are open", self._dispatch.sockets)
         yield _counter(
-            "penstock_websocket_messages", "Messages over WebSockets", self._hub.socket_messages
+            "penstock_websocket_messages",
+            "Messages over WebSockets",
+            self._dispatch.socket_messages,
         )
-        if isinstance(engine, EmbeddedEngine):
-            yield from _topics(engine)
-            yield from _counters(engine)
-            yield from _log(engine)
-            yield from _timings(engine)
-            yield from _streams(engine)
-            yield from _caches(engine)
-            yield from _writes(engine)
+        yield from _answers(self._dispatch.answers)
+        metrics = self._dispatch.engine.metrics()
+        yield from _topics(metrics.topics)
+        yield from _counters(metrics)
+        yield from _log(metrics)
+        yield from _timings(metrics)
+        yield from _streams(metrics.streams)
+        yield from _caches(metrics.caches)
+        yield _gauge("penstock_cache_watches", "Open watches", metrics.cache_watches)
+        yield from _writes(metrics)
 
 
-def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
+def _answers(budget: AnswerBudget) -> Iterator[Metric]:
+    yield _gauge("penstock_answer_bytes", "Memory that answers in progress take", budget.used_bytes)
+    yield _gauge("penstock_answer_limit_bytes", "What they may take together", budget.limit_bytes)
+    yield _gauge("penstock_answers_waiting", "Answers that wait for memory", budget.waiting)
+    yield _counter(
+        "penstock_stalled_connections",
+        "Connections closed because they accepted nothing of an answer",
+        budget.stalled_connections,
+    )
+
+
+def _topics(topics: list[TopicReport]) -> Iterator[Metric]:
     by_group = ["topic", "group", "partition"]
     in_flight = GaugeMetricFamily("penstock_in_flight", "Deliveries under a lease", labels=by_group)
     behind = GaugeMetricFamily("penstock_lag", "Messages a group has not finished", labels=by_group)
@@ -57,64 +71,79 @@ def _topics(engine: EmbeddedEngine) -> Iterator[Metric]:
         "Messages the slowest group has not finished",
         labels=["topic", "partition"],
     )
-    for topic in engine.parts.state.topics.values():
+    for topic in topics:
         for partition in topic.partitions:
-            labels = [topic.name, str(partition.index)]
-            buffered.add_metric(labels, partition.backlog.buffered_msgs())
-        for group in topic.groups.values():
-            for progress in group.progress:
+            labels = [topic.name, str(partition.partition)]
+            buffered.add_metric(labels, partition.buffered_msgs)
+        for group in topic.groups:
+            for progress in group.partitions:
                 labels = [topic.name, group.name, str(progress.partition)]
                 in_flight.add_metric(labels, progress.in_flight)
-                behind.add_metric(labels, lag(group, progress))
+                behind.add_metric(labels, progress.lag)
     yield from (in_flight, behind, buffered)
 
 
-def _counters(engine: EmbeddedEngine) -> Iterator[Metric]:
+def _counters(metrics: EngineMetrics) -> Iterator[Metric]:
     dead = CounterMetricFamily(
         "penstock_dead_letters", "Messages moved to a DLQ", labels=["topic", "group", "partition"]
     )
-    for (topic, group, partition), count in engine.parts.burials.counts.items():
+    for (topic, group, partition), count in metrics.dead_letters.items():
         dead.add_metric([topic, group, str(partition)], count)
     rejected = CounterMetricFamily(
-        "penstock_rejected", "Produces refused", labels=["topic", "partition", "reason"]
+        "penstock_rejected",
+        "Produces refused, by the topic and partition they would have gone to",
+        labels=["topic", "partition", "reason"],
     )
-    for labels, count in engine.rejected.items():
+    for labels, count in metrics.rejected.items():
         rejected.add_metric(labels, count)
     yield from (dead, rejected)
-    dispatcher = engine.parts.dispatcher
-    yield _counter("penstock_deliveries", "Deliveries decided", dispatcher.deliveries)
-    yield _counter("penstock_redeliveries", "Of those, not the first", dispatcher.redeliveries)
-    yield _counter("penstock_lease_lapses", "Leases that ran out", engine.upkeep.lapses)
-    failures = engine.routing.failures if engine.routing is not None else 0
-    yield _counter("penstock_router_failures", "Messages stored unrouted", failures)
+    yield _counter("penstock_deliveries", "Deliveries decided", metrics.deliveries)
+    yield _counter("penstock_redeliveries", "Of those, not the first", metrics.redeliveries)
+    yield _counter("penstock_lease_lapses", "Leases that ran out", metrics.lease_lapses)
+    yield _counter("penstock_router_failures", "Messages stored unrouted", metrics.router_failures)
 
 
-def _log(engine: EmbeddedEngine) -> Iterator[Metric]:
-    log, state = engine.parts.log, engine.parts.state
-    yield _counter("penstock_log_commits", "Writes of the log", log.commits)
-    yield _gauge("penstock_log_bytes", "Bytes the log's segments take on disk", log.size_bytes)
-    yield _gauge("penstock_log_failed", "1 when the log cannot be written", log.failed is not None)
+def _log(metrics: EngineMetrics) -> Iterator[Metric]:
+    yield _counter("penstock_log_commits", "Writes of the log", metrics.log_commits)
+    yield _gauge("penstock_log_bytes", "Bytes the log's segments take on disk", metrics.log_bytes)
+    yield _gauge("penstock_log_failed", "1 when the log cannot be written", metrics.has_log_failed)
     yield _gauge(
-        "penstock_memory_bytes", "Bytes of messages in memory", engine.parts.window.used_bytes
+        "penstock_sealing_failures",
+        "Sealing runs that failed since the last that succeeded",
+        metrics.sealing_failures,
     )
-    yield _counter("penstock_page_reads", "Pages read back from disk", engine.parts.pages.reads)
-    yield _gauge("penstock_idempotency_keys", "Produce keys remembered", len(state.produced))
+    yield _gauge(
+        "penstock_sealing_last_failure_seconds",
+        "When a sealing run failed last, in seconds since 1970; 0: never",
+        metrics.last_sealing_failure_ms / 1000,
+    )
+    yield _gauge(
+        "penstock_memory_bytes",
+        "Bytes of messages in memory, with pages read back",
+        metrics.memory_bytes,
+    )
+    yield _counter("penstock_page_reads", "Pages read back from disk", metrics.page_reads)
+    yield _gauge(
+        "penstock_clock_ahead_seconds",
+        "How far broker time is ahead of the machine's clock; below 0: behind it",
+        metrics.clock_ahead_ms / 1000,
+    )
+    yield _gauge("penstock_idempotency_keys", "Produce keys remembered", metrics.idempotency_keys)
 
 
-def _timings(engine: EmbeddedEngine) -> Iterator[Metric]:
-    ledger = engine.parts.ledger
+def _timings(metrics: EngineMetrics) -> Iterator[Metric]:
     yield _histogram(
-        "penstock_commit_seconds", "From a write of the log to its end", ledger.commit_seconds
+        "penstock_commit_seconds", "From a write of the log to its end", metrics.commit_seconds
     )
     yield _histogram(
         "penstock_produce_seconds",
         "From the first decision of a commit to its answers",
-        ledger.answer_seconds,
+        metrics.answer_seconds,
     )
     yield _histogram(
         "penstock_delivery_seconds",
         "From a message's produce to its first delivery",
-        engine.parts.dispatcher.delivery_seconds,
+        metrics.delivery_seconds,
     )
 
 
@@ -138,11 +167,10 @@ _CACHE_COUNTERS = {
 }
 
 _Families = list[tuple[CounterMetricFamily | GaugeMetricFamily, str]]
-"""Each with the attribute that it shows."""
+"""Families of metrics, each with the attribute that it shows."""
 
 
-def _streams(engine: EmbeddedEngine) -> Iterator[Metric]:
-    """Of every stream that has been used."""
+def _streams(streams: list[StreamMetrics]) -> Iterator[Metric]:
     labels = ["tenant_id", "namespace", "stream"]
     families = _families(CounterMetricFamily, _STREAM_COUNTERS, labels)
     families += _families(GaugeMetricFamily, _STREAM_GAUGES, labels)
@@ -150,37 +178,37 @@ def _streams(engine: EmbeddedEngine) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "penstock_stream_waiting", "Publishes that wait for the queue", labels=labels
     )
-    for report in engine.streams.reports():
+    for stream in streams:
         for family, attribute in families:
-            family.add_metric(report.path, getattr(report.counts, attribute))
-        queued.add_metric(report.path, report.queued)
-        waiting.add_metric(report.path, report.waiting)
+            family.add_metric(stream.path, getattr(stream.counts, attribute))
+        queued.add_metric(stream.path, stream.queued)
+        waiting.add_metric(stream.path, stream.waiting)
     yield from (*(family for family, _ in families), queued, waiting)
 
 
-def _caches(engine: EmbeddedEngine) -> Iterator[Metric]:
-    """Of every cache that has been used."""
+def _caches(caches: list[CacheMetrics]) -> Iterator[Metric]:
     labels = ["tenant_id", "namespace", "cache"]
     families = _families(CounterMetricFamily, _CACHE_COUNTERS, labels)
     entries = GaugeMetricFamily("penstock_cache_entries", "Entries held", labels=labels)
     nbytes = GaugeMetricFamily("penstock_cache_bytes", "Bytes that they take", labels=labels)
-    for cache in engine.caches.all():
-        if cache.entries or cache.hits or cache.misses:
-            for family, attribute in families:
-                family.add_metric(cache.path, getattr(cache, attribute))
-            entries.add_metric(cache.path, len(cache.entries))
-            nbytes.add_metric(cache.path, cache.bytes)
+    for cache in caches:
+        for family, attribute in families:
+            family.add_metric(cache.path, getattr(cache, attribute))
+        entries.add_metric(cache.path, cache.entries)
+        nbytes.add_metric(cache.path, cache.bytes)
     yield from (*(family for family, _ in families), entries, nbytes)
-    yield _gauge("penstock_cache_watches", "Open watches", engine.caches.watches.count)
 
 
-def _writes(engine: EmbeddedEngine) -> Iterator[Metric]:
-    staging, drain = engine.writes.staging, engine.writes.drain
-    yield _gauge("penstock_staged_bytes", "Bytes of staged pieces", staging.bytes)
-    yield _gauge("penstock_staged_pieces", "Pieces that are staged", staging.pieces)
-    yield _gauge("penstock_storing_batches", "Batches that are stored", engine.writes.storing)
-    yield _counter("penstock_written_rows", "Rows of batches that were stored", drain.rows)
-    yield _counter("penstock_skipped_rows", "Rows whose topic or cache had gone", drain.skipped)
+def _writes(metrics: EngineMetrics) -> Iterator[Metric]:
+    yield _gauge("penstock_staged_bytes", "Bytes of staged pieces", metrics.staged_bytes)
+    yield _gauge("penstock_staged_pieces", "Pieces that are staged", metrics.staged_pieces)
+    yield _gauge("penstock_storing_batches", "Batches that are stored", metrics.storing_batches)
+    yield _counter(
+        "penstock_written_rows", "Rows of batches that were stored", metrics.written_rows
+    )
+    yield _counter(
+        "penstock_skipped_rows", "Rows whose topic or cache had gone", metrics.skipped_rows
+    )
 
 
 def _families(
@@ -194,9 +222,9 @@ def _families(
     ]
 
 
-def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+def _histogram(name: str, text: str, histogram: HistogramCounts) -> Metric:
     total, buckets = 0, []
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), histogram.counts, strict=True):
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
     family = HistogramMetricFamily(name, text)

@@ -12,11 +12,13 @@ from typing import get_args
 import msgspec
 
 from penstock import __version__
+from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.answers import BatchError
+from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
 from penstock.server.operations import OPERATIONS, TAGS, Answer, Operation
+from penstock.server.operations.constraints import ETAGS, constrain, rules_of
 from penstock.server.operations.fields import kind_of, texts_of
 from penstock.server.operations.socket import ASKED
-from penstock.server.replies import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
 from penstock.server.schemas import Json, RequestShape, ref, schemas_of
 
 ABOUT = (
@@ -137,13 +139,17 @@ def _operation(operation: Operation) -> Json:
         "summary": operation.summary,
         "operationId": "_".join([operation.method.lower(), *words]),
         "responses": {
-            str(status): _response(answer, operation.batch)
+            str(status): _response(answer, operation)
             for status, answer in operation.answers.items()
         },
     }
     if operation.text:
         described["description"] = operation.text
-    parameters = _path_parameters(operation) + _query_parameters(operation)
+    parameters = [
+        *_path_parameters(operation),
+        *_query_parameters(operation),
+        *_condition_parameters(operation),
+    ]
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None and not operation.query_only:
@@ -166,12 +172,23 @@ def _path_parameters(operation: Operation) -> list[Json]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "string"},
+            "schema": _parameter_schema(operation, name, "path"),
             "description": f"{texts[name]} Percent-encoded.",
             "example": operation.names.get(name, PATH_EXAMPLES[name]),
         }
         for name in re.findall(r"\{(\w+)\}", operation.path)
     ]
+
+
+def _parameter_schema(operation: Operation, name: str, where: str) -> Json:
+    """The schema of a path or query parameter. A query beside a body is not read, except by the
+    routes that take raw bodies."""
+    is_beside_body = operation.body is not None and not operation.query_only
+    if where == "query" and is_beside_body and not _takes_raw(operation):
+        return {"type": "string"}
+    schema: Json = {"type": kind_of(name)}
+    constrain(schema, rules_of(operation.tag).get(name, {}))
+    return schema
 
 
 def _query_parameters(operation: Operation) -> list[Json]:
@@ -187,9 +204,11 @@ def _query_parameter(operation: Operation, name: str) -> Json:
     parameter: Json = {
         "name": name,
         "in": "query",
-        "schema": {"type": kind_of(name)},
+        "schema": _parameter_schema(operation, name, "query"),
         "description": texts_of(operation.tag)[name],
     }
+    if operation.body is not None and _takes_raw(operation) and name != "raw":
+        parameter["description"] += " Only with raw=true; otherwise the request is refused."
     if operation.query_only or operation.body is None:
         parameter["required"] = name in operation.required
         if name in (operation.example or {}):
@@ -197,17 +216,36 @@ def _query_parameter(operation: Operation, name: str) -> Json:
     return parameter
 
 
+def _takes_raw(operation: Operation) -> bool:
+    return "raw" in (operation.query or ())
+
+
+def _condition_parameters(operation: Operation) -> list[Json]:
+    return [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string", **ETAGS},
+            "description": text,
+        }
+        for name, text in operation.conditions.items()
+    ]
+
+
 def _request_body(operation: Operation) -> Json:
     schema = ref(operation.body)
     if not operation.batch:
+        if operation.or_array:
+            schema = {"anyOf": [schema, _items(schema)]}
         content = {"application/json": {"schema": schema, "example": operation.example}}
-        return {"content": content}
+        return {"required": bool(operation.required), "content": content}
     lines = "\n".join(msgspec.json.encode(item).decode() for item in operation.example)
     return {
         "required": True,
         "content": {
             "application/json": {
-                "schema": {"type": "array", "items": schema, "minItems": 1, "maxItems": 10_000},
+                "schema": {"anyOf": [_items(schema), _one_line(schema)]},
                 "example": operation.example,
             },
             "application/x-ndjson": {"schema": {"type": "string"}, "example": lines},
@@ -215,13 +253,33 @@ def _request_body(operation: Operation) -> Json:
     }
 
 
-def _response(answer: Answer, is_batch: bool) -> Json:
+def _items(schema: Json) -> Json:
+    """An array of items that stand or fall alone: one that is wrong has an error as its result."""
+    anything: Json = {"description": "Anything else is answered with an error of its own."}
+    items = {"anyOf": [schema, anything]}
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
+
+
+def _one_line(schema: Json) -> Json:
+    """A body that is no array is NDJSON, whatever its content type: this one has one line."""
+    return {"not": {"type": "array"}, "anyOf": [schema, {}]}
+
+
+def _response(answer: Answer, operation: Operation) -> Json:
     response: Json = {"description": answer.text}
+    if answer.headers:
+        response["headers"] = {name: _header(*header) for name, header in answer.headers.items()}
     if answer.shape is not None:
         schema = ref(answer.shape)
-        if is_batch:
+        if operation.batch:
             results = {"type": "array", "items": {"anyOf": [schema, ref(BatchError)]}}
             schema = {"type": "object", "properties": {"results": results}}
+        elif operation.or_array:
+            # A publish with ack none has null for an answer, a publish_batch with per_message one
+            # for each event.
+            one = {"anyOf": [schema, ref(TypedErrorBody), {"type": "null"}]}
+            several = {"type": "array", "items": one}
+            schema = {"anyOf": [schema, {"type": "array", "items": {"anyOf": [one, several]}}]}
         response["content"] = {answer.media_type: {"schema": schema, "example": answer.example}}
     return response
 
@@ -260,11 +318,14 @@ def _header(text: str, kind: str) -> Json:
 
 def _schemas() -> dict[str, Json]:
     requests = {
-        each.body: RequestShape(each.body, each.required, texts_of(each.tag))
+        each.body: RequestShape(each.body, each.required, texts_of(each.tag), rules_of(each.tag))
         for each in OPERATIONS
         if each.body is not None and not get_args(each.body)
     }
-    messages = [RequestShape(each.shape, each.required, texts_of("Streams")) for each in ASKED]
+    messages = [
+        RequestShape(each.shape, each.required, texts_of("Streams"), rules_of("Streams"))
+        for each in ASKED
+    ]
     answers = [answer.shape for each in OPERATIONS for answer in each.answers.values()]
     errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
     return schemas_of([*requests.values(), *messages], [*filter(None, answers), *errors])

@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from penstock.core.produce import Produce
-from penstock.engine.routing import Decided, Router
+from penstock.api.messages import Decided, Produce, Router
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MIB

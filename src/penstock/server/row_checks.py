@@ -2,22 +2,23 @@
 
 The rules are those of a produce (forms.py, core) and of a cache. Where a rule is about one value,
 it is asked once for each distinct value; where it is about a size, for all rows at once. A refusal
-names the column and the row. Runs on a thread. Must not know what the broker holds: whether a topic
-or a cache is there is asked on the loop.
+names the column and the row; whatever Arrow raises over a value is a refusal too. Runs on a thread.
+Must not know what the broker holds: whether a topic or a cache is there is asked on the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.core.cache_rules import check_key
-from penstock.core.produce import check_deadline
-from penstock.core.write_rules import Target
+from penstock.api.caches import check_key
+from penstock.api.messages import check_deadline
+from penstock.api.rows import CACHE_COLUMNS, TOPIC_COLUMNS, CheckedRows
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import (
     MAX_CACHE_KEY_BYTES,
@@ -26,10 +27,10 @@ from penstock.model.limits import (
     MAX_TARGETS,
 )
 from penstock.model.names import clean_name
-from penstock.server.arrow_bodies import is_text
+from penstock.model.writes import RowTarget
+from penstock.server.arrow_bodies import UNREADABLE, is_text, reason
 from penstock.server.forms import deadline_of, policy_of, target_of
 from penstock.server.wire import RetryPolicyBody
-from penstock.storage.staged_rows import CACHE_COLUMNS, TOPIC_COLUMNS, CheckedRows
 
 T = TypeVar("T")
 
@@ -37,6 +38,10 @@ _IDS = ("run_id", "step_id", "parent_step_id", "tenant_id", "idempotency_key", "
 _RETRY = ("retry_max_attempts", "retry_backoff_ms", "retry_max_backoff_ms")
 _TEXT, _INT = pa.string(), pa.int64()
 _MAX_TEXT_BYTES = 2**31 - 1
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_S = int(datetime(1, 1, 1, tzinfo=UTC).timestamp())
+_LAST_S = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
+"""The times that RFC 3339 can write."""
 
 
 def check_topic_rows(
@@ -44,6 +49,19 @@ def check_topic_rows(
 ) -> CheckedRows:
     """`topic` is that of rows which name none; empty: each must name one."""
     rows = _Columns(table, TOPIC_COLUMNS)
+    with rows.refusing_the_unreadable():
+        return _check_topic_rows(rows, topic, max_message_bytes, now_ms)
+
+
+def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
+    rows = _Columns(table, CACHE_COLUMNS)
+    with rows.refusing_the_unreadable():
+        return _check_cache_rows(rows, max_message_bytes)
+
+
+def _check_topic_rows(
+    rows: _Columns, topic: str, max_message_bytes: int, now_ms: int
+) -> CheckedRows:
     value = rows.text("value")
     if value is None:
         raise InvalidArgument("the column 'value' is missing")
@@ -67,13 +85,14 @@ def check_topic_rows(
     if key is not None and pc.any(pc.greater(pc.binary_length(key), 0)).as_py():
         columns["key"] = key
     columns["value"] = value
-    targets = _targets(final, topic, columns, table.num_rows)
+    targets = _targets(final, topic, columns, rows.count)
     return CheckedRows(_in_order(columns, TOPIC_COLUMNS), targets, "idempotency_key" in columns)
 
 
-def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
-    rows = _Columns(table, CACHE_COLUMNS)
-    key, value = rows.text("key"), rows.bytes("value")
+def _check_cache_rows(rows: _Columns, max_message_bytes: int) -> CheckedRows:
+    key = rows.text("key")
+    # Nulls take room only once they are written out; keys bound how many there can be.
+    value = None if key is None else rows.bytes("value")
     if key is None or value is None:
         raise InvalidArgument("a row for a cache has the columns 'key' and 'value'")
     rows.refuse_where(pc.is_null(key), "key", "is null")
@@ -96,13 +115,24 @@ class _Columns:
         if unknown:
             raise InvalidArgument(f"unknown columns {unknown}; there are {', '.join(known)}")
         self._table = table
+        self._name = ""
         self.count: int = table.num_rows
+
+    @contextmanager
+    def refusing_the_unreadable(self) -> Iterator[None]:
+        """Refuses what raises for another reason than a rule, with the column looked at last."""
+        try:
+            yield
+        except UNREADABLE as error:
+            why = f"column {self._name!r} cannot be read: {reason(error)}"
+            raise InvalidArgument(why) from error
 
     def text(self, name: str) -> pa.Array | None:
         return self._get(name, is_text, _TEXT, "text")
 
     def bytes(self, name: str) -> pa.Array | None:
         """There is no value in a column of nulls, but it is a column."""
+        self._name = name
         if name in self._table.column_names and pa.types.is_null(self._table.column(name).type):
             return pa.nulls(self._table.num_rows, pa.binary())
         return self._get(name, is_text, pa.binary(), "text or bytes")
@@ -134,6 +164,7 @@ class _Columns:
     ) -> pa.Array | None:
         if name not in self._table.column_names:
             return None
+        self._name = name
         column = self._table.column(name)
         if pa.types.is_null(column.type) and name != "value":
             return None
@@ -158,7 +189,7 @@ def _cast(column: pa.ChunkedArray, kind: Any, name: str) -> pa.ChunkedArray:
         return column.cast(kind)
     except pa.ArrowInvalid as error:
         row = _first_bad_row(column, kind)
-        raise InvalidArgument(f"row {row}: {name} is no {kind}: {error}") from error
+        raise InvalidArgument(f"row {row}: {name} is no {kind}: {reason(error)}") from error
 
 
 def _first_bad_row(column: pa.ChunkedArray, kind: Any) -> int:
@@ -258,6 +289,11 @@ def _deadline(rows: _Columns, columns: dict[str, pa.Array], now_ms: int) -> None
     if pa.types.is_timestamp(raw.type):
         if raw.type.tz is None:
             raise InvalidArgument("column 'deadline' is a time without a zone")
+        ticks, per_second = raw.cast(_INT), _PER_SECOND[raw.type.unit]
+        first = max(_FIRST_S * per_second, -(2**63))
+        last = min(_LAST_S * per_second, 2**63 - 1)
+        is_over = pc.or_(pc.less(ticks, first), pc.greater(ticks, last))
+        rows.refuse_where(is_over, "deadline", "is not in the years 1 to 9999")
         raw = raw.cast(pa.timestamp("us", "UTC"), safe=False)
     elif not is_text(raw.type):
         raise InvalidArgument(f"column 'deadline' is {raw.type}, not text or a time")
@@ -292,7 +328,9 @@ def _retry(rows: _Columns, columns: dict[str, pa.Array]) -> None:
     for way in _ways(numbers, rows.count):
         policy = [way[name] for name in _RETRY]
         _asked_of(lambda each: policy_of(RetryPolicyBody(*each)), policy, way["row"], "retry")
-    has_policy = pc.greater(numbers["retry_max_attempts"], 0)
+    has_policy = pc.or_(
+        pc.greater(numbers["retry_max_attempts"], 0), pc.greater(numbers["retry_backoff_ms"], 0)
+    )
     if pc.any(has_policy).as_py():
         none = pa.scalar(None, _INT)
         columns |= {name: pc.if_else(has_policy, numbers[name], none) for name in _RETRY}
@@ -321,7 +359,7 @@ def _routing(rows: _Columns, columns: dict[str, pa.Array]) -> None:
 
 def _targets(
     final: pa.Array | None, default: str, columns: dict[str, pa.Array], rows: int
-) -> list[Target]:
+) -> list[RowTarget]:
     """Where the rows go, each way once. Of very many keys, any may go anywhere in its topic."""
     if not rows:
         return []
@@ -339,7 +377,7 @@ def _targets(
     if len(ways) > MAX_TARGETS:
         raise InvalidArgument(f"the rows go to more than {MAX_TARGETS} partitions")
     return [
-        Target(
+        RowTarget(
             way.get("topic") or default,
             way.get("key", no_key),
             way.get("partition_override"),

@@ -1,8 +1,9 @@
 """The wire's structs as JSON schemas, for the documents.
 
-Of a request, members are described, `null` is left out where it only means absent, and what is
-required is said, since the structs leave that to who reads them. Lists that the wire leaves
-undecoded are shown as what is made of them. Must not know routes, nor who sends what.
+Of a request, members are described and limited, and what is required is said, since the structs
+leave that to who reads them. `null` means absent, so it is left out where a member is required.
+Lists that the wire leaves undecoded are shown as what is made of them. Must not know routes, nor
+who sends what.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.server.felix.messages import TxnCheck, TxnDelete, TxnIncr, TxnPut
+from penstock.server.operations.constraints import constrain
+from penstock.server.websocket.messages import TxnCheck, TxnDelete, TxnIncr, TxnPut
 
 Json = dict[str, Any]
 
@@ -33,16 +35,19 @@ _PARTS = {
     "TxnPut": ("op", "key", "value"),
     "TxnDelete": ("op", "key"),
     "TxnIncr": ("op", "key"),
+    "PartBody": ("part", "pieces", "rows"),
+    "ReachedBody": ("partition", "next"),
 }
 """Parts of a request, and what is required in them."""
 
 
 class RequestShape(msgspec.Struct, frozen=True):
-    """A struct that is decoded; `texts` say what its members mean."""
+    """A struct that is decoded; `texts` say what its members mean, `rules` how they are limited."""
 
     shape: Any
     required: tuple[str, ...]
     texts: Mapping[str, str]
+    rules: Mapping[str, Json]
 
 
 def ref(shape: Any) -> Json:
@@ -59,39 +64,48 @@ def schemas_of(requests: Sequence[RequestShape], answers: Iterable[Any]) -> dict
     answered = [one for shape in answers for one in get_args(shape) or (shape,)]
     _, schemas = msgspec.json.schema_components([*asked, *answered], ref_template=REF)
     for request in requests:
-        _describe(schemas, request.shape.__name__, request.texts, request.required)
+        _describe(schemas, request.shape.__name__, request)
     return schemas
 
 
-def _describe(
-    schemas: dict[str, Json], name: str, texts: Mapping[str, str], required: tuple[str, ...]
-) -> None:
-    """The schema's members, and those of its parts."""
+def _describe(schemas: dict[str, Json], name: str, request: RequestShape) -> None:
+    """Describes and limits the schema's members, and those of its parts."""
     schema = schemas[name]
+    required = _PARTS.get(name, request.required if name == request.shape.__name__ else ())
     if required:
         schema["required"] = list(required)
     for member_name, member in schema["properties"].items():
+        member.pop("default", None)
         kinds = member.pop("anyOf", [])
-        if "default" in member:
-            del member["default"]
+        if member_name in required:
             kinds = [kind for kind in kinds if kind != {"type": "null"}]
         if len(kinds) == 1:
             member.update(kinds[0])
         elif kinds:
             member["anyOf"] = kinds
-        if member_name in texts:
-            member["description"] = texts[member_name]
+        if member_name in request.texts:
+            member["description"] = request.texts[member_name]
+        constrain(member, request.rules.get(member_name, {}))
         # Each of several says itself which it is, and AsyncAPI means something else by the word.
-        member.get("items", member).pop("discriminator", None)
+        for each in _alternatives(member):
+            each.pop("discriminator", None)
         for part in _names_in(member):
-            _describe(schemas, part, texts, _PARTS.get(part, ()))
+            _describe(schemas, part, request)
+
+
+def _alternatives(schema: Json) -> list[Json]:
+    """The schema, or those that it has one of; of lists, the schemas of their items too."""
+    found = [schema]
+    for each in schema.get("anyOf") or schema.get("oneOf") or ():
+        found += _alternatives(each)
+    if "items" in schema:
+        found += _alternatives(schema["items"])
+    return found
 
 
 def _names_in(schema: Json) -> list[str]:
     """The schemas that a member is, or is a list of."""
-    inner = schema.get("items", schema)
-    choices = inner.get("anyOf") or inner.get("oneOf") or [inner]
-    return [each["$ref"].rsplit("/", 1)[1] for each in choices if "$ref" in each]
+    return [each["$ref"].rsplit("/", 1)[1] for each in _alternatives(schema) if "$ref" in each]
 
 
 def _shown(shape: Any) -> Any:

@@ -1,7 +1,7 @@
 """Runs a broker: opens the engine, listens, drains on a signal, closes.
 
 SIGTERM or SIGINT: no new connections, streams end, what is under way is answered, the log is
-synced, exit 0. Within three seconds.
+synced, exit 0. Within three seconds. SIGHUP: the token files are read again.
 """
 
 from __future__ import annotations
@@ -14,29 +14,33 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
 import uvloop
 
-from penstock.engine.embedded import EmbeddedEngine
+from penstock.api.engine import Engine
+from penstock.engine.allocator import give_back
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
 from penstock.server.app import make_app
-from penstock.server.felix.control_plane import Follower
-from penstock.server.gate import Gate, is_loopback
-from penstock.server.hub import Hub
-from penstock.server.lane import Lane
+from penstock.server.http.admission import Admission, is_loopback
+from penstock.server.http.answer_budget import AnswerBudget
+from penstock.server.http.connection import HttpConnection
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.registry.control_plane import Follower
+from penstock.server.rotation import TokenRotation
 from penstock.server.router_hook import make_router
-from penstock.server.routes import ROUTES, path_route
+from penstock.server.routes.table import ROUTES, path_route
 from penstock.server.settings import Settings, read_control_plane_token, read_token
 from penstock.storage.log import WalOptions
 
 DRAIN_SECONDS = 2
 BACKLOG = 4096
 
-Announce = Callable[[str, EmbeddedEngine], None]
+Announce = Callable[[str, Engine], None]
 """Told the address once the broker answers there."""
 
 
@@ -50,6 +54,8 @@ def serve(settings: Settings, announce: Announce) -> None:
             "token_file, or allow it by name with --allow-insecure-bind"
         )
     _raise_file_limit()
+    # Until there is a loop to handle it. A long recovery must not end with the terminal.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, token, is_local, announce))
 
@@ -59,20 +65,27 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
     listener = _listen(settings)
     engine = open_engine(settings, loop)
     try:
-        gate = Gate(loopback_only=is_local, token=token, allowed_origins=settings.allowed_origins)
-        hub = Hub(
+        admission = Admission(
+            loopback_only=is_local, token=token, allowed_origins=settings.allowed_origins
+        )
+        answers = AnswerBudget(settings.answer_memory_bytes, settings.stalled_timeout_ms)
+        answers.give_back = partial(loop.run_in_executor, None, give_back)
+        dispatch = RequestDispatch(
             engine,
-            gate,
+            admission,
             ROUTES,
             path_route,
             request_timeout_ms=settings.request_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
             ws_ping_ms=settings.ws_ping_ms,
+            answers=answers,
         )
-        server = _Server(_uvicorn_config(hub, make_app(hub)), hub)
+        server = _Server(_uvicorn_config(dispatch, make_app(dispatch)), dispatch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
-        async with _following(settings, hub):
+        rotation = TokenRotation(settings, dispatch, lambda: server.server_state.connections)
+        loop.add_signal_handler(signal.SIGHUP, rotation.hung_up)
+        async with _following(settings, dispatch):
             _settle_memory()
             # A newcomer's client gets an answer as soon as the address is printed.
             loop.call_soon(announce, _address(settings, listener), engine)
@@ -82,26 +95,26 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
 
 
 @contextlib.asynccontextmanager
-async def _following(settings: Settings, hub: Hub) -> AsyncIterator[None]:
+async def _following(settings: Settings, dispatch: RequestDispatch) -> AsyncIterator[None]:
     """While the broker serves, its registry follows the control plane, if there is one."""
     if not settings.control_plane:
         yield
         return
-    hub.follower = Follower(
-        hub.engine.registry,
-        hub.instance,
+    dispatch.follower = Follower(
+        dispatch.engine.registry,
+        dispatch.instance,
         settings.control_plane,
         token=read_control_plane_token(settings),
         sync_ms=settings.registry_sync_ms,
     )
     try:
-        await hub.follower.start()
+        await dispatch.follower.start()
         yield
     finally:
-        await hub.follower.close()
+        await dispatch.follower.close()
 
 
-def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> EmbeddedEngine:
+def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
     scheduler = LoopScheduler(loop)
     router = make_router(settings.router, settings.router_timeout_ms, loop)
     if settings.memory:
@@ -118,9 +131,9 @@ def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Embedded
 class _Server(uvicorn.Server):
     """uvicorn's server without its signal handling, which would not exit 0."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+    def __init__(self, config: uvicorn.Config, dispatch: RequestDispatch) -> None:
         super().__init__(config)
-        self._hub = hub
+        self._dispatch = dispatch
 
     async def run_on(self, listener: socket.socket) -> None:
         sweep = asyncio.get_running_loop().create_task(self._sweep())
@@ -135,22 +148,26 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._hub.is_draining = True
-        self._hub.engine.end_streams("the broker is stopping")
+        self._dispatch.is_draining = True
+        self._dispatch.engine.end_streams("the broker is stopping")
         await super().shutdown(sockets)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1)
-            lanes = [lane for lane in self.server_state.connections if isinstance(lane, Lane)]
-            self._hub.tick(lanes)
+            connections = [
+                connection
+                for connection in self.server_state.connections
+                if isinstance(connection, HttpConnection)
+            ]
+            self._dispatch.tick(connections)
 
 
-def _uvicorn_config(hub: Hub, app: Any) -> uvicorn.Config:
-    lane = type("BoundLane", (Lane,), {"hub": hub})
+def _uvicorn_config(dispatch: RequestDispatch, app: Any) -> uvicorn.Config:
+    connection = type("BoundConnection", (HttpConnection,), {"dispatch": dispatch})
     return uvicorn.Config(
         app,
-        http=lane,
+        http=connection,
         ws="none",
         lifespan="off",
         access_log=False,

@@ -68,6 +68,8 @@ class AckBody(_Strict):
 
 class NackBody(AckBody):
     reason: str | None = None
+    delay_ms: int | None = None
+    dead: bool | None = None
 
 
 class ExtendBody(AckBody):
@@ -78,12 +80,18 @@ class TopicBody(_Strict):
     name: str | None = None
     partitions: int | None = None
     after_archive: bool | None = None
+    max_attempts: int | None = None
+    retry_backoff_ms: int | None = None
+    retry_max_backoff_ms: int | None = None
 
 
-class RetentionBody(_Strict):
+class TopicSettingsBody(_Strict):
     retention_ms: int | None = None
     retention_bytes: int | None = None
     after_archive: bool | None = None
+    max_attempts: int | None = None
+    retry_backoff_ms: int | None = None
+    retry_max_backoff_ms: int | None = None
 
 
 class ReachedBody(_Strict):
@@ -115,6 +123,15 @@ class EffectBody(_Strict):
     group: str | None = None
     key: str | None = None
     owner: str | None = None
+
+
+class LookedUpEffectBody(_Strict):
+    """The query of a look-up, for its description."""
+
+    tenant_id: str | None = None
+    topic: str | None = None
+    group: str | None = None
+    key: str | None = None
 
 
 class LeasedEffectBody(EffectBody):

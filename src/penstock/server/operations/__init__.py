@@ -20,7 +20,7 @@ from penstock.server.operations import (
     topics,
     writes,
 )
-from penstock.server.operations.operation import Answer, Operation
+from penstock.server.routes.endpoint import Answer, Operation
 
 __all__ = ["OPERATIONS", "TAGS", "Answer", "Operation"]
 

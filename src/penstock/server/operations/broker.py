@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.server.answers import Status, VersionAnswer
-from penstock.server.operations.operation import Answer, Operation
+from penstock.server.answers import Readiness, Status, VersionAnswer
+from penstock.server.routes.endpoint import Answer, Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -45,7 +45,13 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/readyz",
         tag="Broker",
         summary="Does it take work?",
-        answers={200: Answer("It does.", Status, {"status": "ready"})},
+        answers={
+            200: Answer(
+                "It does. A warning says what an operator should look at.",
+                Readiness,
+                {"status": "ready"},
+            )
+        },
         errors=(503,),
     ),
 )

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from penstock.server.felix.answers import CacheEvent, Ok, Value, Values
-from penstock.server.felix.messages import GetManyBody, IncrBody, PutBody, TxnBody
-from penstock.server.operations.operation import Answer, Operation
+from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.websocket.answers import CacheEvent, Ok, Value, Values
+from penstock.server.websocket.messages import GetManyBody, IncrBody, PutBody, TxnBody
 
 CACHE = "/v1/tenants/{tenant_id}/namespaces/{namespace}/caches/{cache}"
 ENTRY = CACHE + "/entries/{key}"
 
 _VERSION = 1_767_225_600_000_001
+
+_CONDITIONS = {
+    "If-Match": "The key must have a value with one of these ETags, or any value for *; "
+    "otherwise 412.",
+    "If-None-Match": "The key must not have a value with one of these ETags, nor any value for *; "
+    "otherwise 412.",
+}
+_UNLESS_KNOWN = _CONDITIONS | {
+    "If-None-Match": "304 if the value has one of these ETags, or for * if there is a value.",
+}
+_ETAG = {"ETag": ("The version of the value, in quotes.", "string")}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -18,8 +29,10 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Caches",
         summary="Get a value",
         text="A key without one is null with version 0, not an error. With raw=true the answer is "
-        "the bytes, its ETag the version, and a miss is 404.",
+        "the bytes, and a miss is 404. The version is the value's ETag: with it in If-None-Match "
+        "the answer is 304 while the value is the same.",
         query=("raw",),
+        conditions=_UNLESS_KNOWN,
         answers={
             200: Answer(
                 "The value, its version, and the time it has left if it expires.",
@@ -30,9 +43,13 @@ OPERATIONS: tuple[Operation, ...] = (
                     "version": _VERSION,
                     "ttl_ms": 59_000,
                 },
-            )
+                headers={
+                    "ETag": ("The version of the value, in quotes; none on a miss.", "string")
+                },
+            ),
+            304: Answer("If-None-Match names the value; it is not sent.", headers=_ETAG),
         },
-        errors=(400, 404, 413, 503),
+        errors=(400, 404, 412, 413, 503),
     ),
     Operation(
         method="PUT",
@@ -40,12 +57,13 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Caches",
         summary="Put a value",
         text="It replaces what was there, and its TTL. With raw=true the body is the value, and "
-        "the rest is in the query.",
+        "the rest is in the query; without it, a query with these members is refused.",
         body=PutBody,
         required=("value",),
-        query=("raw", "ttl_ms", "if_not_exists", "if_version"),
+        query=("raw", "ttl_ms", "if_not_exists", "if_version", "request_id"),
+        conditions=_CONDITIONS,
         example={"value": "aGVsbG8=", "ttl_ms": 60_000},
-        answers={200: Answer("Put.", Ok, {"type": "ok", "version": _VERSION})},
+        answers={200: Answer("Put.", Ok, {"type": "ok", "version": _VERSION}, headers=_ETAG)},
         errors=(400, 404, 409, 412, 413, 503),
     ),
     Operation(
@@ -55,6 +73,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Delete a value",
         text="deleted says whether there was one.",
         query=("if_version",),
+        conditions=_CONDITIONS,
         answers={
             200: Answer("It is gone.", Ok, {"type": "ok", "version": _VERSION, "deleted": True})
         },
@@ -69,6 +88,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "409 for a value that is no number, or beyond 64 bits.",
         body=IncrBody,
         query=(),
+        conditions=_CONDITIONS,
         example={"delta": 1, "ttl_ms": 60_000},
         names={"key": "visits"},
         answers={
@@ -76,9 +96,10 @@ OPERATIONS: tuple[Operation, ...] = (
                 "What it is now.",
                 Value,
                 {"type": "cache_value", "value": "MQ==", "version": _VERSION, "number": 1},
+                headers=_ETAG,
             )
         },
-        errors=(400, 404, 409, 413, 503),
+        errors=(400, 404, 409, 412, 413, 503),
     ),
     Operation(
         method="POST",

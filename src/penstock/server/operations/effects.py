@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from penstock.api.effects import EffectReport
 from penstock.server.answers import Begun
-from penstock.server.operations.operation import DONE, Answer, Operation
-from penstock.server.wire import CommitEffectBody, FailEffectBody, LeasedEffectBody
+from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.wire import (
+    CommitEffectBody,
+    FailEffectBody,
+    LeasedEffectBody,
+    LookedUpEffectBody,
+)
 
 _EFFECT = {
     "tenant_id": "acme",
@@ -18,12 +24,36 @@ _ERRORS = (400, 404, 409, 503)
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
+        method="GET",
+        path="/v1/idempotency",
+        tag="Effects",
+        summary="Look up an effect",
+        text="Its status (PENDING, COMMITTED or FAILED), its owner, what is left of the owner's "
+        "lease, its result and why it failed last. 404 when it was never begun or is forgotten.",
+        query=tuple(LookedUpEffectBody.__struct_fields__),
+        required=("topic", "group", "key"),
+        answers={
+            200: Answer(
+                "The effect.",
+                EffectReport,
+                {
+                    "status": "FAILED",
+                    "owner": "w1",
+                    "lease_ms": 0,
+                    "result": "",
+                    "last_error": "card declined",
+                },
+            )
+        },
+        errors=(400, 404, 503),
+    ),
+    Operation(
         method="POST",
         path="/v1/idempotency/begin",
         tag="Effects",
         summary="Begin an effect",
-        text="Asks whether to run the effect of a message, for a group. A crash between the "
-        "effect and its commit repeats it.",
+        text="Asks whether to run the effect of a message, for a group. After a failure the "
+        "answer has last_error. A crash between the effect and its commit repeats it.",
         body=LeasedEffectBody,
         required=_NAMES_EFFECT,
         example=_EFFECT | {"lease_ms": 30000},

@@ -20,6 +20,8 @@ _TEXTS = {
     "prefetch": "How many deliveries of this stream may be unfinished; 0 is no limit of its own.",
     "heartbeat_ms": "Sends a blank line so often; 0 is never.",
     "reason": "Why it failed; the next delivery's last_error.",
+    "delay_ms": "The retry waits so long, up to a day, whatever the policy; 0 is at once.",
+    "dead": "true: there is no retry, and the message goes to the dead letters now.",
     "result": "What the effect came to, for those who ask later.",
     "retention_ms": "Finished messages are kept so long; 0 is for ever.",
     "retention_bytes": "Finished messages are kept up to so many bytes; 0 is all.",
@@ -37,7 +39,7 @@ _TEXTS = {
     "deadline_rfc3339": "The same as deadline.",
     "deadline_ms": "The same in milliseconds since 1970.",
     "max_attempts": "Deliveries before the message is dead-lettered; 0 is no limit.",
-    "backoff_ms": "The wait before the first retry; it doubles.",
+    "backoff_ms": "The wait before the first retry; it doubles. Without max_attempts, without end.",
     "max_backoff_ms": "The longest wait; 0 is a day.",
     "retry_max_attempts": "retry_policy.max_attempts.",
     "retry_backoff_ms": "retry_policy.backoff_ms.",
@@ -67,7 +69,7 @@ _FELIX = {
     "subscription_id": "As subscribed said it.",
     "delivery": "at_most_once. at_least_once and exactly_once are refused: not available yet.",
     "durable": "Keeps what it holds across restarts. Caches only; for streams not available yet.",
-    "retention": "How long events are to be kept: 7d. Without effect before streams are durable.",
+    "retention": "How long events are kept. Refused: a stream keeps none, and none is durable yet.",
     "pub_queue_depth": "Events accepted and not yet fanned out, before a publish must wait.",
     "publish_queue_wait_timeout_ms": "How long a publish waits before it is 429; 2s is understood.",
     "lag_alert_events": "Beyond so many behind, a subscription's alert is on; 0 is never.",
@@ -143,6 +145,12 @@ _BY_TAG = {
     "Journal": _JOURNAL,
     "Writes": _WRITES,
     "Ranges": _RANGES,
+    "Topics": {
+        "max_attempts": "Deliveries of a message that names no max_attempts; 0 is no limit.",
+        "retry_backoff_ms": "The first wait after a nack of a message without a retry policy; it "
+        "doubles. 0 is the broker's retry_backoff_ms.",
+        "retry_max_backoff_ms": "The longest such wait; 0 is the broker's retry_max_backoff_ms.",
+    },
     "Effects": {"key": "The idempotency key of the effect."},
     "Streams": _FELIX,
     "Caches": _FELIX,
@@ -156,6 +164,10 @@ _NUMBERS = frozenset(
         "partitions",
         "offset",
         "prefetch",
+        "topic_id",
+        "batch",
+        "part",
+        "piece",
         "since",
         "epoch",
         "start",
@@ -166,7 +178,7 @@ _NUMBERS = frozenset(
     }
 )
 _NUMBER_ENDINGS = ("_ms", "_bytes", "_attempts", "_override", "_depth", "_version", "_rows")
-_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists", "fresh", "after_archive"})
+_FLAGS = frozenset({"raw", "lag", "cascade", "if_not_exists", "fresh", "after_archive", "dead"})
 
 
 def texts_of(tag: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.model.item import Item
-from penstock.server.data_routes import AckedItem, Produced, ProducedItem
-from penstock.server.operations.operation import DONE, Answer, Operation
+from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.routes.messages import AckedItem, Produced, ProducedItem, ReleasedItem
 from penstock.server.wire import (
     AckBody,
     ConsumeBody,
@@ -30,6 +30,11 @@ _MESSAGE = {
     },
 }
 _PRODUCED = {"status": "produced", "topic": "orders"}
+_PLACE = {
+    "Penstock-Partition": ("The partition in which the message was stored.", "integer"),
+    "Penstock-Offset": ("Its offset. A duplicate has no place of its own.", "integer"),
+    "Penstock-Duplicate": ("true: the idempotency_key is known; nothing was stored.", "string"),
+}
 _REFUSED = {"error": "NOT_FOUND", "message": "no such topic: 'order'", "code": 404}
 _ITEM = {
     "partition": 0,
@@ -61,7 +66,11 @@ OPERATIONS: tuple[Operation, ...] = (
         required=("topic", "value"),
         query=_PRODUCE_QUERY,
         example=_MESSAGE,
-        answers={200: Answer("Stored. The topic is the one asked for.", Produced, _PRODUCED)},
+        answers={
+            200: Answer(
+                "Stored. The topic is the one asked for.", Produced, _PRODUCED, headers=_PLACE
+            )
+        },
         errors=(400, 404, 409, 413, 429, 503),
     ),
     Operation(
@@ -140,13 +149,47 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/v1/nack",
         tag="Messages",
         summary="Nack a delivery",
-        text="The attempt failed. The message is delivered again as its retry policy says, or "
-        "moved to dlq.<topic> after its last attempt.",
+        text="The attempt failed. The message is delivered again after delay_ms, else as its "
+        "retry policy says, else after the topic's or the broker's default backoff; or it is moved "
+        "to dlq.<topic>, after its last attempt or because of dead.",
         body=NackBody,
         required=_SETTLES,
         example=_DELIVERY | {"reason": "timeout calling upstream"},
         answers=DONE,
         errors=_SETTLE_ERRORS,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/release",
+        tag="Messages",
+        summary="Release a delivery that nobody began to handle",
+        text="The owner gives it back: it is delivered again at once, in its old place, and the "
+        "attempt does not count, so that it is never dead-lettered for it. Refused once its lease "
+        "has ended.",
+        body=AckBody,
+        required=_SETTLES,
+        example=_DELIVERY,
+        answers=DONE,
+        errors=_SETTLE_ERRORS,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/release/batch",
+        tag="Messages",
+        summary="Release deliveries in one commit",
+        text="A JSON array, or NDJSON. Each release stands or falls alone.",
+        body=AckBody,
+        required=_SETTLES,
+        batch=True,
+        example=[_DELIVERY],
+        answers={
+            200: Answer(
+                "A result per release, in order.",
+                ReleasedItem,
+                {"results": [{"status": "released"}]},
+            )
+        },
+        errors=(400, 413, 503),
     ),
     Operation(
         method="POST",

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from penstock.server.answers import Event, EventBatch
-from penstock.server.felix.answers import (
+from penstock.server.http.responses import TypedErrorBody
+from penstock.server.websocket.answers import (
     CacheEvent,
     LagAnswer,
     Ok,
@@ -20,7 +21,7 @@ from penstock.server.felix.answers import (
     Value,
     Values,
 )
-from penstock.server.felix.messages import (
+from penstock.server.websocket.messages import (
     CacheDeleteMessage,
     CacheGetManyMessage,
     CacheGetMessage,
@@ -36,7 +37,6 @@ from penstock.server.felix.messages import (
     SubscribeMessage,
     UnsubscribeMessage,
 )
-from penstock.server.replies import TypedErrorBody
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -182,8 +182,7 @@ SENT: tuple[Sent, ...] = (
     Sent(
         TypedErrorBody,
         "error",
-        "A request was refused; or, with a subscription_id or watch_id, the broker has ended that. "
-        "Of a publish the type is publish_error.",
+        "A request was refused; or, with a subscription_id or watch_id, the broker has ended that.",
     ),
 )
 """By the shape that is sent; `lag` is asked for and sent."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.server.answers import Event, Subscriptions
-from penstock.server.felix.answers import Ok, PublishOk, Value, Values
-from penstock.server.felix.messages import (
+from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.websocket.answers import Ok, PublishOk, Value, Values
+from penstock.server.websocket.messages import (
     CacheDeleteMessage,
     CacheGetManyMessage,
     CacheGetMessage,
@@ -17,7 +18,6 @@ from penstock.server.felix.messages import (
     PublishBody,
     PublishMessage,
 )
-from penstock.server.operations.operation import Answer, Operation
 
 STREAM = "/v1/tenants/{tenant_id}/namespaces/{namespace}/streams/{stream}"
 
@@ -55,10 +55,11 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Streams",
         summary="Publish an event",
         text="It goes once to everybody who subscribes at this moment, and is kept for nobody. "
-        "The answer does not wait for subscribers. With raw=true the body is the payload.",
+        "The answer does not wait for subscribers. With raw=true the body is the payload, "
+        "and the rest is in the query; without it, a query with these members is refused.",
         body=PublishBody,
         required=("payload",),
-        query=("raw",),
+        query=("raw", "ack", "invalidate", "request_id"),
         example={"payload": "aGVsbG8="},
         answers={200: Answer("Accepted.", PublishOk, {"type": "publish_ok"})},
         errors=_ERRORS,
@@ -115,6 +116,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "of up to 10,000 of them, items of their lists counted, which is answered by an array. All "
         "messages are in /docs/asyncapi.json.",
         body=MESSAGES,
+        or_array=True,
         required=("type",),
         query=(),
         example={

@@ -14,7 +14,7 @@ from penstock.server.answers import (
     TenantAnswer,
     TenantList,
 )
-from penstock.server.felix.registry_forms import (
+from penstock.server.registry.entries import (
     CacheBody,
     CacheSettingsBody,
     NamespaceBody,
@@ -22,7 +22,7 @@ from penstock.server.felix.registry_forms import (
     StreamSettingsBody,
     TenantBody,
 )
-from penstock.server.operations.operation import DONE, Answer, Operation
+from penstock.server.routes.endpoint import DONE, Answer, Operation
 
 TENANTS = "/v1/tenants"
 TENANT = TENANTS + "/{tenant_id}"

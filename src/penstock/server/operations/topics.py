@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine.report import GroupReport, PartitionReport, ProgressReport, TopicReport
+from penstock.api.topics import GroupReport, PartitionReport, ProgressReport, TopicReport
 from penstock.server.answers import TopicAnswer, TopicNames
-from penstock.server.operations.operation import DONE, Answer, Operation
-from penstock.server.wire import RetentionBody, TopicBody
+from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.wire import TopicBody, TopicSettingsBody
 
 _TOPIC = TopicReport(
     "orders",
@@ -15,6 +15,9 @@ _TOPIC = TopicReport(
     retention_ms=0,
     retention_bytes=0,
     after_archive=False,
+    max_attempts=0,
+    retry_backoff_ms=0,
+    retry_max_backoff_ms=0,
     partitions=[PartitionReport(0, 0, 13, 13, 845, 1, 65)],
     groups=[GroupReport("billing", 1, [ProgressReport(0, 11, 13, 1, 1, 1)])],
 )
@@ -33,7 +36,7 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="Topics",
         summary="Create a topic",
         text="A topic that exists with as many partitions is left as it is. One that exists with "
-        "another after_archive than is asked for is 409.",
+        "other settings than are asked for is 409.",
         body=TopicBody,
         required=("name",),
         example={"name": "orders", "partitions": 3},
@@ -62,10 +65,12 @@ OPERATIONS: tuple[Operation, ...] = (
         method="PATCH",
         path="/v1/topics/{topic}",
         tag="Topics",
-        summary="Set a topic's retention",
-        text="Removes what every group has finished, once it is older or the topic larger; with "
-        "after_archive only what the group archive has finished too.",
-        body=RetentionBody,
+        summary="Change a topic's settings",
+        text="Retention removes what every group has finished, once it is older or the topic "
+        "larger; with after_archive only what the group archive has finished too. From the "
+        "next failure on, max_attempts is for messages that name none, and retry_backoff_ms and "
+        "retry_max_backoff_ms are for messages without a retry policy.",
+        body=TopicSettingsBody,
         example={"retention_ms": 604_800_000},
         answers=DONE,
         errors=(400, 404, 503),

@@ -1,0 +1,130 @@
+"""The AsyncAPI 3.0 document of the WebSocket, made of the described messages and their structs.
+
+Invariant: a pure function of `operations.socket`; nothing of a running broker is in it. The broker
+is the application that it describes: what clients ask it receives, what it answers it sends. Must
+not know how it is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock import __version__
+from penstock.server.http.responses import TypedErrorBody
+from penstock.server.operations.constraints import rules_of
+from penstock.server.operations.fields import texts_of
+from penstock.server.operations.socket import ASKED, SENT, Asked, Sent
+from penstock.server.schemas import Json, RequestShape, ref, schemas_of
+from penstock.server.websocket.binary import EVENTS, PUBLISH
+from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
+
+CHANNEL = "socket"
+
+ABOUT = (
+    "Streams and caches over one connection. A text frame is one JSON object, or an array of up to "
+    "10,000, items of their lists counted, whose answers come as one array. Answers come in the "
+    "order of the requests, and have their request_id. What is wrong with a message is answered "
+    "with an error, and the connection goes on; a message over max_body_bytes ends it with code "
+    "1009."
+)
+ABOUT_BINARY = (
+    f"With subprotocol felix.v1+binary the broker sends events as binary frames: u8 kind {EVENTS}, "
+    "u32 number of the subscription, u32 count, and for each event u32 length and its bytes. A "
+    f"client may publish so: u8 kind {PUBLISH}, u8 ack (0 none, 1 per_message, 2 per_batch), u32 "
+    "request number, tenant, namespace and stream each as u8 length and UTF-8, u32 count, and for "
+    "each event u32 length and its bytes. All numbers are little-endian; everything else is JSON."
+)
+
+
+def build_document() -> Json:
+    texts, rules = texts_of("Streams"), rules_of("Streams")
+    requests = [RequestShape(each.shape, each.required, texts, rules) for each in ASKED]
+    messages = {_key(each): _asked(each) for each in ASKED}
+    messages |= {_key(each): _sent(each) for each in SENT}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
+        "defaultContentType": "application/json",
+        "channels": {CHANNEL: _channel(list(messages))},
+        "operations": {each.type: _operation(each) for each in ASKED} | _pushes(),
+        "components": {
+            "messages": messages,
+            "schemas": schemas_of(requests, [each.shape for each in SENT]),
+        },
+    }
+
+
+def _channel(names: list[str]) -> Json:
+    offered = [name.decode() for name in SUBPROTOCOLS]
+    header = {"type": "string", "enum": offered, "description": "One of them must be offered."}
+    return {
+        "address": PATH.decode(),
+        "title": "The WebSocket",
+        "description": ABOUT_BINARY,
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in names},
+        "bindings": {
+            "ws": {
+                "method": "GET",
+                "headers": {
+                    "type": "object",
+                    "properties": {"Sec-WebSocket-Protocol": header},
+                    "required": ["Sec-WebSocket-Protocol"],
+                },
+            }
+        },
+    }
+
+
+def _asked(message: Asked) -> Json:
+    return {
+        "name": message.type,
+        "title": message.type,
+        "summary": message.text,
+        "payload": ref(message.shape),
+        "examples": [{"payload": {"type": message.type} | message.example}],
+    }
+
+
+def _sent(message: Sent) -> Json:
+    return {
+        "name": message.type,
+        "title": message.type,
+        "summary": message.text,
+        "payload": ref(message.shape),
+    }
+
+
+def _operation(message: Asked) -> Json:
+    return {
+        "action": "receive",
+        "channel": {"$ref": f"#/channels/{CHANNEL}"},
+        "summary": message.text,
+        "messages": [_message(message.shape)],
+        "reply": {
+            "channel": {"$ref": f"#/channels/{CHANNEL}"},
+            "messages": [_message(message.answer), _message(TypedErrorBody)],
+        },
+    }
+
+
+def _pushes() -> Json:
+    """What comes without being asked for again, by what it was asked with."""
+    return {
+        f"{message.type}_pushes": {
+            "action": "send",
+            "channel": {"$ref": f"#/channels/{CHANNEL}"},
+            "summary": f"What follows {message.type}, until it ends; an error says why it did.",
+            "messages": [_message(shape) for shape in (*message.pushes, TypedErrorBody)],
+        }
+        for message in ASKED
+        if message.pushes
+    }
+
+
+def _message(shape: Any) -> Json:
+    return {"$ref": f"#/channels/{CHANNEL}/messages/{shape.__name__}"}
+
+
+def _key(message: Asked | Sent) -> str:
+    """The struct's name: `lag` is asked for and sent."""
+    return str(message.shape.__name__)

@@ -1,0 +1,209 @@
+"""From a decoded message to a command: required members, names, numbers.
+
+What holds whichever way a command came, as the form of a key or the size of a value, is the
+engine's to check.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.api.caches import check_key
+from penstock.model.caching import Check, Delete, Increment, Precondition, Put, Txn, Watch
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.names import clean_name
+from penstock.model.streams import Publish, Subscribe
+from penstock.model.tenancy import Path
+from penstock.server.websocket.messages import (
+    GetManyBody,
+    ListDecoder,
+    PublishBatchBody,
+    PublishBody,
+    PutBody,
+    TxnBody,
+    TxnCheck,
+    TxnDelete,
+    TxnIncr,
+    TxnPut,
+)
+
+TxnOp = TxnPut | TxnDelete | TxnIncr
+
+INCLUDABLE = frozenset({"expire", "evict"})
+"""Changes that a watch is told of only if it asks."""
+
+MAX_KNOWN_PATHS = 4096
+
+_texts = ListDecoder(str)
+_payloads = ListDecoder(bytes)
+_checks = ListDecoder(TxnCheck)
+_ops = ListDecoder(TxnOp)
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def publish_of(path: Path, body: PublishBody) -> Publish:
+    if body.payload is None:
+        raise InvalidArgument("payload is required")
+    return Publish(path=path, payloads=[body.payload], invalidate=_targets(body.invalidate))
+
+
+def publish_batch_of(path: Path, body: PublishBatchBody) -> Publish:
+    if is_absent(body.payloads):
+        raise InvalidArgument("payloads is required")
+    payloads = _payloads.decode(body.payloads, "payloads")
+    return Publish(path=path, payloads=payloads, invalidate=_targets(body.invalidate))
+
+
+def _targets(raw: msgspec.Raw) -> list[tuple[str, str]]:
+    if is_absent(raw):
+        return []
+    return [_target(text) for text in _texts.decode(raw, "invalidate")]
+
+
+def _target(text: str) -> tuple[str, str]:
+    parts = text.split(":", 2)
+    if len(parts) < 3 or parts[0] != "cache":
+        raise InvalidArgument("invalidate takes texts of the form cache:<cache>:<key>")
+    return clean_name(parts[1], "the cache to invalidate"), parts[2]
+
+
+def subscribe_of(path: Path, event_queue_depth: int | None, wants_lag: bool | None) -> Subscribe:
+    return Subscribe(path=path, event_queue_depth=event_queue_depth, wants_lag=wants_lag or False)
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def put_of(path: Path, key: str | None, body: PutBody, only_if: Precondition | None = None) -> Put:
+    if body.value is None:
+        raise InvalidArgument("value is required")
+    return Put(
+        path,
+        key or "",
+        body.value,
+        None if body.ttl_ms is None else ttl_of(body.ttl_ms),
+        body.if_not_exists or False,
+        None if body.if_version is None else version_of(body.if_version, "if_version"),
+        only_if,
+    )
+
+
+def increment_of(
+    path: Path,
+    key: str | None,
+    delta: int | None,
+    ttl_ms: int | None,
+    only_if: Precondition | None = None,
+) -> Increment:
+    return Increment(path, key or "", 1 if delta is None else delta, ttl_of(ttl_ms), only_if)
+
+
+def keys_of(body: GetManyBody) -> list[str]:
+    if is_absent(body.keys):
+        raise InvalidArgument("keys is required")
+    return _texts.decode(body.keys, "keys")
+
+
+def txn_of(path: Path, body: TxnBody) -> Txn:
+    if is_absent(body.ops):
+        raise InvalidArgument("ops is required")
+    checks = [] if is_absent(body.checks) else _checks.decode(body.checks, "checks")
+    return Txn(
+        [_check_of(path, check) for check in checks],
+        [_op_of(path, op) for op in _ops.decode(body.ops, "ops")],
+    )
+
+
+def _check_of(path: Path, check: TxnCheck) -> Check:
+    if not check.key:
+        raise InvalidArgument("key is required")
+    if (check.version is None) == (check.exists is None):
+        raise InvalidArgument("a check has either version or exists")
+    version = version_of(check.version, "version")
+    return Check(_sibling(path, check.cache), check.key, version, check.exists)
+
+
+def _op_of(path: Path, op: TxnOp) -> Put | Delete | Increment:
+    path = _sibling(path, op.cache)
+    if isinstance(op, TxnPut):
+        if op.value is None:
+            raise InvalidArgument("value is required")
+        return Put(path, op.key or "", op.value, ttl_of(op.ttl_ms))
+    if isinstance(op, TxnDelete):
+        return Delete(path, op.key or "")
+    return increment_of(path, op.key, op.delta, op.ttl_ms)
+
+
+def watch_of(
+    path: Path,
+    key: str | None,
+    prefix: str | None,
+    include: list[str],
+    since_version: int | None,
+) -> Watch:
+    if (key is None) == (prefix is None):
+        raise InvalidArgument("watch either a key or a prefix; the prefix '' is every key")
+    if prefix:
+        check_key(prefix)
+    if not INCLUDABLE.issuperset(include):
+        raise InvalidArgument("include takes expire and evict")
+    return Watch(
+        path=path,
+        key=key,
+        prefix=prefix,
+        include=frozenset(include),
+        since_version=version_of(since_version, "since_version"),
+    )
+
+
+def include_of(raw: msgspec.Raw) -> list[str]:
+    return [] if is_absent(raw) else _texts.decode(raw, "include")
+
+
+# -- names and numbers -----------------------------------------------------------------------------
+
+_paths: dict[tuple[str | None, str | None, str | None], Path] = {}
+
+
+def path_of(tenant_id: str | None, namespace: str | None, name: str | None, what: str) -> Path:
+    """The path of a stream or cache, cleaned. Most are of the same few, which are remembered."""
+    found = _paths.get((tenant_id, namespace, name))
+    return found or _clean_path(tenant_id, namespace, name, what)
+
+
+def _clean_path(tenant_id: str | None, namespace: str | None, name: str | None, what: str) -> Path:
+    path = (
+        clean_name(tenant_id, "tenant_id"),
+        clean_name(namespace, "namespace"),
+        clean_name(name, what),
+    )
+    # Not what had to be trimmed: it may have been of any size.
+    if path == (tenant_id, namespace, name):
+        if len(_paths) >= MAX_KNOWN_PATHS:
+            _paths.clear()
+        _paths[path] = path
+    return path
+
+
+def ttl_of(ttl_ms: int | None) -> int | None:
+    if ttl_ms is not None and not 0 <= ttl_ms <= MAX_OFFSET:
+        raise InvalidArgument("ttl_ms must be 0 or more")
+    return ttl_ms
+
+
+def version_of(version: int | None, name: str) -> int | None:
+    if version is not None and not 0 <= version <= MAX_OFFSET:
+        raise InvalidArgument(f"{name} must be 0 or more")
+    return version
+
+
+def is_absent(raw: msgspec.Raw) -> bool:
+    return not raw or (len(raw) == 4 and bytes(raw) == b"null")
+
+
+def _sibling(path: Path, cache: str | None) -> Path:
+    """The path of another cache of the same namespace, if one is named."""
+    return path if cache is None else (path[0], path[1], clean_name(cache, "cache"))

@@ -1,1 +1,0 @@
-"""Streams, caches and their registry on the wire: messages, REST routes, feeds and WebSockets."""

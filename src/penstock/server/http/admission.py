@@ -1,0 +1,308 @@
+"""AdmissionCache: checks Host, Origin, bearer token and the headers that say where a body ends.
+
+A browser's page from elsewhere must not reach a broker on its user's machine: a foreign Origin
+is refused, and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request
+whose end two readers could see in different places is refused (request smuggling).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+
+import msgspec
+
+from penstock.model.errors import (
+    InvalidArgument,
+    PenstockError,
+    PermissionDenied,
+    Unauthenticated,
+)
+from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
+from penstock.server.http.requests import NO_NOTES, Notes
+
+_PRINTABLE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[A-Za-z0-9._~-]+(:[0-9]{1,5})?")
+_OWN_ORIGIN = re.compile(r"https?://([^/?#]+)/?", re.IGNORECASE)
+_LENGTH = re.compile(rb"[0-9]{1,19}")
+
+_NOTED = frozenset({b"accept", b"if-match", b"if-none-match", b"access-control-request-method"})
+"""Headers that the answer depends on; of a repeated one all values, with commas between them."""
+
+_CORS = (
+    b"access-control-allow-credentials: true\r\n"
+    b"access-control-expose-headers: etag, retry-after, x-request-id, penstock-partition, "
+    b"penstock-offset, penstock-duplicate\r\n"
+)
+_VARY = b"vary: origin\r\n"
+
+LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
+
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, values as the parser reported them."""
+
+
+class RequestVerdict(msgspec.Struct):
+    """What the headers and the HTTP version of a request mean.
+
+    `content_length` is 0 without that header. `is_ambiguous`: nobody can say where the body ends.
+    """
+
+    request_id: bytes = b""
+    content_length: int = 0
+    is_chunked: bool = False
+    is_ambiguous: bool = False
+    expects_continue: bool = False
+    is_cross_site: bool = False
+    notes: Notes = NO_NOTES
+    refusal: PenstockError | None = None
+    token_refusal: PenstockError | None = None
+    cross_site_refusal: PenstockError | None = None
+
+    def is_preflight(self, method: bytes) -> bool:
+        return method == b"OPTIONS" and self.notes.is_preflight
+
+    def is_welcome(self) -> bool:
+        """Nothing of it is refused or to be asked for, whatever it wants."""
+        refusals = (self.refusal, self.token_refusal, self.cross_site_refusal)
+        return refusals == (None, None, None) and not self.expects_continue
+
+    def has_body(self) -> bool:
+        """Bytes that belong to the request may follow its head."""
+        return self.content_length > 0 or self.is_chunked or self.is_ambiguous
+
+
+class Admission:
+    def __init__(
+        self, *, loopback_only: bool, token: str = "", allowed_origins: tuple[str, ...] = ()
+    ) -> None:
+        self._loopback_only = loopback_only
+        self.generation = 0
+        self._token = token.encode()
+        self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
+
+    def use_token(self, token: str) -> bool:
+        """From now on this is the token; whether it was another before."""
+        before, self._token = self._token, token.encode()
+        self.generation += 1
+        return before != self._token
+
+    def judge(self, headers: Headers, http_version: str) -> RequestVerdict:
+        """Depends on its arguments, the settings and the token, whose changes `generation` counts:
+        `AdmissionCache` relies on it."""
+        verdict = RequestVerdict()
+        hosts: list[bytes] = []
+        lengths: list[bytes] = []
+        codings: list[bytes] = []
+        origin: bytes | None = None
+        credentials = b""
+        noted: dict[bytes, bytes] = {}
+        size = 0
+        for name, value in headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origin = value
+            elif name == b"authorization":
+                credentials = value
+            elif name == b"content-length":
+                lengths.append(value)
+            elif name == b"transfer-encoding":
+                codings.append(value)
+            elif name in _NOTED:
+                noted[name] = noted[name] + b", " + value if name in noted else value
+            else:
+                _note(verdict, name, value)
+        framing = _read_framing(verdict, lengths, codings, http_version)
+        if size > MAX_HEADER_BYTES:
+            verdict.refusal = InvalidArgument(f"headers are over {MAX_HEADER_BYTES} bytes")
+        else:
+            verdict.refusal = (
+                framing
+                or self._check_host(hosts, http_version)
+                or self._check_origin(origin, hosts)
+            )
+        cors_head = self._cors_head(origin) if verdict.refusal is None else b""
+        if noted or cors_head:
+            verdict.notes = _notes(noted, cors_head)
+        if verdict.is_cross_site and origin is None:
+            verdict.cross_site_refusal = PermissionDenied(
+                "a page from another site may not use the broker; see allowed_origins"
+            )
+        if self._token and not self._is_token(credentials):
+            verdict.token_refusal = Unauthenticated(
+                "this is not the broker's token"
+                if credentials
+                else "a bearer token is required: send the header 'Authorization: Bearer <token>'"
+            )
+        return verdict
+
+    def _check_host(self, hosts: list[bytes], http_version: str) -> PenstockError | None:
+        if len(hosts) > 1 or (not hosts and http_version == "1.1"):
+            return InvalidArgument("exactly one Host header is required")
+        if not hosts:
+            return None
+        host = hosts[0].decode("latin-1").strip()
+        if not _HOST.fullmatch(host):
+            return InvalidArgument("the Host header is not a host name")
+        if self._loopback_only and not is_loopback(host_name(host)):
+            return PermissionDenied(
+                f"Host {host!r} is no loopback name, and this broker is bound to loopback"
+            )
+        return None
+
+    def _check_origin(self, origin: bytes | None, hosts: list[bytes]) -> PenstockError | None:
+        if origin is None:
+            return None
+        text = origin.decode("latin-1").strip()
+        own = hosts[0].decode("latin-1").strip() if hosts else ""
+        found = _OWN_ORIGIN.fullmatch(text)
+        if own and found is not None and found[1].lower() == own.lower():
+            return None
+        if text.rstrip("/") in self._allowed_origins:
+            return None
+        return PermissionDenied(f"Origin {text[:200]!r} is not allowed; see allowed_origins")
+
+    def _cors_head(self, origin: bytes | None) -> bytes:
+        """Header lines of every answer, where pages of other origins are allowed. A cache on the
+        way must not give one page the answer to another's."""
+        if not self._allowed_origins:
+            return b""
+        text = (origin or b"").decode("latin-1").strip()
+        if text.rstrip("/") not in self._allowed_origins:
+            return _VARY
+        return b"access-control-allow-origin: %b\r\n%b%b" % (
+            text.encode("latin-1"),
+            _CORS,
+            _VARY,
+        )
+
+    def _is_token(self, credentials: bytes) -> bool:
+        scheme, _, token = credentials.partition(b" ")
+        is_equal = hmac.compare_digest(token.strip(), self._token)
+        return is_equal and scheme.lower() == b"bearer"
+
+
+def _notes(noted: dict[bytes, bytes], cors_head: bytes) -> Notes:
+    return Notes(
+        wants_events=b"text/event-stream" in noted.get(b"accept", b"").lower(),
+        if_match=noted.get(b"if-match"),
+        if_none_match=noted.get(b"if-none-match"),
+        is_preflight=b"access-control-request-method" in noted
+        and cors_head.startswith(b"access-control"),
+        cors_head=cors_head,
+    )
+
+
+class AdmissionCache:
+    """The verdict on the requests of one connection; `is_welcome` if they need no special care.
+
+    Most clients send the same headers again and again, so the last verdict is kept, together with
+    everything that it depends on: the headers, the HTTP version and the token in force.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_generation",
+        "_headers",
+        "_is_remembering",
+        "_max_body_bytes",
+        "_version",
+        "is_welcome",
+        "verdict",
+    )
+
+    def __init__(self, admission: Admission, max_body_bytes: int, *, is_remembering: bool) -> None:
+        self.verdict = RequestVerdict()
+        self.is_welcome = False
+        self._admission = admission
+        self._max_body_bytes = max_body_bytes
+        self._is_remembering = is_remembering
+        self._headers: Headers | None = None
+        self._version = ""
+        self._generation = 0
+
+    def is_known(self, headers: Headers, http_version: str) -> bool:
+        """Is `verdict` the one on such a request?"""
+        return (
+            self._is_remembering
+            and headers == self._headers
+            and http_version == self._version
+            and self._generation == self._admission.generation
+        )
+
+    def judge(self, headers: Headers, http_version: str) -> RequestVerdict:
+        self._headers, self._version = headers, http_version
+        self._generation = self._admission.generation
+        verdict = self.verdict = self._admission.judge(headers, http_version)
+        is_short = verdict.content_length <= self._max_body_bytes
+        self.is_welcome = verdict.is_welcome() and is_short and http_version == "1.1"
+        return verdict
+
+
+def check_request_line(method: bytes, http_version: str) -> PenstockError | None:
+    """The parser takes HTTP/0.9 and HTTP/2.0 as well; both have other rules."""
+    if method == b"CONNECT":
+        return InvalidArgument("this is no proxy")
+    if http_version not in ("1.0", "1.1"):
+        return InvalidArgument(f"HTTP/{http_version} is not spoken here; use HTTP/1.1")
+    return None
+
+
+def _read_framing(
+    verdict: RequestVerdict, lengths: list[bytes], codings: list[bytes], http_version: str
+) -> PenstockError | None:
+    """Notes how the body is delimited, and refuses a request that leaves it open. The parser is
+    strict as well; what it counted is compared with this when the body has come."""
+    if not lengths and not codings:
+        return None
+    if not codings and len(lengths) == 1:
+        length = lengths[0].strip(b" \t")
+        if _LENGTH.fullmatch(length):
+            verdict.content_length = int(length)
+            return None
+    elif not lengths and http_version != "1.0" and _is_chunked(codings):
+        verdict.is_chunked = True
+        return None
+    verdict.is_ambiguous = True
+    if codings and lengths:
+        return InvalidArgument("Content-Length and Transfer-Encoding exclude each other")
+    if codings:
+        return InvalidArgument("the only Transfer-Encoding is one 'chunked', with HTTP/1.1")
+    return InvalidArgument("Content-Length must be one decimal number")
+
+
+def _is_chunked(codings: list[bytes]) -> bool:
+    return [coding.strip(b" \t").lower() for coding in codings] == [b"chunked"]
+
+
+def _note(verdict: RequestVerdict, name: bytes, value: bytes) -> None:
+    if name == b"sec-fetch-site":
+        # A browser says so where it sends no Origin: an image, a link, a frame.
+        verdict.is_cross_site = value.strip().lower() in (b"cross-site", b"same-site")
+    elif name == b"expect" and value.lower() == b"100-continue":
+        verdict.expects_continue = True
+    elif (
+        name == b"x-request-id"
+        and len(value) <= MAX_REQUEST_ID_CHARS
+        and _PRINTABLE.fullmatch(value)
+    ):
+        verdict.request_id = value
+
+
+def host_name(host: str) -> str:
+    """A Host header without its port, in lower case."""
+    return re.sub(r":[0-9]+$", "", host).lower()
+
+
+def is_loopback(name: str) -> bool:
+    """Of a host name or an address, with or without brackets."""
+    if name in LOOPBACK_NAMES or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,166 @@
+"""The memory that answers in progress may take, over all connections.
+
+An answer that may be large is made only when its connection takes bytes and there is room in the
+budget; else it waits, in the order of asking. Small answers never wait. A connection that has bytes
+of an answer to take, and accepts none of them for `stalled_timeout_ms`, is closed.
+
+Invariant: `used_bytes` is the sum of what the connections hold, and is above the limit only by
+answers that turned out larger than was asked for, or that are larger than the limit by themselves.
+A consumer's stream, a feed and a WebSocket with subscriptions are no answers in progress: their own
+rules bound what they hold, and they may stall for as long as they like.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from penstock.model.limits import KIB, MIB
+from penstock.server.http.tcp_liveness import acknowledged_bytes
+
+SMALL_ANSWER_BYTES = 64 * KIB
+"""An answer that is smaller is sent at once: a connection's buffers take as much anyway."""
+ANSWER_MEMORY_BYTES = 128 * MIB
+STALLED_TIMEOUT_MS = 60_000
+GIVE_BACK_BYTES = 32 * MIB
+"""Fewer bytes in use than there were: the allocator is asked to give back what it keeps."""
+
+_log = logging.getLogger("penstock.server")
+
+Then = Callable[[], None]
+
+
+class AnswerBudget:
+    def __init__(
+        self,
+        limit_bytes: int = ANSWER_MEMORY_BYTES,
+        stalled_timeout_ms: int = STALLED_TIMEOUT_MS,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.stalled_connections = 0
+        self.give_back: Callable[[], object] = _nothing
+        self._peak_bytes = 0
+        self._timeout_s = stalled_timeout_ms / 1000
+        self._waiting: OrderedDict[Claim, tuple[int, Then]] = OrderedDict()
+        # Connections above their high-water mark, and what they had accepted when, at the latest.
+        self._full: dict[Claim, tuple[int, float]] = {}
+        self._is_granting = False
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for room."""
+        return len(self._waiting)
+
+    def tick(self, now: float) -> None:
+        """Once a second: closes connections that have stalled for too long."""
+        for claim, (accepted, since) in list(self._full.items()):
+            accepted_now = acknowledged_bytes(claim.transport)
+            if accepted_now != accepted or not claim.is_answering():
+                self._full[claim] = (accepted_now, now)
+            elif now - since >= self._timeout_s:
+                self._close(claim)
+        self._peak_bytes = max(self._peak_bytes, self.used_bytes)
+        if self.used_bytes < self._peak_bytes - GIVE_BACK_BYTES:
+            self._peak_bytes = self.used_bytes
+            self.give_back()
+
+    def _close(self, claim: Claim) -> None:
+        self.stalled_connections += 1
+        _log.warning(
+            "closed a connection from %s that accepted nothing for %d s; "
+            "%d bytes of an answer were left",
+            claim.transport.get_extra_info("peername"),
+            self._timeout_s,
+            claim.transport.get_write_buffer_size(),
+        )
+        self._full.pop(claim, None)
+        claim.transport.abort()
+
+    # -- called by claims ----------------------------------------------------------------------
+
+    def ask(self, claim: Claim, nbytes: int, then: Then) -> None:
+        self._waiting[claim] = (nbytes, then)
+        self.grant()
+
+    def grant(self) -> None:
+        """Lets those go on that have waited longest, as far as there is room."""
+        if self._is_granting:
+            return
+        self._is_granting = True
+        try:
+            while self._waiting:
+                claim, (nbytes, then) = next(iter(self._waiting.items()))
+                if self.used_bytes and self.used_bytes + nbytes > self.limit_bytes:
+                    return
+                del self._waiting[claim]
+                claim.hold(nbytes)
+                try:
+                    then()
+                except Exception:  # noqa: BLE001 - the others must not wait for ever
+                    _log.exception("an answer could not be made; the others go on")
+                    claim.hold(0)
+        finally:
+            self._is_granting = False
+
+    def forget(self, claim: Claim) -> None:
+        self._waiting.pop(claim, None)
+
+    def filled(self, claim: Claim) -> None:
+        self._full[claim] = (acknowledged_bytes(claim.transport), time.monotonic())
+
+    def drained(self, claim: Claim) -> None:
+        self._full.pop(claim, None)
+
+
+class Claim:
+    """One connection's part of the budget. `is_answering` says whether the bytes that it has to
+    take are those of an answer in progress."""
+
+    __slots__ = ("_budget", "held_bytes", "is_answering", "transport")
+
+    def __init__(
+        self, budget: AnswerBudget, transport: Any, is_answering: Callable[[], bool]
+    ) -> None:
+        self._budget = budget
+        self.transport = transport
+        self.is_answering = is_answering
+        self.held_bytes = 0
+
+    def ask(self, nbytes: int, then: Then) -> None:
+        """Runs `then`, which makes an answer of about `nbytes`, when there is room for it."""
+        if nbytes < SMALL_ANSWER_BYTES:
+            then()
+        else:
+            self._budget.ask(self, nbytes, then)
+
+    def hold(self, nbytes: int) -> None:
+        """The connection's answers take so many bytes now."""
+        budget, more = self._budget, nbytes - self.held_bytes
+        self.held_bytes = nbytes
+        budget.used_bytes += more
+        if more < 0:
+            budget.grant()
+
+    def filled(self) -> None:
+        """The connection is above its high-water mark."""
+        self._budget.filled(self)
+        if not self.held_bytes and self.is_answering():
+            self.hold(self.transport.get_write_buffer_size())
+
+    def drained(self) -> None:
+        """The connection takes bytes again."""
+        self._budget.drained(self)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._budget.drained(self)
+        self._budget.forget(self)
+        self.hold(0)
+
+
+def _nothing() -> None:
+    """Nobody to call."""

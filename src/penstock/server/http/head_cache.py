@@ -1,0 +1,86 @@
+"""A cache of request heads: a request that begins with the same bytes again needs no parser.
+
+A client that asks often sends one head over and over, and parsing it costs more than answering
+it. Invariant: a cached head means exactly what the parser made of these bytes. A head is kept only
+if it is written in the one plain way (see `_is_plain`), so that its end is where the parser saw
+it, and if the body that the parser delivered is the one that the head announces, in this very
+read. Everything else, and every request that comes in parts, is the parser's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.model.limits import KIB
+from penstock.server.http.admission import Headers
+from penstock.server.http.requests import Request
+
+MAX_HEADS = 4096
+MAX_HEAD_BYTES = 2 * KIB
+"""Together they bound what is kept: 8 MiB."""
+
+_END = b"\r\n\r\n"
+
+
+class CacheableRequest(NamedTuple):
+    """A request as the parser reported it, body included: HTTP/1.1, admitted, kept alive, not
+    chunked and without a request id of its own."""
+
+    target: bytes
+    headers: Headers
+    request: Request
+
+
+class _Known(NamedTuple):
+    request: Request
+    body_bytes: int
+
+
+class HeadCache:
+    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+        self._heads: dict[bytes, _Known] = {}
+        self._max_heads = max_heads
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def request_at(self, data: bytes, start: int) -> tuple[Request, int] | None:
+        """The request that begins there and where it ends, if all of it is there and its head
+        known."""
+        body = data.find(_END, start) + len(_END)
+        known = self._heads.get(data[start:body])
+        if known is None or len(data) < (end := body + known[1]):
+            return None
+        return known[0].with_body(data[body:end]), end
+
+    def keep(self, data: bytes, first: CacheableRequest | None) -> None:
+        """Keeps the head that `data` begins with, if the request there is ordinary, its head is
+        plain and its body follows it whole."""
+        end = data.find(_END) + len(_END)
+        if first is None or end > MAX_HEAD_BYTES or not self._max_heads:
+            return
+        request = first.request
+        body_bytes = len(request.body)
+        is_whole = data[end : end + body_bytes] == request.body
+        if not is_whole or not _is_plain(data[:end], first) or not _is_announced(first):
+            return
+        if len(self._heads) >= self._max_heads:
+            self._heads.clear()
+        self._heads[data[:end]] = _Known(request.with_body(b""), body_bytes)
+
+
+def _is_plain(head: bytes, first: CacheableRequest) -> bool:
+    """Is the head what the parser reported, written line by line with nothing beside it? Header
+    names are reported in lower case."""
+    line = b"%b %b HTTP/1.1\r\n" % (first.request.method, first.target)
+    lines = b"".join([b"%b: %b\r\n" % header for header in first.headers])
+    return head.startswith(line) and head[len(line) :].lower() == lines.lower() + b"\r\n"
+
+
+def _is_announced(first: CacheableRequest) -> bool:
+    """Does the head announce the body in the one way that nobody reads differently?"""
+    lengths = [value for name, value in first.headers if name == b"content-length"]
+    if any(name == b"transfer-encoding" for name, _ in first.headers):
+        return False
+    nbytes = len(first.request.body)
+    return lengths == [b"%d" % nbytes] or (not lengths and not nbytes)

@@ -1,0 +1,147 @@
+"""A request, and how its parameters are read: from the body, else the query."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_OFFSET
+
+T = TypeVar("T")
+
+REQUEST_ID = "penstock_request_id"
+"""Where the ASGI app finds the id of its request, in the state of the scope."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """What a request's headers say to those who answer it.
+
+    `wants_events`: a stream is to be one of server-sent events. `if_match` and `if_none_match` are
+    the headers of these names, None without. `is_preflight`: a browser asks, before the request of
+    a page, whether that is allowed. `cors_head` are header lines for the answer, which let a page
+    of an allowed origin read it.
+    """
+
+    wants_events: bool = False
+    if_match: bytes | None = None
+    if_none_match: bytes | None = None
+    is_preflight: bool = False
+    cors_head: bytes = b""
+
+
+NO_NOTES = Notes()
+
+
+class Request:
+    __slots__ = ("body", "method", "notes", "path", "query")
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        notes: Notes = NO_NOTES,
+        body: bytes = b"",
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.notes = notes
+        self.body = body
+
+    def with_body(self, body: bytes) -> Request:
+        """The same request with another body: every other field is copied here."""
+        return Request(self.method, self.path, self.query, self.notes, body)
+
+    def params(self) -> dict[str, str]:
+        """The query; of a repeated parameter the first counts. Unknown ones are ignored later."""
+        params: dict[str, str] = {}
+        for name, value in self._pairs():
+            params.setdefault(name, value)
+        return params
+
+    def every(self, name: str) -> list[str]:
+        """All values of a parameter that may be repeated."""
+        return [value for each, value in self._pairs() if each == name]
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        try:
+            return parse_qsl(self.query.decode("ascii"), keep_blank_values=True, errors="strict")
+        except ValueError as error:
+            raise InvalidArgument("the query is not percent-encoded UTF-8") from error
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path and query of a request target, which may name the whole URL."""
+    if target[:1] == b"/" or b"://" not in target:
+        return target
+    _, _, rest = target.partition(b"://")
+    slash = rest.find(b"/")
+    return rest[slash:] if slash >= 0 else b"/"
+
+
+def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """The body as JSON of one known shape; anything else is the caller's mistake."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"invalid JSON body: {error}") from error
+
+
+def whole_number(params: dict[str, str], name: str) -> int | None:
+    """A query parameter as an integer; None when absent or blank."""
+    text = params.get(name, "").strip()
+    if not text:
+        return None
+    if not _WHOLE.fullmatch(text):
+        raise InvalidArgument(f"{name} must be a whole number")
+    return int(text)
+
+
+def check_raw_only(params: dict[str, str], names: tuple[str, ...]) -> None:
+    """Refuses parameters that only a request with raw=true may have in its query: beside a JSON
+    body they would be dropped, and a condition must not be."""
+    given = [name for name in names if name in params]
+    if given:
+        raise InvalidArgument(
+            f"in the query, {', '.join(given)} must come with raw=true; without it, the JSON body "
+            "has these members"
+        )
+
+
+def truth(params: dict[str, str], name: str) -> bool:
+    """A query parameter as yes or no; no when absent or blank."""
+    text = params.get(name, "").strip().lower()
+    if text in ("true", "1"):
+        return True
+    if text in ("", "false", "0"):
+        return False
+    raise InvalidArgument(f"{name} must be true or false")
+
+
+def truth_if_given(params: dict[str, str], name: str) -> bool | None:
+    """The same; None when absent or blank."""
+    return truth(params, name) if params.get(name, "").strip() else None
+
+
+def required_index(value: int | None, name: str) -> int:
+    """A partition or an offset."""
+    if value is None:
+        raise InvalidArgument(f"{name} is required")
+    if not 0 <= value <= MAX_OFFSET:
+        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
+    return value
+
+
+def path_name(part: bytes) -> str:
+    """A percent-encoded path segment as text."""
+    try:
+        return unquote(part.decode("ascii"), errors="strict")
+    except ValueError as error:
+        raise InvalidArgument("the path is not percent-encoded UTF-8") from error

@@ -1,0 +1,103 @@
+"""Answers as bytes: status lines, headers and the common error body. Knows no connection."""
+
+from __future__ import annotations
+
+import http
+import math
+from typing import Any
+
+import msgspec
+
+from penstock.model.errors import MethodNotAllowed, PenstockError, ResourceExhausted
+
+JSON_TYPE = b"content-type: application/json\r\n"
+NDJSON_TYPE = b"content-type: application/x-ndjson; charset=utf-8\r\n"
+CLOSE = b"connection: close\r\n"
+
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
+    for status in http.HTTPStatus
+}
+
+TYPED_PATHS = (b"/v1/felix", b"/v1/tenants", b"/v1/registry")
+"""Below these an error has a `type`, as every other answer there."""
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class ErrorBody(msgspec.Struct):
+    error: str
+    message: str
+
+
+class OverloadBody(msgspec.Struct):
+    error: str
+    message: str
+    reason: str
+    retry_after_ms: int
+    limit: str
+
+
+class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The error of a stream, cache or registry: an answer, or a frame of its own. The ids say
+    which request, subscription or watch it ends."""
+
+    type: str
+    error: str
+    message: str
+    reason: str | None = None
+    retry_after_ms: int | None = None
+    limit: str | None = None
+    request_id: str | int | None = None
+    subscription_id: str | None = None
+    watch_id: str | None = None
+
+
+def typed_error(error: PenstockError, **ids: Any) -> TypedErrorBody:
+    _let_go(error)
+    body = TypedErrorBody(type="error", error=error.code, message=error.message, **ids)
+    if isinstance(error, ResourceExhausted):
+        body.reason, body.limit = error.reason, error.limit
+        body.retry_after_ms = error.retry_after_ms
+    return body
+
+
+def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
+    _let_go(error)
+    if isinstance(error, ResourceExhausted):
+        return OverloadBody(
+            error.code, error.message, error.reason, error.retry_after_ms, error.limit
+        )
+    return ErrorBody(error.code, error.message)
+
+
+def _let_go(error: PenstockError) -> None:
+    """An error that is told is over. Where it was raised it would hold on to: the frames there have
+    the request's body, and often the error itself, which only a collection would free."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
+def error_head(error: PenstockError) -> bytes:
+    """The headers that belong to this error beside the usual ones."""
+    if isinstance(error, ResourceExhausted):
+        return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
+    if isinstance(error, MethodNotAllowed):
+        return b"allow: " + error.allow.encode() + b"\r\n"
+    if error.http_status == 401:
+        return b"www-authenticate: Bearer\r\n"
+    if error.http_status == 426:
+        return b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    return b""
+
+
+def header_pairs(head: bytes) -> list[tuple[bytes, bytes]]:
+    """Header lines as names and values."""
+    lines = head.split(b"\r\n")[:-1]
+    return [(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+
+
+def batch_error(error: PenstockError) -> dict[str, Any]:
+    """An error as one item of a batch's results."""
+    body: dict[str, Any] = msgspec.structs.asdict(error_body(error))
+    body["code"] = error.http_status
+    return body

@@ -1,0 +1,255 @@
+"""What a message does that needs no connection: publish, the cache, ping.
+
+An operation takes a path, a body and `done`, which is called once with the answer, a list of
+answers, None when none is due, or the PenstockError that refused it; it may raise that at once.
+`perform` takes a whole message and never raises it. Must not know which way a message came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from penstock.api import outcomes
+from penstock.api.engine import Engine
+from penstock.model.caching import CacheValue, Delete, Precondition, Written
+from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
+from penstock.model.tenancy import Path
+from penstock.server.commands import (
+    increment_of,
+    keys_of,
+    path_of,
+    publish_batch_of,
+    publish_of,
+    put_of,
+    txn_of,
+    version_of,
+)
+from penstock.server.websocket.answers import (
+    Answers,
+    KeyValue,
+    Ok,
+    PublishOk,
+    TxnResult,
+    Value,
+    Values,
+)
+from penstock.server.websocket.messages import (
+    CacheDeleteMessage,
+    CacheGetManyMessage,
+    CacheGetMessage,
+    CacheIncrMessage,
+    CachePutMessage,
+    CacheTxnMessage,
+    GetManyBody,
+    IncrBody,
+    Message,
+    PingMessage,
+    PublishBatchBody,
+    PublishBatchMessage,
+    PublishBody,
+    PublishMessage,
+    Refused,
+    RequestId,
+    TxnBody,
+)
+
+Done = outcomes.Done[Answers]
+Outcome = Answers | PenstockError
+
+
+def perform(engine: Engine, message: Message | Refused, done: Done) -> None:
+    operation = _OPERATIONS.get(type(message), _refuse)
+    try:
+        operation(engine, message, done)
+    except PenstockError as error:
+        done(error)
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def publish(engine: Engine, path: Path, body: PublishBody, done: Done) -> None:
+    command = publish_of(path, body)
+    answer = None if body.ack == "none" else PublishOk(request_id=body.request_id)
+    engine.streams.publish(command, partial(_published, done, answer))
+
+
+def publish_batch(engine: Engine, path: Path, body: PublishBatchBody, done: Done) -> None:
+    command = publish_batch_of(path, body)
+    answer = published(body.ack or "per_batch", len(command.payloads), body.request_id)
+    engine.streams.publish(command, partial(_published, done, answer))
+
+
+def published(ack: str, count: int, request_id: RequestId) -> PublishOk | list[PublishOk] | None:
+    """What a batch that was published is answered."""
+    if ack == "none":
+        return None
+    if ack == "per_message":
+        return [PublishOk(index=index, request_id=request_id) for index in range(count)]
+    return PublishOk(count=count, request_id=request_id)
+
+
+def _published(done: Done, answer: Answers, outcome: PenstockError | None) -> None:
+    done(answer if outcome is None else outcome)
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def _got(done: Done, request_id: RequestId, found: CacheValue | PenstockError | None) -> None:
+    done(found if isinstance(found, PenstockError) else value_answer(found, request_id))
+
+
+def value_answer(found: CacheValue | None, request_id: RequestId = None) -> Value:
+    if found is None:
+        return Value(None, 0, request_id=request_id)
+    return Value(found.value, found.version, found.ttl_ms, None, request_id)
+
+
+def get_many(engine: Engine, path: Path, body: GetManyBody, done: Done) -> None:
+    keys = keys_of(body)
+    limit = engine.limits.max_body_bytes
+    engine.caches.get_many(path, keys, partial(_got_many, done, keys, body.request_id, limit))
+
+
+def _got_many(
+    done: Done,
+    keys: list[str],
+    request_id: RequestId,
+    limit: int,
+    found: list[CacheValue | None] | PenstockError,
+) -> None:
+    if isinstance(found, PenstockError):
+        done(found)
+        return
+    if sum(len(each.value) for each in found if each is not None) > limit:
+        done(too_much(limit))
+        return
+    values = [
+        KeyValue(key, None, 0) if each is None else KeyValue(key, each.value, each.version)
+        for key, each in zip(keys, found, strict=True)
+    ]
+    done(Values(values, request_id))
+
+
+def _written(done: Done, request_id: RequestId, outcome: Written | PenstockError) -> None:
+    done(written_answer(outcome, request_id) if isinstance(outcome, Written) else outcome)
+
+
+def written_answer(written: Written, request_id: RequestId) -> Ok:
+    return Ok(written.version, written.deleted, None, None, request_id)
+
+
+def increment(
+    engine: Engine,
+    path: Path,
+    key: str | None,
+    body: IncrBody,
+    done: outcomes.Done[Value],
+    only_if: Precondition | None = None,
+) -> None:
+    command = increment_of(path, key, body.delta, body.ttl_ms, only_if)
+    engine.caches.increment(command, partial(_incremented, done, body.request_id))
+
+
+def _incremented(
+    done: outcomes.Done[Value], request_id: RequestId, outcome: Written | PenstockError
+) -> None:
+    if isinstance(outcome, PenstockError):
+        done(outcome)
+    else:
+        number = outcome.number or 0
+        done(Value(b"%d" % number, outcome.version, number=number, request_id=request_id))
+
+
+def transact(engine: Engine, path: Path, body: TxnBody, done: Done) -> None:
+    command = txn_of(path, body)
+    engine.caches.transact(command, partial(_transacted, done, body.request_id))
+
+
+def _transacted(done: Done, request_id: RequestId, outcome: list[Written] | PenstockError) -> None:
+    if isinstance(outcome, PenstockError):
+        done(outcome)
+    else:
+        results = [TxnResult(each.version, each.deleted, each.number) for each in outcome]
+        done(Ok(results=results, request_id=request_id))
+
+
+def too_much(limit: int) -> TooLarge:
+    """A value that is small to ask for can be large to answer, and asked for often."""
+    return TooLarge(f"the values are over {limit} bytes (max_body_bytes); ask for fewer at once")
+
+
+# -- whole messages --------------------------------------------------------------------------------
+
+
+def _publish(engine: Engine, message: PublishMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
+    publish(engine, path, message, done)
+
+
+def _publish_batch(engine: Engine, message: PublishBatchMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
+    publish_batch(engine, path, message, done)
+
+
+def _cache_get(engine: Engine, message: CacheGetMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    engine.caches.get(path, message.key or "", partial(_got, done, message.request_id))
+
+
+def _cache_get_many(engine: Engine, message: CacheGetManyMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    get_many(engine, path, message, done)
+
+
+def _cache_put(engine: Engine, message: CachePutMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    command = put_of(path, message.key, message)
+    engine.caches.put(command, partial(_written, done, message.request_id))
+
+
+def _cache_delete(engine: Engine, message: CacheDeleteMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    if_version = version_of(message.if_version, "if_version")
+    command = Delete(path, message.key or "", if_version)
+    engine.caches.delete(command, partial(_written, done, message.request_id))
+
+
+def _cache_incr(engine: Engine, message: CacheIncrMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    increment(engine, path, message.key, message, done)
+
+
+def _cache_txn(engine: Engine, message: CacheTxnMessage, done: Done) -> None:
+    path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+    transact(engine, path, message, done)
+
+
+def _ping(engine: Engine, message: PingMessage, done: Done) -> None:
+    done(Ok(request_id=message.request_id))
+
+
+def _refuse(engine: Engine, message: Any, done: Done) -> None:
+    if isinstance(message, Refused):
+        done(message.error)
+        return
+    raise InvalidArgument(
+        f"{message.__struct_config__.tag} needs a connection that stays open: use the WebSocket "
+        "/v1/felix/ws, or GET …/streams/{stream}/subscribe and …/caches/{cache}/watch"
+    )
+
+
+_OPERATIONS: dict[type, Callable[[Engine, Any, Done], None]] = {
+    PublishMessage: _publish,
+    PublishBatchMessage: _publish_batch,
+    CacheGetMessage: _cache_get,
+    CacheGetManyMessage: _cache_get_many,
+    CachePutMessage: _cache_put,
+    CacheDeleteMessage: _cache_delete,
+    CacheIncrMessage: _cache_incr,
+    CacheTxnMessage: _cache_txn,
+    PingMessage: _ping,
+}

@@ -1,0 +1,1 @@
+"""Entries of the registry on the wire, and following a control plane."""

@@ -1,0 +1,71 @@
+"""Changing tokens while the broker runs: SIGHUP reads the token files again.
+
+Invariant: a token that was replaced is good for nothing. No new request is let in with it, and
+connections that were let in with it are closed, streams and WebSockets included. A file that cannot
+be read changes nothing. Must not know how a request is judged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.model.errors import InvalidArgument
+from penstock.server.http.connection import HttpConnection
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.logs import hide_secret
+from penstock.server.settings import Settings, read_control_plane_token, read_token
+
+_log = logging.getLogger("penstock.server")
+
+
+class TokenRotation:
+    """`connections` gives those that are open."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatch: RequestDispatch,
+        connections: Callable[[], Iterable[Any]],
+    ) -> None:
+        self._settings = settings
+        self._dispatch = dispatch
+        self._connections = connections
+
+    def hung_up(self) -> None:
+        """SIGHUP: reads the token files again. It never ends the broker."""
+        settings = self._settings
+        if not settings.token_file and not settings.control_plane_token_file:
+            _log.info("SIGHUP received: there is no token file to read again")
+            return
+        try:
+            token, outgoing = read_token(settings), read_control_plane_token(settings)
+        except InvalidArgument as error:
+            _log.error("SIGHUP received: the tokens stay as they were: %s", error.message)
+            return
+        hide_secret(token)
+        hide_secret(outgoing)
+        if self._dispatch.follower is not None:
+            self._dispatch.follower.use_token(outgoing)
+        if settings.token_file and self._dispatch.admission.use_token(token):
+            self._close_connections()
+            _log.info("SIGHUP received: the token has changed; connections are closed")
+        else:
+            _log.info("SIGHUP received: the token files were read again")
+
+    def _close_connections(self) -> None:
+        """What is under way is answered. What has not started, and what would go on for ever, is
+        not: a stream that waits for its turn, or for its group to be stored, does not begin."""
+        self._dispatch.forget_heads()
+        for connection in list(self._connections()):
+            if not isinstance(connection, HttpConnection):
+                connection.shutdown()
+                continue
+            connection.order.drop_waiting()
+            if connection.stream is not None:
+                connection.transport.close()
+            elif connection.order.has_stream():
+                connection.finish()
+            else:
+                connection.shutdown()

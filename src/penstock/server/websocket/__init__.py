@@ -1,0 +1,1 @@
+"""WebSocket connections: the handshake, frames, messages, subscriptions and watches."""

@@ -1,0 +1,317 @@
+"""The subscriptions and watches of one socket: opened, taken from in turn, closed.
+
+Invariants: nothing of a channel leaves before the answer that names it has; each keeps its own
+buffer in the engine, and none is taken from while the connection has no room; those that wait are
+taken from in turn, a bounded frame at a time, so that a backlog of one does not hold up the rest.
+Must not know the bytes of a connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+from penstock.api.caches import WatchHandle
+from penstock.api.engine import Engine
+from penstock.api.streams import Subscription
+from penstock.model.errors import InvalidArgument, NotFound, PenstockError, ResourceExhausted
+from penstock.model.limits import KIB, MAX_SUBSCRIPTIONS
+from penstock.model.streams import Lag
+from penstock.server.commands import include_of, path_of, subscribe_of, watch_of
+from penstock.server.http.responses import encode_json, typed_error
+from penstock.server.message_actions import Done
+from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
+from penstock.server.websocket.binary import encode_events
+from penstock.server.websocket.events import encode_runs, encode_singly, encode_watch
+from penstock.server.websocket.messages import (
+    CacheUnwatchMessage,
+    CacheWatchMessage,
+    LagMessage,
+    RequestId,
+    SubscribeMessage,
+    UnsubscribeMessage,
+)
+
+FRAME_BYTES = 64 * KIB
+"""About as much is taken from one channel before the others have their turn."""
+MAX_FRAME_EVENTS = 1024
+FIRST_FRAME_EVENTS = 64
+"""Until it is known how large the events of a channel are."""
+
+
+class Outlet(Protocol):
+    """The connection, as far as channels need it."""
+
+    is_binary: bool
+
+    def has_room(self) -> bool: ...
+
+    def send_text(self, payload: bytes) -> None: ...
+
+    def send_binary(self, payload: bytes) -> None: ...
+
+    def turn_soon(self) -> None: ...
+
+
+class Channel:
+    """Sink of a subscription or watch."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._outlet = channels.outlet
+        self.id = ""
+        self.is_open = False
+        self.max_events = FIRST_FRAME_EVENTS
+        self._end: PenstockError | None = None
+
+    def open(self) -> None:
+        """Its answer has left."""
+        self.is_open = True
+        if self._end is not None:
+            self.ended(self._end)
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        if self.is_open:
+            self._channels.take_soon(self)
+
+    def ended(self, error: PenstockError) -> None:
+        if not self.is_open:
+            self._end = error
+            return
+        self._channels.drop(self)
+        self.tell_end(error)
+
+    def tell_end(self, error: PenstockError) -> None:
+        raise NotImplementedError
+
+    def take(self) -> bool:
+        """Sends a frame's worth of what waits. False when that was all."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def learn_size(self, events: int, nbytes: int) -> None:
+        self.max_events = max(1, min(MAX_FRAME_EVENTS, events * FRAME_BYTES // (nbytes or 1)))
+
+
+class EventChannel(Channel):
+    """`is_single`: every event is a frame of its own."""
+
+    subscription: Subscription
+
+    def __init__(self, channels: Channels, *, is_single: bool) -> None:
+        super().__init__(channels)
+        self._is_single = is_single
+        self._lag: Lag | None = None
+
+    def lagging(self, lag: Lag) -> None:
+        """Told when there is room: who does not read could not read that either."""
+        self._lag = lag
+        self.wake()
+
+    def take(self) -> bool:
+        if self._lag is not None:
+            lag, self._lag = self._lag, None
+            self._outlet.send_text(encode_json(lag_answer(lag)))
+        max_events = self.max_events
+        runs = self.subscription.take(max_events)
+        if not runs:
+            return False
+        count = sum(run.end - run.start for run in runs)
+        if self._outlet.is_binary:
+            payload = encode_events(int(self.id[1:]), runs)
+            self._outlet.send_binary(payload)
+            self.learn_size(count, len(payload))
+        elif self._is_single:
+            payloads = encode_singly(self.id, runs)
+            for payload in payloads:
+                self._outlet.send_text(payload)
+            self.learn_size(count, sum(map(len, payloads)))
+        else:
+            payload = encode_runs(self.id, runs)
+            self._outlet.send_text(payload)
+            self.learn_size(count, len(payload))
+        return count >= max_events
+
+    def tell_end(self, error: PenstockError) -> None:
+        self._outlet.send_text(encode_json(typed_error(error, subscription_id=self.id)))
+
+    def close(self) -> None:
+        self.subscription.close()
+
+
+class WatchChannel(Channel):
+    handle: WatchHandle
+
+    def take(self) -> bool:
+        max_events = self.max_events
+        events = self.handle.take(max_events)
+        if not events:
+            return False
+        nbytes = 0
+        for payload in encode_watch(self.id, events):
+            self._outlet.send_text(payload)
+            nbytes += len(payload)
+        self.learn_size(len(events), nbytes)
+        return len(events) >= max_events
+
+    def tell_end(self, error: PenstockError) -> None:
+        self._outlet.send_text(encode_json(typed_error(error, watch_id=self.id)))
+
+    def close(self) -> None:
+        self.handle.close()
+
+
+class Channels:
+    """`_coming` counts those that the engine has not answered yet."""
+
+    def __init__(self, engine: Engine, outlet: Outlet) -> None:
+        self._engine = engine
+        self.outlet = outlet
+        self._channels: dict[str, Channel] = {}
+        self._coming = 0
+        self._ready: deque[Channel] = deque()
+        self._is_closed = False
+
+    # -- what is asked -------------------------------------------------------------------------
+
+    def subscribe(self, message: SubscribeMessage, done: Done) -> None:
+        path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
+        command = subscribe_of(path, message.event_queue_depth, message.lag)
+        self._check_room()
+        channel = EventChannel(self, is_single=message.batch is False)
+        self._coming += 1
+        self._engine.streams.subscribe(
+            command, channel, partial(self._subscribed, channel, message.request_id, done)
+        )
+
+    def _subscribed(
+        self,
+        channel: EventChannel,
+        request_id: RequestId,
+        done: Done,
+        outcome: Subscription | PenstockError,
+    ) -> None:
+        self._coming -= 1
+        if isinstance(outcome, PenstockError):
+            done(outcome)
+            return
+        channel.subscription = outcome
+        self._add(channel, outcome.id)
+        done(Subscribed(outcome.id, request_id))
+
+    def watch(self, message: CacheWatchMessage, done: Done) -> None:
+        path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
+        include = include_of(message.include)
+        command = watch_of(path, message.key, message.prefix, include, message.since_version)
+        self._check_room()
+        channel = WatchChannel(self)
+        self._coming += 1
+        self._engine.caches.watch(
+            command, channel, partial(self._watched, channel, message.request_id, done)
+        )
+
+    def _watched(
+        self,
+        channel: WatchChannel,
+        request_id: RequestId,
+        done: Done,
+        outcome: WatchHandle | PenstockError,
+    ) -> None:
+        self._coming -= 1
+        if isinstance(outcome, PenstockError):
+            done(outcome)
+            return
+        channel.handle = outcome
+        self._add(channel, outcome.id)
+        done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
+
+    def unsubscribe(self, message: UnsubscribeMessage, done: Done) -> None:
+        self._close(self._subscription(message.subscription_id))
+        done(Ok(request_id=message.request_id))
+
+    def unwatch(self, message: CacheUnwatchMessage, done: Done) -> None:
+        channel = self._find(message.watch_id, "watch_id")
+        if not isinstance(channel, WatchChannel):
+            raise NotFound(f"no watch {channel.id!r} on this connection")
+        self._close(channel)
+        done(Ok(request_id=message.request_id))
+
+    def lag(self, message: LagMessage, done: Done) -> None:
+        channel = self._subscription(message.subscription_id)
+        done(lag_answer(channel.subscription.lag(), message.request_id))
+
+    # -- what comes ----------------------------------------------------------------------------
+
+    def open(self, channel_id: str) -> None:
+        """The answer that names the channel has left. It may have been closed since it was made."""
+        channel = self._channels.get(channel_id)
+        if channel is not None:
+            channel.open()
+
+    def take_soon(self, channel: Channel) -> None:
+        self._ready.append(channel)
+        self.outlet.turn_soon()
+
+    def take(self) -> None:
+        """Takes from those that have something, in turn, while there is room."""
+        ready, outlet = self._ready, self.outlet
+        while ready and outlet.has_room():
+            channel = ready.popleft()
+            if channel.id in self._channels and channel.take():
+                ready.append(channel)
+
+    def __len__(self) -> int:
+        return len(self._channels) + self._coming
+
+    def is_waiting(self) -> bool:
+        return bool(self._ready)
+
+    def drop(self, channel: Channel) -> None:
+        """The engine has ended it."""
+        self._channels.pop(channel.id, None)
+
+    def close(self) -> None:
+        self._is_closed = True
+        channels, self._channels = self._channels, {}
+        self._ready.clear()
+        for channel in channels.values():
+            channel.close()
+
+    def _add(self, channel: EventChannel | WatchChannel, channel_id: str) -> None:
+        if self._is_closed:
+            # The connection went while the engine thought about it.
+            channel.close()
+            return
+        channel.id = channel_id
+        self._channels[channel_id] = channel
+
+    def _close(self, channel: Channel) -> None:
+        del self._channels[channel.id]
+        channel.close()
+
+    def _check_room(self) -> None:
+        if len(self) >= MAX_SUBSCRIPTIONS:
+            raise ResourceExhausted(
+                f"the connection has {MAX_SUBSCRIPTIONS} subscriptions and watches; end some, or "
+                "open another connection",
+                limit="subscriptions",
+            )
+
+    def _subscription(self, channel_id: str | None) -> EventChannel:
+        channel = self._find(channel_id, "subscription_id")
+        if not isinstance(channel, EventChannel):
+            raise NotFound(f"no subscription {channel.id!r} on this connection")
+        return channel
+
+    def _find(self, channel_id: str | None, name: str) -> Channel:
+        if not channel_id:
+            raise InvalidArgument(f"{name} is required")
+        channel = self._channels.get(channel_id)
+        if channel is None:
+            raise NotFound(f"no {name} {channel_id[:40]!r} on this connection")
+        return channel

@@ -1,0 +1,85 @@
+"""Events of streams and of watches as JSON.
+
+What a published batch becomes is made once and shared by all who subscribe to it. The shared part
+is the inside of a JSON array of base64 texts. Base64 has no commas, so that putting a
+subscription's own text between the events is one replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.api.streams import EventRun
+from penstock.model.caching import WatchEvent
+from penstock.server.websocket.answers import CacheEvent
+
+_KEY = "json"
+_EVENT = b'{"type":"event","subscription_id":"%b","payload":'
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_runs(subscription_id: str, runs: Sequence[EventRun]) -> bytes:
+    """One `event`, or all of them as one `event_batch`."""
+    payloads = _joined(runs)
+    if len(runs) == 1 and runs[0].end - runs[0].start == 1:
+        return b"%b%b}" % (_EVENT % subscription_id.encode(), payloads)
+    return b'{"type":"event_batch","subscription_id":"%b","payloads":[%b]}' % (
+        subscription_id.encode(),
+        payloads,
+    )
+
+
+def encode_singly(subscription_id: str, runs: Sequence[EventRun]) -> list[bytes]:
+    """An `event` for each."""
+    event = _EVENT % subscription_id.encode()
+    return [b"%b%b}" % (event, payload) for payload in _joined(runs).split(b",")]
+
+
+def encode_watch(watch_id: str, events: Sequence[WatchEvent]) -> list[bytes]:
+    """A `cache_event` for each."""
+    return [_encode(_cache_event(watch_id, event)) for event in events]
+
+
+def _cache_event(watch_id: str, event: WatchEvent) -> CacheEvent:
+    if event.event == "gap":
+        return CacheEvent(
+            watch_id,
+            event.event,
+            event.version,
+            from_version=event.from_version,
+            to_version=event.version,
+        )
+    return CacheEvent(watch_id, event.event, event.version, event.key, event.value)
+
+
+class EventLines:
+    """The events of one subscription, each as an `event` of its own with `before` and `after`
+    it, all in one piece."""
+
+    __slots__ = ("_between", "_head", "_tail")
+
+    def __init__(self, subscription_id: str, before: bytes, after: bytes) -> None:
+        self._head = before + _EVENT % subscription_id.encode()
+        self._tail = b"}" + after
+        self._between = self._tail + self._head
+
+    def encode(self, runs: Sequence[EventRun]) -> bytes:
+        return b"%b%b%b" % (self._head, _joined(runs).replace(b",", self._between), self._tail)
+
+
+def _joined(runs: Sequence[EventRun]) -> bytes:
+    """Base64 texts in quotes, with commas between them."""
+    return _texts(runs[0]) if len(runs) == 1 else b",".join(map(_texts, runs))
+
+
+def _texts(run: EventRun) -> bytes:
+    batch = run.batch
+    if run.end - run.start < len(batch.payloads):
+        return _encode(batch.payloads[run.start : run.end])[1:-1]
+    texts = batch.encoded.get(_KEY)
+    if texts is None:
+        texts = batch.encoded[_KEY] = _encode(batch.payloads)[1:-1]
+    return texts

@@ -1,0 +1,132 @@
+"""From HTTP to WebSocket: who may have one, and handing the connection over.
+
+The connection has passed the admission like every other request. What is no proper handshake is
+refused, and the connection ended: nobody could say what its next bytes mean.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import TYPE_CHECKING
+
+import httptools
+import msgspec
+
+from penstock.model.errors import InvalidArgument, MethodNotAllowed, UpgradeRequired
+from penstock.server.http.admission import Headers, RequestVerdict
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.requests import Request
+from penstock.server.websocket.connection import WebSocketConnection
+
+if TYPE_CHECKING:
+    from penstock.server.http.connection import HttpConnection
+    from penstock.server.http.response_order import Reply
+
+PATH = b"/v1/felix/ws"
+VERSION = b"13"
+SUBPROTOCOLS = {b"felix.v1": False, b"felix.v1+binary": True}
+"""And whether binary frames are spoken there."""
+
+_SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+_WISHES = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and options of the header Connection."""
+
+
+class Handshake(msgspec.Struct, frozen=True):
+    """What a client asked for that may have a WebSocket."""
+
+    key: bytes
+    subprotocol: bytes
+
+    def answer(self, request_id: bytes) -> bytes:
+        accept = base64.b64encode(hashlib.sha1(self.key + _SALT, usedforsecurity=False).digest())
+        return (
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+            b"sec-websocket-accept: %b\r\nsec-websocket-protocol: %b\r\nx-request-id: %b\r\n\r\n"
+            % (accept, self.subprotocol, request_id)
+        )
+
+
+def is_socket_wanted(method: bytes, path: bytes, headers: Headers) -> bool:
+    """Is this, of all wishes to upgrade, the one that is granted?"""
+    is_websocket = any(
+        name == b"upgrade" and value.strip().lower() == b"websocket" for name, value in headers
+    )
+    return is_websocket and method == b"GET" and path == PATH
+
+
+def read_handshake(headers: Headers, verdict: RequestVerdict) -> Handshake:
+    keys = [value.strip() for name, value in headers if name == b"sec-websocket-key"]
+    versions = [value.strip() for name, value in headers if name == b"sec-websocket-version"]
+    if versions != [VERSION]:
+        raise UpgradeRequired("Sec-WebSocket-Version must be 13")
+    if len(keys) != 1 or not _is_key(keys[0]):
+        raise InvalidArgument("Sec-WebSocket-Key must be 16 bytes in base64")
+    if verdict.has_body():
+        raise InvalidArgument("a request for a WebSocket has no body")
+    return Handshake(keys[0], _choose(headers))
+
+
+def _is_key(key: bytes) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        return False
+
+
+def _choose(headers: Headers) -> bytes:
+    """The first that the client offers and the broker speaks."""
+    for name, value in headers:
+        if name == b"sec-websocket-protocol":
+            for offered in value.split(b","):
+                if offered.strip() in SUBPROTOCOLS:
+                    return offered.strip()
+    names = " or ".join(name.decode() for name in SUBPROTOCOLS)
+    raise InvalidArgument(f"Sec-WebSocket-Protocol must offer {names}")
+
+
+def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> bytes:
+    """The head that the parser has read, as it would be without a wish for another protocol."""
+    version = parser.get_http_version().encode()
+    head = [b"%b %b HTTP/%b\r\n" % (parser.get_method(), target, version)]
+    for name, value in headers:
+        if name == b"connection":
+            options = [option.strip() for option in value.split(b",")]
+            value = b", ".join(o for o in options if o.lower() not in _WISHES)
+        if name not in _WISHES:
+            head.append(b"%b: %b\r\n" % (name, value))
+    return b"".join(head) + b"\r\n"
+
+
+def new_parser(protocol: object) -> httptools.HttpRequestParser:
+    """A parser like the one that uvicorn makes for a connection."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def hand_over(
+    connection: HttpConnection, handshake: Handshake, request_id: bytes, rest: bytes
+) -> None:
+    """All answers before have left: from here on the connection is a socket's."""
+    transport, is_write_paused = connection.transport, connection.flow.write_paused
+    connection.retire()
+    if connection.is_half_closed or transport.is_closing():
+        # Nothing else would ever tell that this client is gone.
+        transport.close()
+        return
+    transport.write(handshake.answer(request_id))
+    is_binary = SUBPROTOCOLS[handshake.subprotocol]
+    WebSocketConnection(connection.dispatch, connection.connections, is_binary=is_binary).take_over(
+        transport, rest, is_write_paused
+    )
+
+
+def get_socket(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    """The path, asked for as an ordinary one."""
+    if request.method == b"HEAD":
+        raise MethodNotAllowed("GET")
+    raise UpgradeRequired("this path speaks WebSocket; ask for an upgrade, version 13")

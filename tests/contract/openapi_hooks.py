@@ -1,0 +1,106 @@
+"""Hooks for Schemathesis: leave out requests whose merit or fault a schema cannot express.
+
+Schemathesis loads this module by the variable SCHEMATHESIS_HOOKS. Each rule says what it is that
+the schema cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import schemathesis
+
+_SPANS = (("start", "end"), ("from", "to"))
+
+
+@schemathesis.hook
+def filter_case(context: Any, case: Any) -> bool:
+    query = case.query if isinstance(case.query, Mapping) else {}
+    values = list(_values(case.body))
+    return (
+        _has_one_form(case, query)
+        and _is_forwards(query)
+        and _knows_its_columns(query)
+        # 1.0 is an integer to a schema, and not to the broker.
+        and not any(isinstance(value, float) for _, value in values)
+        and not any(_depends_on_state(name, value) for name, value in values)
+        and not any(name == "checks" and _is_ambiguous(value) for name, value in values)
+    )
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """Schemathesis makes valid header values of letters and digits only, which no ETag is: it
+    sends 0 where it means a valid one. Put that into quotes."""
+    for name in ("If-Match", "If-None-Match"):
+        if case.headers and case.headers.get(name) == "0":
+            case.headers[name] = '"0"'
+
+
+def _has_one_form(case: Any, query: Mapping[str, Any]) -> bool:
+    """A query is read where there is no body, and may be right. With raw=true a body is bytes, and
+    any are right; without it, what only a raw request may have in its query is refused. A piece
+    goes to a topic or to a cache, not to both. A nack that makes a dead letter has no delay."""
+    has_body_form = case.operation.body is not None and len(case.operation.body) > 0
+    if has_body_form and not isinstance(case.body, Mapping | list):
+        return False
+    if has_body_form and _takes_raw(case) and any(name != "raw" for name in query):
+        return False
+    if query.get("topic") and query.get("cache"):
+        return False
+    if isinstance(case.body, Mapping) and case.body.get("dead") and "delay_ms" in case.body:
+        return False
+    return str(query.get("raw", "")).lower() not in ("true", "1")
+
+
+def _takes_raw(case: Any) -> bool:
+    return any(parameter.name == "raw" for parameter in case.operation.query)
+
+
+def _is_forwards(query: Mapping[str, Any]) -> bool:
+    """A range ends behind its start, which is the oldest row that is kept if it is left out."""
+    for start, end in _SPANS:
+        if end in query and not _is_ordered(query.get(start), query[end]):
+            return False
+    return True
+
+
+def _is_ordered(first: Any, last: Any) -> bool:
+    try:
+        return int(first) <= int(last)
+    except (TypeError, ValueError):
+        return False
+
+
+def _knows_its_columns(query: Mapping[str, Any]) -> bool:
+    """The names of columns are a list in one text."""
+    return not query.get("columns")
+
+
+def _depends_on_state(name: str, value: Any) -> bool:
+    """Whether a partition exists or a deadline has passed is not in the schema; nor that streams
+    keep nothing yet, so that what only a durable one could do is refused."""
+    if name == "delivery":
+        return value not in (None, "at_most_once")
+    return bool(value) and name in (
+        "deadline", "partition_override", "partition", "retention", "durable",
+    )  # fmt: skip
+
+
+def _is_ambiguous(value: Any) -> bool:
+    """A check of a transaction has either a version or whether the key exists, not none or both."""
+    return isinstance(value, Mapping) and (
+        (value.get("version") is None) == (value.get("exists") is None)
+    )
+
+
+def _values(body: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in a body with the name of its member."""
+    yield name, body
+    if isinstance(body, Mapping):
+        for member, value in body.items():
+            yield from _values(value, member)
+    elif isinstance(body, list):
+        for value in body:
+            yield from _values(value, name)
