@@ -18,8 +18,6 @@ comes later, or comes back, does not see it. For work that must not be lost use 
 
 from __future__ import annotations
 
-import os
-
 from penstock.client import Client
 
 STREAM = "temperature"
@@ -27,8 +25,7 @@ TOO_WARM = 22.0
 
 
 def main() -> None:
-    url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8080")
-    with Client(url, token=os.environ.get("PENSTOCK_TOKEN", "")) as client:
+    with Client() as client:  # PENSTOCK_URL and PENSTOCK_TOKEN say where
         client.create_stream("default", "default", STREAM)
         stream = client.stream(STREAM)
         # Both are open before anything is published. With wait_s they end when nothing comes any

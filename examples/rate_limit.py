@@ -20,7 +20,6 @@ only count. When its time is over it is gone, and the next request begins a new 
 
 from __future__ import annotations
 
-import os
 import time
 
 from penstock.client import CacheHandle, Client
@@ -36,8 +35,7 @@ def is_allowed(rates: CacheHandle, user: str) -> bool:
 
 
 def main() -> None:
-    url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8080")
-    with Client(url, token=os.environ.get("PENSTOCK_TOKEN", "")) as client:
+    with Client() as client:  # PENSTOCK_URL and PENSTOCK_TOKEN say where
         client.create_cache("default", "default", CACHE)
         rates = client.cache(CACHE)
         for number in (1, 2, 3, 4):

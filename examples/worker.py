@@ -17,7 +17,6 @@ Start as many workers as you like: they share the group's work. Ctrl-C stops one
 from __future__ import annotations
 
 import logging
-import os
 import signal
 
 from penstock.client import Client, Delivery, Worker
@@ -35,8 +34,7 @@ def charge(order: Delivery) -> str:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8080")
-    with Client(url, token=os.environ.get("PENSTOCK_TOKEN", "")) as client:
+    with Client() as client:  # PENSTOCK_URL and PENSTOCK_TOKEN say where
         client.create_topic("orders")
         worker = Worker(client, "orders", "billing", charge, effect=True)
         for number in (signal.SIGINT, signal.SIGTERM):

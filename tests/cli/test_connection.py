@@ -57,7 +57,7 @@ def test_the_token_comes_from_a_flag_or_the_environment(tmp_path: Path) -> None:
         url = ("--url", broker.url)
         refused = run_penstock("topic", "list", *url)
         assert refused.code == 1
-        assert "the broker wants a token; give it with --token or PENSTOCK_TOKEN" in refused.err
+        assert "the broker wants a token; give it with --token or --token-file" in refused.err
         refused = run_penstock("topic", "list", *url, "--token", "another")
         assert "UNAUTHENTICATED: this token is not the broker's" in refused.err
         assert run_penstock("topic", "list", *url, "--token", TOKEN).code == 0
@@ -65,6 +65,40 @@ def test_the_token_comes_from_a_flag_or_the_environment(tmp_path: Path) -> None:
         assert "Authorization: Bearer $(cat " in broker.stdout()
     finally:
         broker.close()
+
+
+def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
+    """An option wins over the environment, and there the file over the token."""
+    file, wrong = tmp_path / "token", tmp_path / "wrong"
+    file.write_text(f"{TOKEN}\n")
+    wrong.write_text("another")
+    broker = BrokerProcess(None, "--token-file", str(file))
+    try:
+        broker.start()
+
+        def code(*words: str, **env: str) -> int:
+            return run_penstock("topic", "list", "--url", broker.url, *words, env=env).code
+
+        assert code("--token-file", str(file)) == 0
+        assert code(PENSTOCK_TOKEN_FILE=str(file)) == 0
+        assert code(PENSTOCK_TOKEN_FILE=str(file), PENSTOCK_TOKEN="another") == 0
+        assert code(PENSTOCK_TOKEN_FILE=str(wrong), PENSTOCK_TOKEN=TOKEN) == 1
+        assert code("--token", TOKEN, PENSTOCK_TOKEN_FILE=str(wrong)) == 0
+        assert code("--token-file", str(file), PENSTOCK_TOKEN_FILE=str(wrong)) == 0
+        assert code("--token", TOKEN, "--token-file", str(file)) == 2
+    finally:
+        broker.close()
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    refused = run_penstock("topic", "list", "--token-file", absent)
+    assert (refused.code, f"--token-file: [Errno 2] No such file or directory: '{absent}'") == (
+        1,
+        refused.err.strip().removeprefix("Error: INVALID_ARGUMENT: "),
+    )
+    refused = run_penstock("topic", "list", env={"PENSTOCK_TOKEN_FILE": absent})
+    assert "PENSTOCK_TOKEN_FILE: [Errno 2]" in refused.err
 
 
 def test_version_of_the_command_and_of_the_broker(penstock: Run) -> None:

@@ -43,6 +43,41 @@ def test_a_nacked_message_comes_again_with_its_reason(penstock: Run, topic: str)
     assert "FAILED_PRECONDITION" in refused.err
 
 
+def test_a_message_nacked_as_dead_is_said_to_go_to_the_dead_letters(
+    penstock: Run, topic: str
+) -> None:
+    penstock("produce", topic, "v")
+    penstock("consume", topic, "--group", "g", "--max", "1")
+    done = penstock("nack", topic, "--group", "g", "--offset", "0", "--dead")
+    assert done.out == f"nacked {topic} 0:0 for group g; it goes to dlq.{topic}\n"
+    assert penstock("consume", f"dlq.{topic}", "--group", "g", "--max", "1").out.startswith("0:0")
+
+
+def test_every_option_in_milliseconds_takes_a_duration(penstock: Run, topic: str) -> None:
+    retries = ("--retry-backoff-ms", "1s", "--retry-max-backoff-ms", "2m")
+    assert penstock("produce", topic, "v", *retries).code == 0
+    here = ("--group", "g", "--offset", "0")
+    taken = penstock("consume", topic, "--group", "g", "--max", "1", "--lease-ms", "5m", "--json")
+    policy = json.loads(taken.out)["envelope"]["retry_policy"]
+    assert policy == {"backoff_ms": 1000, "max_backoff_ms": 120_000}
+    extended = penstock("extend", topic, *here, "--lease-ms", "1m")
+    assert extended.out.endswith("the lease ends 60000 ms from now\n")
+    assert penstock("nack", topic, *here, "--delay-ms", "2h").code == 0
+    refused = penstock("nack", topic, *here, "--delay-ms", "soon")
+    assert (refused.code, "'soon' is no duration" in refused.err) == (2, True)
+
+
+def test_a_released_message_comes_again_uncounted(penstock: Run, topic: str) -> None:
+    penstock("produce", topic, "hello", "--retry-max-attempts", "1")
+    penstock("consume", topic, "--group", "g", "--max", "1")
+    released = penstock("release", topic, "--group", "g", "--offset", "0")
+    assert (released.code, released.out) == (0, f"released {topic} 0:0 for group g\n")
+    assert penstock("consume", topic, "--group", "g", "--max", "1", "--ack").out == "0:0  hello\n"
+    refused = penstock("release", topic, "--group", "g", "--offset", "0")
+    assert refused.code == 1
+    assert "FAILED_PRECONDITION" in refused.err
+
+
 def test_every_envelope_field_has_its_flag(penstock: Run, topic: str) -> None:
     produced = penstock(
         "produce", topic, "v", "--run-id", "r", "--step-id", "s", "--parent-step-id", "p",

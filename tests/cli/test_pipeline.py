@@ -65,6 +65,16 @@ def test_the_pipelines_there_are_and_those_of_a_file_are_listed(file: Path) -> N
     assert found[1]["options"] == [option]
 
 
+def test_the_options_of_replay_say_what_they_take() -> None:
+    listed = map(json.loads, pipeline("list", "--options", "--json").out.splitlines())
+    options = next(each["options"] for each in listed if each["name"] == "replay")
+    takes = {option["name"]: option["takes"] for option in options}
+    assert "underscores" in takes["name"]
+    assert "the oldest first; the next run goes on behind them" in takes["limit"]
+    assert "topic, partition, offset, timestamp, key, value, run_id" in takes["where"]
+    assert "dlq_last_error" in takes["where"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -75,6 +85,7 @@ def test_the_pipelines_there_are_and_those_of_a_file_are_listed(file: Path) -> N
         (["archive", "--set", "topcs=a"], 2, "pipeline archive has no option topcs; it has topics"),
         (["archive", "--every", "soon"], 2, "--every 'soon' is no duration"),
         (["materialize"], 2, "needs option topic"),
+        (["archive", "--token-file", "nowhere"], 2, "--token-file: [Errno 2]"),
         (["archive", "--url", "http://127.0.0.1:9"], 1, "UNAVAILABLE: no broker answers at"),
     ],
 )

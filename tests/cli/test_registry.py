@@ -34,19 +34,22 @@ def test_deleting_asks_first(penstock: Run) -> None:
 
 def test_a_stream_is_created_described_changed_and_deleted(penstock: Run) -> None:
     """felix-125, 131."""
-    made = penstock("stream", "create", "orders", "--retention", "7d")
+    refused = penstock("stream", "create", "orders", "--retention", "7d")
+    assert refused.code == 1
+    assert "retention needs a durable stream" in refused.err
+    made = penstock("stream", "create", "orders", "--disconnect-slow-ms", "7s")
     assert (made.code, made.out) == (0, "stream default/default/orders is there\n")
     shown = penstock("stream", "describe", "orders").out
-    assert "7d" in shown
     assert "0 subscribers" in shown
     rows = {words[0]: words[1:] for line in shown.splitlines() if len(words := line.split()) > 2}
     assert rows["event_queue_depth"] == ["1024", "broker"]
     assert rows["event_queue_bytes"] == ["64", "MiB", "broker"]
     changed = penstock("stream", "change", "orders", "--event-queue-depth", "9", "--json")
     assert json.loads(changed.out)["event_queue_depth"] == 9
-    again = ("--reset", "event_queue_depth", "--reset", "retention")
+    assert rows["disconnect_slow_ms"][-1] == "stream"
+    again = ("--reset", "event_queue_depth", "--reset", "disconnect_slow_ms")
     reset = json.loads(penstock("stream", "change", "orders", *again, "--json").out)
-    assert (reset["event_queue_depth"], reset["retention"]) == (1024, None)
+    assert (reset["event_queue_depth"], reset["disconnect_slow_ms"]) == (1024, 0)
     assert penstock("stream", "delete", "orders", "-y").code == 0
     gone = penstock("stream", "describe", "orders")
     assert gone.err == "Error: NOT_FOUND: stream not found: 'default/default/orders'\n"

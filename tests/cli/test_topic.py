@@ -45,9 +45,46 @@ def test_configure_sets_the_retention_and_shows_it(penstock: Run, broker: Broker
     done = penstock("topic", "configure", "kept", "--retention-ms", "60000")
     assert (done.code, done.out) == (
         0,
-        "topic kept, keeps finished messages for 60,000 ms\n",
+        "topic kept, keeps finished messages for 1m\n",
     )
     assert penstock("topic", "configure", "kept").code == 2
+
+
+def test_configure_takes_durations_and_sizes(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("sized")
+    words = ("--retention-ms", "7d", "--retention-bytes", "1GB")
+    done = penstock("topic", "configure", "sized", *words)
+    assert done.out == "topic sized, keeps finished messages for 7d and up to 1 GiB\n"
+    found = broker.client.get("/v1/topics/sized").json()
+    assert (found["retention_ms"], found["retention_bytes"]) == (604_800_000, 2**30)
+    waiting = penstock("topic", "configure", "sized", "--retry-backoff-ms", "2s")
+    assert waiting.out.endswith("; retries after 2s\n")
+    assert broker.client.get("/v1/topics/sized").json()["retry_backoff_ms"] == 2000
+    for wrong in (("--retention-ms", "7 weeks"), ("--retention-bytes", "1PB")):
+        refused = penstock("topic", "configure", "sized", *wrong)
+        assert (refused.code, "it looks like" in refused.err) == (2, True)
+    assert penstock("topic", "configure", "sized", "--retention-ms", "0").code == 0
+
+
+def test_describe_shows_the_longest_wait_that_is_in_force(
+    penstock: Run, broker: BrokerProcess
+) -> None:
+    """The first wait goes before a longest wait that is shorter."""
+    broker.create_topic("waits")
+    words = ("--retry-backoff-ms", "9s", "--retry-max-backoff-ms", "5s")
+    done = penstock("topic", "configure", "waits", *words)
+    assert "; retries after 9s; waits at most 9s\n" in done.out
+    assert "; retries after 9s; waits at most 9s\n" in penstock("topic", "describe", "waits").out
+    done = penstock("topic", "configure", "waits", "--retry-backoff-ms", "0")
+    assert "; waits at most 5s, or the broker's first wait if that is longer\n" in done.out
+
+
+def test_a_refusal_names_the_command_that_helps(penstock: Run, broker: BrokerProcess) -> None:
+    broker.create_topic("refusing")
+    for words in (("--max-attempts", "4"), ("--after-archive",)):
+        refused = penstock("topic", "create", "refusing", *words)
+        assert "PATCH or `penstock topic configure` changes it" in refused.err
+    assert "or `penstock topic create`" in penstock("topic", "describe", "nowhere").err
 
 
 def test_a_topic_is_told_to_wait_for_its_archive_and_no_longer_to(
@@ -62,7 +99,7 @@ def test_a_topic_is_told_to_wait_for_its_archive_and_no_longer_to(
     done = penstock("topic", "configure", "archived", "--no-after-archive")
     assert (done.code, done.out) == (0, "topic archived, keeps messages for ever\n")
     done = penstock("topic", "configure", "archived", "--after-archive", "--retention-ms", "9")
-    assert done.out.endswith("for 9 ms; nothing goes before it is archived\n")
+    assert done.out.endswith("for 9ms; nothing goes before it is archived\n")
 
 
 def test_offsets_are_shown(penstock: Run, broker: BrokerProcess) -> None:

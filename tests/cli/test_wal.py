@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.model.limits import Limits
@@ -15,10 +17,13 @@ from penstock.storage.lock import LOCK_NAME
 from penstock.storage.seal import Job, seal
 from penstock.storage.segments import SegmentHeader, encode_header, segment_name
 from penstock.storage.snapshot import snapshot_name
+from penstock.storage.stopped import STOPPED_NAME
 from penstock.storage.vfs import Vfs
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, StartFailed
 from tests.cli.conftest import run_penstock
 from tests.cli.test_serve import damage
+from tests.storage.old_vacuum import damaged_store
+from tests.storage.sealed_store import patch_engine
 
 
 @pytest.fixture
@@ -68,6 +73,28 @@ def test_damage_is_named_and_set_aside_only_when_asked(stopped: Path) -> None:
         assert {path: path.read_bytes() for path in stopped.glob("wal-*")} == before
     assert run_penstock("wal", "repair", str(stopped), "--set-damage-aside").code == 0
     assert list(stopped.glob("*.damaged"))
+    assert run_penstock("wal", "verify", str(stopped)).code == 0
+
+
+def test_a_log_cut_after_an_orderly_stop_is_not_called_a_torn_tail(stopped: Path) -> None:
+    segment = stopped / segment_name(1)
+    data = segment.read_bytes()
+    at = data.index(b"second") + 3
+    segment.write_bytes(data[:at].ljust(len(data), b"\0"))
+    verified = run_penstock("wal", "verify", str(stopped))
+    assert verified.code == 1
+    assert "A start is refused" in verified.err
+    assert "torn tail" not in verified.out
+    assert "nothing is lost" not in verified.out
+
+
+def test_a_damaged_stopped_file_is_explained_as_what_it_is(stopped: Path) -> None:
+    (stopped / STOPPED_NAME).write_bytes(b"damaged")
+    explained = run_penstock("wal", "repair", "--dry-run", str(stopped))
+    assert explained.code == 1
+    assert "the log stays as it is" in explained.out
+    assert "acknowledged" not in explained.out
+    assert run_penstock("wal", "repair", "--set-damage-aside", str(stopped)).code == 0
     assert run_penstock("wal", "verify", str(stopped)).code == 0
 
 
@@ -168,3 +195,34 @@ def test_a_copy_without_a_lock_is_left_as_it_is(stopped: Path) -> None:
     assert run_penstock("wal", "verify", str(stopped)).code == 0
     assert run_penstock("wal", "inspect", str(stopped)).code == 0
     assert sorted(path.name for path in stopped.iterdir()) == before
+
+
+def test_messages_that_an_older_release_hid_are_listed_and_put_within_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_engine(monkeypatch)
+    store = damaged_store(monkeypatch)
+    directory = tmp_path / "data"
+    directory.mkdir()
+    for path in store.vfs.paths():
+        (directory / Path(path).name).write_bytes(store.vfs.content(path))
+    broker = BrokerProcess(directory)
+    with closing(broker), pytest.raises(StartFailed, match="penstock wal repair"):
+        broker.start()
+    verified = run_penstock("wal", "verify", str(directory))
+    assert verified.code == 1
+    lost = "offsets 0 to 19 (20 messages) of partition 0 of topic orders"
+    assert f"cannot be reached: {lost}" in verified.out
+    assert "A start is refused" in verified.err
+    before = {path: path.read_bytes() for path in directory.glob("[!L]*") if path.is_file()}
+    dry = run_penstock("wal", "repair", str(directory), "--dry-run")
+    assert f"would be reached again: {lost}" in dry.out
+    assert before == {path: path.read_bytes() for path in before}
+    repaired = run_penstock("wal", "repair", str(directory))
+    assert repaired.code == 0
+    assert "done: every message on disk can be reached, and a start succeeds" in repaired.out
+    assert run_penstock("wal", "verify", str(directory)).code == 0
+    with closing(BrokerProcess(directory)) as broker:
+        reply = broker.start().client.get("/v1/topics/orders/partitions/0/records")
+        offsets = pa.ipc.open_stream(reply.content).read_all().column("offset").to_pylist()
+    assert offsets == [offset for topic, _, offset in sorted(store.rows) if topic == 1]

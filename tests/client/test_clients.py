@@ -11,7 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.client import (
@@ -26,7 +29,7 @@ from penstock.client import (
     requests,
 )
 from penstock.client.calls import Call
-from penstock.client.results import Begun
+from penstock.client.results import Begun, EffectStatus, Produced
 from penstock.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -57,6 +60,41 @@ def test_a_message_goes_all_the_way(client: Client, topic: str) -> None:
     assert list(client.consume(topic, "g", wait_s=0.2)) == []
 
 
+def test_a_produce_says_where_the_message_is(client: Client, topic: str) -> None:
+    client.create_topic(f"{topic}.wide", 4)
+    wide = f"{topic}.wide"
+    assert client.produce(topic, "a") == Produced(topic, 0, 0)
+    assert client.produce(topic, "b") == Produced(topic, 0, 1)
+    routed = Envelope(target_topic=wide, partition_override=3)
+    assert client.produce(topic, "c", envelope=routed) == Produced(topic, 3, 0)
+
+    async def scenario() -> Produced:
+        async with AsyncClient(client.url) as mine:
+            return await mine.produce(topic, "d")
+
+    assert asyncio.run(scenario()) == Produced(topic, 0, 2)
+
+
+def test_a_produce_of_a_known_idempotency_key_is_a_duplicate(client: Client, topic: str) -> None:
+    keyed = Envelope(idempotency_key="k")
+    assert client.produce(topic, "v", envelope=keyed) == Produced(topic, 0, 0)
+    assert client.produce(topic, "v", envelope=keyed) == Produced(topic, duplicate=True)
+
+
+def test_bytes_are_refused_before_anything_is_sent(client: Client, topic: str) -> None:
+    data: Any = b"bytes"
+    with pytest.raises(TypeError, match="value must be str, not bytes"):
+        client.produce(topic, data)
+
+    async def scenario() -> None:
+        async with AsyncClient(client.url) as mine:
+            with pytest.raises(TypeError, match="value must be str, not bytes"):
+                await mine.produce(topic, data)
+
+    asyncio.run(scenario())
+    assert client.describe_topic(topic).next_offset == 0
+
+
 def test_the_items_of_a_batch_stand_or_fall_alone(client: Client, topic: str) -> None:
     good, bad = client.produce_batch([NewMessage(topic, "v"), NewMessage("nowhere", "v")])
     assert not isinstance(good, PenstockError)
@@ -69,15 +107,46 @@ def test_the_items_of_a_batch_stand_or_fall_alone(client: Client, topic: str) ->
     assert isinstance(refused, FailedPrecondition)
 
 
+def test_what_is_released_comes_again_uncounted(client: Client, topic: str) -> None:
+    client.produce_batch([NewMessage(topic, value) for value in "abc"])
+    with client.consume(topic, "g", owner="me") as stream:
+        a, b, c = (next(stream) for _ in range(3))
+    client.release(b)
+    other = DeliveryRef(topic=topic, group="g", partition=0, offset=99, owner="me")
+    released, gone, refused = client.release_batch([a, b, other])
+    assert released is None
+    assert isinstance(gone, FailedPrecondition)
+    assert isinstance(refused, FailedPrecondition)
+    client.ack(c)
+    again = list(client.consume(topic, "g", wait_s=0.2))
+    assert [(delivery.value, delivery.attempts) for delivery in again] == [("a", 1), ("b", 1)]
+    with pytest.raises(FailedPrecondition):
+        client.ack(a)  # its delivery_id is that of the released delivery
+
+
+def test_a_nack_may_name_its_delay_or_give_a_message_up(client: Client, topic: str) -> None:
+    client.produce(topic, "v", envelope=Envelope(retry_policy=RetryPolicy(9, 60_000)))
+    with client.consume(topic, "g", owner="me") as stream:
+        client.nack(next(stream), delay_ms=0)
+        again = next(stream)
+        assert again.attempts == 2
+        client.nack(again, "hopeless", dead=True)
+    letter = next(client.consume(f"dlq.{topic}", "g"))
+    assert letter.envelope.dlq is not None
+    assert letter.envelope.dlq.last_error == "hopeless"
+    assert letter.envelope.dlq.retry_policy == RetryPolicy(9, 60_000)
+
+
 def test_topics_are_described_configured_and_deleted(client: Client) -> None:
     assert client.create_topic("life", 2).status == "created"
     assert client.create_topic("life", 2).status == "exists"
     client.configure_topic("life", retention_ms=60_000)
-    client.configure_topic("life", after_archive=True)
+    client.configure_topic("life", after_archive=True, max_attempts=7, retry_backoff_ms=80)
     with client.consume("life", "g"):
         described = client.describe_topic("life")
     assert (described.retention_ms, len(described.partitions)) == (60_000, 2)
     assert described.after_archive
+    assert (described.max_attempts, described.retry_backoff_ms) == (7, 80)
     with pytest.raises(FailedPrecondition, match="after_archive"):
         client.create_topic("life", 2, after_archive=False)
     assert described.groups[0].name == "g"
@@ -97,8 +166,12 @@ def test_an_effect_is_begun_renewed_failed_and_committed(client: Client, topic: 
         client.begin_effect(theirs)
     client.renew_effect(effect)
     client.fail_effect(effect, "no")
-    assert client.begin_effect(theirs).status == "RUN"
+    failed = client.look_up_effect(EffectRef(topic=topic, group="g", key="k"))
+    assert failed == EffectStatus("FAILED", "me", 0, "", "no")
+    assert client.begin_effect(theirs) == Begun("RUN", last_error="no")
     client.commit_effect(theirs, "done")
+    with pytest.raises(NotFound):
+        client.look_up_effect(msgspec.structs.replace(effect, tenant_id="another"))
     assert client.begin_effect(effect) == Begun("COMMITTED", "done")
 
 
@@ -119,8 +192,10 @@ def test_tenants_and_namespaces_come_and_go(client: Client) -> None:
 def test_a_stream_is_created_changed_and_deleted(client: Client) -> None:
     """felix-125, 131."""
     path = ("default", "default", "orders")
-    made = client.create_stream(*path, retention="7d", event_queue_depth=None)
-    assert (made.retention, made.event_queue_depth) == ("7d", 1024)
+    with pytest.raises(InvalidArgument, match="retention"):
+        client.create_stream(*path, retention="7d")
+    made = client.create_stream(*path, disconnect_slow_ms="7s", event_queue_depth=None)
+    assert (made.disconnect_slow_ms, made.event_queue_depth) == (7000, 1024)
     with pytest.raises(AlreadyExists):
         client.create_stream(*path)
     assert client.change_stream(*path, event_queue_depth=4096).event_queue_depth == 4096
@@ -276,6 +351,90 @@ def test_a_token_is_sent_and_a_wrong_one_refused() -> None:
         broker.close()
 
 
+def test_address_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = BrokerProcess(None, env={"PENSTOCK_TOKEN": "sesame"})
+    try:
+        broker.start()
+        monkeypatch.setenv("PENSTOCK_URL", broker.url)
+        monkeypatch.setenv("PENSTOCK_TOKEN", "sesame")
+        with Client() as client:
+            assert (client.url, client.list_topics()) == (broker.url, [])
+
+        async def scenario() -> None:
+            async with AsyncClient() as mine:
+                assert await mine.list_topics() == []
+
+        asyncio.run(scenario())
+        for wrong in ("salami", ""):
+            with Client(token=wrong) as client, pytest.raises(Unauthenticated):
+                client.list_topics()
+    finally:
+        broker.close()
+
+
+def test_an_argument_wins_over_the_environment(
+    broker: BrokerProcess, nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", nowhere)
+    with Client(broker.url) as client:
+        assert client.health().status == "ok"
+    monkeypatch.delenv("PENSTOCK_URL")
+    assert Client().url == AsyncClient().url == "http://127.0.0.1:8080"
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "function"])
+def test_a_rotated_token_is_read_again(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker comes back with another token; the clients made before go on."""
+    tokens = ["first"]
+    broker = BrokerProcess(None, env={"PENSTOCK_TOKEN": "first"})
+
+    def rotate(token: str) -> None:
+        tokens[0] = token
+        if source == "environment":
+            monkeypatch.setenv("PENSTOCK_TOKEN", token)
+        elif source == "file":
+            (tmp_path / "token").write_text(token + "\n")
+            monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "token"))
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url, token=given) as mine:
+            await mine.create_topic("t")
+            change()
+            await mine.produce("t", "v")
+            async with mine.consume("t", "g", wait_s=10) as stream:
+                assert (await anext(stream)).value == "w"
+
+    def change() -> None:
+        broker.flags = ("--port", str(broker.port))
+        broker.env["PENSTOCK_TOKEN"] = "second"
+        broker.restart()
+        with pytest.raises(Unauthenticated):
+            client.list_topics()
+        rotate("second")
+        client.create_topic("t")
+        assert client.produce("t", "w").offset == 0
+
+    try:
+        broker.start()
+        rotate("first")
+        given = (lambda: tokens[0]) if source == "function" else None
+        with Client(broker.url, token=given) as client:
+            assert client.list_topics() == []
+            asyncio.run(scenario())
+    finally:
+        broker.close()
+
+
+def test_a_token_file_that_cannot_be_read_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidArgument, match="PENSTOCK_TOKEN_FILE"):
+        Client()
+
+
 def test_a_proxy_of_the_environment_is_not_used(
     broker: BrokerProcess, nowhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +495,7 @@ def test_both_clients_offer_every_operation() -> None:
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith(Call.__name__)
     }
-    assert len(operations) == 38
+    assert len(operations) == 41
     for name, function in operations.items():
         expected = inspect.signature(function)
         for kind in (Client, AsyncClient):

@@ -147,13 +147,19 @@ def test_a_value_that_is_not_there_is_none() -> None:
         (416, "OUT_OF_RANGE", NotYet),
     ],
 )
+@pytest.mark.parametrize("type_", ["error", "publish_error"])
 def test_a_refusal_is_the_error_that_the_broker_raised(
-    status: int, code: str, kind: type[PenstockError]
+    status: int, code: str, kind: type[PenstockError], type_: str
 ) -> None:
-    body = json.dumps({"type": "error", "error": code, "message": "no"}).encode()
+    """Older brokers say `publish_error` of a failed publish."""
+    body = json.dumps({"type": type_, "error": code, "message": "no"}).encode()
     with pytest.raises(kind) as failure:
-        caches.put(PATH, "k", "v").answer(status, body)
+        streams.publish(PATH, "v").answer(status, body)
     assert type(failure.value) is kind
+    feed = EventBuffer()
+    feed.feed(SUBSCRIBED + line(type=type_, error=code, message="no"))
+    with pytest.raises(PenstockError, match="no"):
+        feed.take(0.0)
 
 
 # -- lines of a feed -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from penstock.client import registry, requests
 from penstock.client.calls import error_of
 from penstock.client.deliveries import Delivery, DeliveryBuffer, DeliveryRef
-from penstock.client.requests import NewMessage
+from penstock.client.requests import EffectRef, NewMessage
 from penstock.client.results import Produced
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import (
@@ -100,6 +100,37 @@ def test_text_that_is_no_unicode_is_the_callers_mistake() -> None:
         requests.delete_topic("\udcff")
 
 
+@pytest.mark.parametrize("data", [b"bytes", bytearray(b"bytes"), memoryview(b"bytes"), 5, None])
+def test_a_value_that_is_no_text_is_a_type_error(data: Any) -> None:
+    """Bytes would be stored as base64, which nobody asked for."""
+    with pytest.raises(TypeError, match="value must be str, not"):
+        requests.produce("t", data)
+    with pytest.raises(TypeError, match="value must be str, not"):
+        NewMessage("t", data)
+    with pytest.raises(TypeError, match="key must be str, not"):
+        requests.produce("t", "v", key=data)
+    with pytest.raises(TypeError, match="key must be str, not"):
+        requests.produce_batch([NewMessage("t", "v", key=data)])
+    with pytest.raises(TypeError, match="idempotency_key must be str, not"):
+        requests.produce("t", "v", envelope=Envelope(idempotency_key=data))
+
+
+def test_the_type_error_of_bytes_says_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"decode it to str.*base64"):
+        requests.produce("t", b"\xff\x00")  # type: ignore[arg-type]
+
+
+def test_an_effect_takes_text_only() -> None:
+    data: Any = b"bytes"
+    effect = EffectRef(topic="t", group="g", key="k", owner="o")
+    with pytest.raises(TypeError, match="result must be str, not bytes"):
+        requests.commit_effect(effect, data)
+    with pytest.raises(TypeError, match="reason must be str, not bytes"):
+        requests.fail_effect(effect, data)
+    with pytest.raises(TypeError, match="key must be str, not bytes"):
+        EffectRef(topic="t", group="g", key=data, owner="o")
+
+
 def test_empty_members_of_an_envelope_are_not_sent() -> None:
     envelope = Envelope(run_id="r", partition_override=0, retry_policy=RetryPolicy(max_attempts=3))
     call = requests.produce("t", "v", envelope=envelope)
@@ -136,6 +167,14 @@ def test_the_outcomes_of_a_batch_are_results_and_errors_in_order() -> None:
     assert first == Produced("t", 1, 5)
     assert isinstance(second, TooLarge)
     assert third == Produced("t", duplicate=True)
+
+
+def test_an_older_broker_does_not_say_where_a_message_is() -> None:
+    answer = b'{"status":"produced","topic":"t"}'
+    assert requests.produce("t", "v").answer(200, answer) == Produced("t")
+    place = {"penstock-partition": "x", "penstock-offset": "1"}
+    with pytest.raises(Internal, match="Penstock broker"):
+        requests.produce("t", "v").answer(200, answer, place)
 
 
 def test_settings_that_are_none_are_left_out_of_a_creation_and_sent_as_a_change() -> None:

@@ -13,7 +13,8 @@ import click
 from penstock import __version__
 from penstock.cli.cache import cache
 from penstock.cli.config import config
-from penstock.cli.delivery import ack, extend, nack
+from penstock.cli.delivery import ack, extend, nack, release
+from penstock.cli.effect import effect
 from penstock.cli.event import publish, subscribe
 from penstock.cli.group import group
 from penstock.cli.journal import journal
@@ -62,7 +63,7 @@ def penstock() -> None:
 
 
 for command in (
-    serve, topic, produce, consume, ack, nack, extend, group, journal, pipeline, stream, publish,
-    subscribe, cache, namespace, tenant, config, wal, version,
+    serve, topic, produce, consume, ack, nack, release, extend, effect, group, journal, pipeline,
+    stream, publish, subscribe, cache, namespace, tenant, config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

@@ -1,4 +1,8 @@
-"""The broker a command speaks to: --url and --token, or their environment variables."""
+"""The broker a command speaks to: --url, --token and --token-file, or their environment variables.
+
+Invariant: an option wins over the environment, and there the file wins over the token, as in the
+SDK.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,32 @@ from typing import Any
 import click
 
 from penstock.cli.terminal import Failure
-from penstock.client.connection import DEFAULT_URL
+from penstock.client.credentials import DEFAULT_URL, Credentials, Token, read_token_file
 from penstock.client.sync import Client
 from penstock.model.errors import Unauthenticated
+
+
+def with_token(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --token and --token-file, and gives the command `token`: what they say, or None, which
+    means the environment to a client."""
+
+    @click.option(
+        "--token", default=None, help="The broker's bearer token.  [env var: PENSTOCK_TOKEN]"
+    )
+    @click.option(
+        "--token-file", default=None, metavar="FILE",
+        help="A file with the token.  [env var: PENSTOCK_TOKEN_FILE, wins over PENSTOCK_TOKEN]",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def run(*args: Any, token: str | None, token_file: str | None, **arguments: Any) -> None:
+        source: Token | None = token
+        if token_file is not None:
+            if token is not None:
+                raise click.UsageError("give --token or --token-file, not both")
+            source = functools.partial(read_token_file, token_file, "--token-file")
+        command(*args, token=source, **arguments)
+
+    return run
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
@@ -21,19 +48,18 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
         "--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, show_envvar=True,
         help="Where the broker listens.",
     )  # fmt: skip
-    @click.option(
-        "--token", envvar="PENSTOCK_TOKEN", default="", show_envvar=True,
-        help="The broker's bearer token, if it has one.",
-    )  # fmt: skip
+    @with_token
     @functools.wraps(command)
-    def run(url: str, token: str, **arguments: Any) -> None:
+    def run(url: str, token: Token | None, **arguments: Any) -> None:
         try:
             with Client(url, token=token) as client:
                 command(client, **arguments)
         except Unauthenticated as error:
-            cure = "this token is not the broker's" if token else "the broker wants a token"
+            is_given = Credentials(token).token != ""
+            cure = "this token is not the broker's" if is_given else "the broker wants a token"
             raise Failure(
-                f"{error.code}: {cure}; give it with --token or PENSTOCK_TOKEN"
+                f"{error.code}: {cure}; give it with --token or --token-file, PENSTOCK_TOKEN or "
+                "PENSTOCK_TOKEN_FILE"
             ) from error
 
     return run

@@ -1,4 +1,4 @@
-"""What becomes of a delivery: `penstock ack`, `nack` and `extend`."""
+"""Commands that settle a delivery: `penstock ack`, `nack`, `release` and `extend`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import click
 
 from penstock.cli.connection import group_option, owner_option, topic_argument, with_client
 from penstock.cli.terminal import printable, show
+from penstock.cli.units import MILLISECONDS
 from penstock.client.deliveries import DEFAULT_LEASE_MS, DeliveryRef
 from penstock.client.sync import Client
+from penstock.model.names import dead_letter_topic
 
 
 def _of_delivery(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,17 +44,34 @@ def ack(client: Client, delivery: DeliveryRef) -> None:
 
 @click.command()
 @click.option("--reason", default="", help="Why; the next delivery carries it.")
+@click.option(
+    "--delay-ms", type=MILLISECONDS, metavar="DURATION",
+    help="Deliver it again after so long: 2s, 5m, or a number of milliseconds; 0 is at once.",
+)  # fmt: skip
+@click.option("--dead", is_flag=True, help="Move it to the dead letters instead.")
 @_of_delivery
-def nack(client: Client, delivery: DeliveryRef, reason: str) -> None:
-    """Give a message of TOPIC back, to be delivered again."""
-    client.nack(delivery, reason)
-    show(f"nacked {_place(delivery)}")
+def nack(
+    client: Client, delivery: DeliveryRef, reason: str, delay_ms: int | None, dead: bool
+) -> None:
+    """Say that an attempt failed: a message of TOPIC is delivered again, or given up."""
+    client.nack(delivery, reason, delay_ms=delay_ms, dead=dead)
+    moved = f"; it goes to {printable(dead_letter_topic(delivery.topic))}" if dead else ""
+    show(f"nacked {_place(delivery)}{moved}")
+
+
+@click.command()
+@_of_delivery
+def release(client: Client, delivery: DeliveryRef) -> None:
+    """Return a message of TOPIC that nobody began to handle; the attempt does not count."""
+    client.release(delivery)
+    show(f"released {_place(delivery)}")
 
 
 @click.command()
 @click.option(
-    "--lease-ms", type=int, default=DEFAULT_LEASE_MS, show_default=True, help="From now on."
-)
+    "--lease-ms", type=MILLISECONDS, metavar="DURATION", default=DEFAULT_LEASE_MS,
+    show_default=True, help="From now on: 30s, 5m, or a number of milliseconds.",
+)  # fmt: skip
 @_of_delivery
 def extend(client: Client, delivery: DeliveryRef, lease_ms: int) -> None:
     """Keep a message of TOPIC for longer."""

@@ -12,25 +12,10 @@ from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
 from penstock.cli.terminal import Failure, data_text, printable, show, show_data, show_json
+from penstock.cli.units import Duration
 from penstock.client.sync import Client
 from penstock.client.sync_handles import CacheHandle
 from penstock.model.caching import WatchEvent
-from penstock.model.units import parse_duration_ms
-
-
-class Duration(click.ParamType[int]):
-    """Milliseconds, from `250ms`, `60s`, `5m`."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, str) and value.strip().isdigit() and int(value):
-            self.fail(f"{value} of what? Say {value}s, or {value}ms", param, ctx)
-        found = value if isinstance(value, int) else parse_duration_ms(value)
-        if found is None:
-            self.fail(f"{value!r} is no duration; it looks like 250ms, 60s, 5m or 7d", param, ctx)
-        return found
-
 
 cache_argument = click.argument("cache")
 key_argument = click.argument("key")

@@ -17,6 +17,7 @@ from penstock.cli.connection import (
 )
 from penstock.cli.stdin import batches_of_lines, text_of
 from penstock.cli.terminal import Failure, hint, printable, show, show_json
+from penstock.cli.units import MILLISECONDS
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
 from penstock.client.requests import NewMessage
 from penstock.client.results import Produced
@@ -39,8 +40,14 @@ from penstock.model.item import Item
 @click.option("--partition-override", type=int, default=None, help="Store it in this partition.")
 @click.option("--deadline", default="", help="Refuse it after this time (RFC 3339 with a zone).")
 @click.option("--retry-max-attempts", type=int, default=0, help="Then it is dead-lettered.")
-@click.option("--retry-backoff-ms", type=int, default=0, help="Wait before the first retry.")
-@click.option("--retry-max-backoff-ms", type=int, default=0, help="Longest wait.")
+@click.option(
+    "--retry-backoff-ms", type=MILLISECONDS, metavar="DURATION", default=0,
+    help="Wait before the first retry: 250ms, 1s, or a number of milliseconds.",
+)  # fmt: skip
+@click.option(
+    "--retry-max-backoff-ms", type=MILLISECONDS, metavar="DURATION", default=0,
+    help="Longest wait.",
+)  # fmt: skip
 @json_flag
 @with_client
 def produce(
@@ -112,8 +119,9 @@ def _show_produced(outcome: Produced | PenstockError, as_json: bool) -> None:
 @group_option
 @owner_option
 @click.option(
-    "--lease-ms", type=int, default=DEFAULT_LEASE_MS, show_default=True,
-    help="How long a message is kept from others.",
+    "--lease-ms", type=MILLISECONDS, metavar="DURATION", default=DEFAULT_LEASE_MS,
+    show_default=True,
+    help="How long a message is kept from others: 30s, 5m, or a number of milliseconds.",
 )  # fmt: skip
 @click.option("--ack", "acks", is_flag=True, help="Ack each message once it is printed.")
 @click.option("--max", "most", type=click.IntRange(min=1), help="Stop after so many messages.")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.connection import json_flag
+from penstock.cli.connection import json_flag, with_token
 from penstock.cli.terminal import BadSettings, Failure, printable, show, show_json, show_table
+from penstock.client.credentials import Credentials, Token
 from penstock.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -103,12 +104,9 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
     "--url", envvar="PENSTOCK_URL", default=None, show_envvar=True,
     help="Where the broker listens.  [default: http://127.0.0.1:8080]",
 )  # fmt: skip
-@click.option(
-    "--token", envvar="PENSTOCK_TOKEN", default=None, show_envvar=True,
-    help="The broker's bearer token, if it has one.",
-)  # fmt: skip
+@with_token
 @click.option("--verbose", "-v", is_flag=True, help="Show Spark's own log as well.")
-def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
+def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
     """Run pipelines: those of Penstock by NAME, all of a FILE's, or one as FILE:NAME.
 
     \b
@@ -135,7 +133,7 @@ def run(names: tuple[str, ...], token: str | None, **said: Any) -> None:
             **said,
         )
         execute = submit.execute if launch.is_local else _spark("launching.cluster").submit
-        code = execute(launch, token)
+        code = execute(launch, Credentials(token).token)
     except InvalidArgument as error:
         raise BadCommand(error.message) from error
     raise click.exceptions.Exit(code)

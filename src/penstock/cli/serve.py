@@ -1,7 +1,7 @@
 """`penstock serve`: runs a broker, and says what it is.
 
 Invariant: stdout gets the address once the broker answers there, and what a success of it means
-in words; stderr gets the log.
+in words; stderr gets the log. With --log-format json both get JSON objects only, one a line.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import click
 
 from penstock import __version__
 from penstock.cli.config import setting_flags, settings_of
-from penstock.cli.terminal import BadSettings, Failure, show, size
-from penstock.model.errors import InvalidArgument
-from penstock.server.logs import configure_logging
+from penstock.cli.terminal import BadSettings, Failure, show, show_json, size
+from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.server.logs import configure_logging, hide_secret
 from penstock.server.settings import Settings, read_control_plane_token, read_token
 from penstock.storage.errors import StorageError
 
 if TYPE_CHECKING:
-    from penstock.engine.protocol import Engine
+    from penstock.api.engine import Engine
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses to listen on, and where they are reached from this machine."""
+
+STARTED = "the broker has started"
 
 _log = logging.getLogger("penstock.server")
 
@@ -41,10 +43,21 @@ def serve(file: str | None, **flags: Any) -> None:
     `penstock config` shows which are in force. Sizes may be written as 64MiB.
     """
     settings, _ = settings_of(file, flags)
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        _serve(settings)
+    except (Failure, click.Abort, KeyboardInterrupt) as error:
+        if settings.log_format != "json":
+            raise
+        _log.error(error.message if isinstance(error, Failure) else "interrupted")
+        raise click.exceptions.Exit(getattr(error, "exit_code", 1)) from error
+
+
+def _serve(settings: Settings) -> None:
     try:
         token = read_token(settings)
-        secrets = [token, read_control_plane_token(settings)]
-        configure_logging(settings.log_level, settings.log_format, secrets=secrets)
+        for secret in (token, read_control_plane_token(settings)):
+            hide_secret(secret)
         if settings.router:
             # A router beside the user's other files is found, as with `python -m`.
             sys.path.append(os.getcwd())
@@ -54,6 +67,8 @@ def serve(file: str | None, **flags: Any) -> None:
         run_broker(settings, functools.partial(_announce, settings, bool(token)))
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
+    except PenstockError as error:
+        raise Failure(f"{error.code}: {error.message}") from error
     except StorageError as error:
         raise Failure(str(error)) from error
     except OSError as error:
@@ -63,11 +78,14 @@ def serve(file: str | None, **flags: Any) -> None:
 
 
 def _announce(settings: Settings, has_token: bool, address: str, engine: Engine) -> None:
+    where = "none" if settings.memory else os.path.abspath(settings.data_dir)
+    if settings.log_format == "json":
+        _announce_as_json(settings, address, where, engine)
+        return
     capabilities = engine.capabilities
     local = address
     for anywhere, here in ANYWHERE.items():
         local = local.replace(f"//{anywhere}:", f"//{here}:")
-    where = "none" if settings.memory else os.path.abspath(settings.data_dir)
     show(f"Penstock {__version__} listens on {address}")
     show(f"  durability  {capabilities.durability}")
     show(f"  data        {where}")
@@ -80,12 +98,22 @@ def _announce(settings: Settings, has_token: bool, address: str, engine: Engine)
         show("  access      anyone who reaches this address; set --token-file to change that")
     show(f"  try it      {_curl(settings, has_token, local)}")
     show(f"  read on     {local}/docs")
-    if settings.log_format == "json":
-        # For programs that read the log only; a person has just read the same.
-        _log.info(
-            "the broker has started",
-            extra={"address": address, "data_dir": where, "fsync": capabilities.fsync},
-        )
+
+
+def _announce_as_json(settings: Settings, address: str, where: str, engine: Engine) -> None:
+    """On stdout for a program that waits for the address, and on stderr for one that reads the
+    log."""
+    facts = {
+        "address": address,
+        "data_dir": where,
+        "durability": engine.capabilities.durability,
+        "fsync": engine.capabilities.fsync,
+        "version": __version__,
+    }
+    if settings.control_plane:
+        facts["control_plane"] = settings.control_plane
+    show_json({"message": STARTED} | facts)
+    _log.info(STARTED, extra=facts)
 
 
 def _curl(settings: Settings, has_token: bool, address: str) -> str:

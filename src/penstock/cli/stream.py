@@ -22,7 +22,7 @@ _DELIVERY = {
     "delivery": ("How events are delivered.", ("at_most_once", "at_least_once", "exactly_once")),
 }
 _SETTINGS: dict[str, tuple[str, Any]] = {
-    "retention": ("How long events are kept: 7d.", str),
+    "retention": ("How long events are kept; refused until streams are durable.", str),
     "event_queue_depth": ("Events a subscriber may be behind before it loses the newest.", int),
     "event_queue_bytes": ("The same in bytes: 64MB.", str),
     "pub_queue_depth": ("Publishes that wait to be fanned out.", int),

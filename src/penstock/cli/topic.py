@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
 from penstock.cli.terminal import printable, show, show_json, show_table, size
+from penstock.cli.units import MILLISECONDS, Size
 from penstock.client.results import Topic
 from penstock.client.sync import Client
+from penstock.model.units import format_duration
 
 
 @click.group()
@@ -24,19 +27,38 @@ _after_archive_flag = click.option(
 )
 
 
+def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the settings for messages without a retry policy."""
+    for name, kind, text in (
+        (
+            "--retry-max-backoff-ms",
+            MILLISECONDS,
+            "Longest wait after a nack: 30s; 0 is the broker's.",
+        ),
+        (
+            "--retry-backoff-ms",
+            MILLISECONDS,
+            "First wait after a nack, without a policy; 0 is the broker's.",
+        ),
+        ("--max-attempts", click.INT, "Deliveries of a message that names no limit; 0 is none."),
+    ):
+        metavar = "DURATION" if kind is MILLISECONDS else None
+        command = click.option(name, type=kind, metavar=metavar, help=text)(command)
+    return command
+
+
 @topic.command()
 @click.argument("name")
 @click.option(
     "--partitions", "-p", default=1, show_default=True, help="Ordered parts it is split into."
 )
 @_after_archive_flag
+@_retry_options
 @json_flag
 @with_client
-def create(
-    client: Client, name: str, partitions: int, after_archive: bool | None, as_json: bool
-) -> None:
+def create(client: Client, name: str, partitions: int, as_json: bool, **settings: Any) -> None:
     """Create the topic NAME."""
-    created = client.create_topic(name, partitions, after_archive=after_archive)
+    created = client.create_topic(name, partitions, **settings)
     if as_json:
         show_json(created)
         return
@@ -67,7 +89,7 @@ def describe(client: Client, name: str, as_json: bool) -> None:
     if as_json:
         show_json(found)
         return
-    show(f"topic {printable(found.name)}, {_retention(found)}\n")
+    show(f"topic {printable(found.name)}, {_retention(found)}{_retries(found)}\n")
     show_table(
         ("partition", " first", " next", " messages", " bytes", " unfinished"),
         [
@@ -120,16 +142,24 @@ def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> No
 
 @topic.command()
 @click.argument("name")
-@click.option("--retention-ms", type=int, help="Keep finished messages so long; 0 is for ever.")
-@click.option("--retention-bytes", type=int, help="Keep so many bytes; 0 is all.")
+@click.option(
+    "--retention-ms", type=MILLISECONDS, metavar="DURATION",
+    help="Keep finished messages so long: 7d, 36h, or a number of milliseconds; 0 is for ever.",
+)  # fmt: skip
+@click.option(
+    "--retention-bytes", type=Size(), metavar="SIZE",
+    help="Keep so much: 1GB, 64MiB, or a number of bytes; 0 is all.",
+)  # fmt: skip
 @_after_archive_flag
+@_retry_options
 @with_client
 def configure(client: Client, name: str, **settings: Any) -> None:
-    """Set how long NAME keeps what every group has finished."""
+    """Set how long NAME keeps what every group has finished, and how it retries."""
     if all(value is None for value in settings.values()):
-        raise click.UsageError("give --retention-ms, --retention-bytes or --after-archive")
+        raise click.UsageError("give at least one setting, such as --retention-ms; see --help")
     client.configure_topic(name, **settings)
-    show(f"topic {printable(name)}, {_retention(client.describe_topic(name))}")
+    found = client.describe_topic(name)
+    show(f"topic {printable(name)}, {_retention(found)}{_retries(found)}")
 
 
 @topic.command()
@@ -150,10 +180,26 @@ def _count(number: int, noun: str) -> str:
 def _retention(found: Topic) -> str:
     limits = []
     if found.retention_ms:
-        limits.append(f"for {found.retention_ms:,} ms")
+        limits.append(f"for {format_duration(found.retention_ms)}")
     if found.retention_bytes:
         limits.append(f"up to {size(found.retention_bytes)}")
     kept = "keeps finished messages " + " and ".join(limits)
     if not limits:
         kept = "keeps messages for ever"
     return f"{kept}; nothing goes before it is archived" if found.after_archive else kept
+
+
+def _retries(found: Topic) -> str:
+    """The topic's settings for messages without a retry policy; empty when it sets nothing."""
+    said = ""
+    if found.max_attempts:
+        said += f"; gives up after {_count(found.max_attempts, 'attempt')}"
+    if found.retry_backoff_ms:
+        said += f"; retries after {format_duration(found.retry_backoff_ms)}"
+    if found.retry_max_backoff_ms:
+        # The first wait goes before the longest.
+        longest_ms = max(found.retry_max_backoff_ms, found.retry_backoff_ms)
+        said += f"; waits at most {format_duration(longest_ms)}"
+        if not found.retry_backoff_ms:
+            said += ", or the broker's first wait if that is longer"
+    return said

@@ -70,11 +70,17 @@ def verify(directory: str, as_json: bool) -> None:
             f"{damage.path} is damaged at byte {damage.position}: {damage.detail}. "
             "A start is refused; `penstock wal repair --dry-run` says what can be done"
         )
+    if report.hidden:
+        raise Failure(
+            "messages are on disk that no reader finds. A start succeeds; `penstock wal repair` "
+            "puts them within reach and loses nothing"
+        )
     damaged = [file.path for file in report.files if file.state != "sound"]
     if damaged:
         raise Failure(
             f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in "
-            "it, or who reads the journal there, wait until the file is restored from a copy"
+            "it, who reads the journal there, or the batch of a staged piece, wait until the file "
+            "is restored from a copy"
         )
     if not as_json:
         show("all is sound: a start succeeds")
@@ -86,12 +92,16 @@ def _show_report(report: offline.Report) -> None:
     if report.files:
         show("")
         show_table(
-            ("sealed", "state", "what is wrong"),
+            ("file", "state", "what is wrong"),
             [(file.path, file.state, _what_is_wrong(file)) for file in report.files],
         )
     for file in report.files:
         for each in file.lost:
             show(f"cannot be {'read' if file.kind == 'journal' else 'delivered'}: {each}")
+    for detail in report.index:
+        show(f"index of batches: {detail}")
+    for hidden in report.hidden:
+        show(f"cannot be reached: {hidden}, in {hidden.path}")
     for tail in report.torn:
         show(
             f"torn tail: {tail.path} at byte {tail.position}, {tail.bytes} bytes of a write "
@@ -119,6 +129,8 @@ def _what_is_wrong(file: SealedFile) -> str:
 def repair(directory: str, dry_run: bool, set_damage_aside: bool, as_json: bool) -> None:
     """Cut a torn tail off the log in DIR; explain damage, or set it aside.
 
+    Batches of history that hide messages are written anew, and nothing is lost by that.
+
     Exit code 1 when a start is still refused.
     """
     with _readable():
@@ -139,13 +151,17 @@ def _show_repair(outcome: repairing.Repair, *, dry_run: bool, insists: bool) -> 
         show(f"{'kept' if outcome.done else 'would keep'} {path} as {aside}")
     for each in outcome.lost:
         show(f"{'lost' if outcome.done else 'would lose'}: {each}")
-    if outcome.done and outcome.damage is not None:
+    for each in outcome.found:
+        show(f"{'can be reached again' if outcome.done else 'would be reached again'}: {each}")
+    if outcome.done and outcome.found:
+        show("done: every message on disk can be reached, and a start succeeds")
+    elif outcome.done and outcome.damage is not None:
         show("done: the damage is set aside, and a start succeeds")
     elif outcome.done and outcome.cut:
         show("done: the torn tail is cut off")
     elif not outcome.possible:
         show("nothing was changed: there is no repair for this")
-    elif dry_run and (outcome.cut or outcome.damage is not None):
+    elif dry_run and (outcome.cut or outcome.damage is not None or outcome.found):
         show("nothing was changed: this was a dry run")
     elif outcome.damage is not None and not insists:
         show("nothing was changed: --set-damage-aside was not given")

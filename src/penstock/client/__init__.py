@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.client.sync import Client
     from penstock.client.sync_feeds import Subscription, Watch
     from penstock.client.sync_handles import CacheHandle, StreamHandle
+    from penstock.client.work import Reject, RetryLater
     from penstock.client.worker import Worker
     from penstock.model.caching import CacheValue, WatchEvent
     from penstock.model.envelope import Envelope, RetryPolicy
@@ -52,6 +53,8 @@ _HOMES = {
     "EffectRef": "penstock.client.requests",
     "Envelope": "penstock.model.envelope",
     "NewMessage": "penstock.client.requests",
+    "Reject": "penstock.client.work",
+    "RetryLater": "penstock.client.work",
     "RetryPolicy": "penstock.model.envelope",
     "StreamHandle": "penstock.client.sync_handles",
     "Subscription": "penstock.client.sync_feeds",
@@ -75,6 +78,8 @@ __all__ = [
     "EffectRef",
     "Envelope",
     "NewMessage",
+    "Reject",
+    "RetryLater",
     "RetryPolicy",
     "StreamHandle",
     "Subscription",

@@ -18,14 +18,15 @@ from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
     answer_timeout,
     heartbeat_of,
     http_options,
     lost,
     stream_timeout,
 )
+from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
+from penstock.client.results import Produced
 from penstock.model.tenancy import DEFAULT
 
 P = ParamSpec("P")
@@ -46,6 +47,10 @@ def _operation(
 class AsyncClient:
     """A connection to a broker. Close it, or use it in an `async with`.
 
+    Without `url` the address is that of PENSTOCK_URL, else http://127.0.0.1:8080. Without `token`
+    it is that of PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN; it may be a function that returns it. A
+    token that can change is read again after a 401, and the request sent once more with the new
+    one.
     `transport` is httpx's, for tests that want no socket.
     """
 
@@ -66,8 +71,11 @@ class AsyncClient:
     ack = _operation(requests.ack)
     ack_batch = _operation(requests.ack_batch)
     nack = _operation(requests.nack)
+    release = _operation(requests.release)
+    release_batch = _operation(requests.release_batch)
     extend = _operation(requests.extend)
     begin_effect = _operation(requests.begin_effect)
+    look_up_effect = _operation(requests.look_up_effect)
     renew_effect = _operation(requests.renew_effect)
     commit_effect = _operation(requests.commit_effect)
     fail_effect = _operation(requests.fail_effect)
@@ -96,15 +104,16 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
-        token: str = "",
+        token: Token | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url
+        self.url = url = url_of(url)
         self._timeout_s = timeout_s
-        options = http_options(url, token, timeout_s)
+        self._credentials = Credentials(token)
+        options = http_options(url, timeout_s)
         try:
             self._http = httpx.AsyncClient(**options, transport=transport)
         except httpx.InvalidURL as error:
@@ -112,16 +121,11 @@ class AsyncClient:
 
     async def send(self, call: Call[T]) -> T:
         """Sends a call and waits for its answer."""
-        try:
-            response = await self._http.request(
-                call.method,
-                call.path,
-                content=call.body,
-                timeout=answer_timeout(self._timeout_s, call.wait_s),
-            )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise lost(self.url, error) from error
-        return call.answer(response.status_code, response.content)
+        used = self._credentials.token
+        response = await self._ask(call)
+        if response.status_code == 401 and self._credentials.has_changed(used):
+            response = await self._ask(call)
+        return call.answer(response.status_code, response.content, response.headers)
 
     def consume(
         self,
@@ -184,18 +188,49 @@ class AsyncClient:
         """A cache, to put into and get from. Nothing is asked of the broker yet."""
         return AsyncCacheHandle(self, (tenant_id, namespace, name))
 
+    async def redrive(self, letter: Delivery) -> Produced:
+        """Sends a dead letter to its original topic again, with its original retry policy, then
+        acks it. The attempts count from 1. If this fails, repeat it: a message that was stored
+        already is not stored again."""
+        message = requests.redriven(letter)
+        produced = await self.produce(
+            message.topic, message.value, key=message.key, envelope=message.envelope
+        )
+        await self.ack(letter)
+        return produced
+
     async def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
         """The answer of a stream whose head has arrived; the caller closes it."""
-        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
+        used = self._credentials.token
+        response = await self._ask_stream(path, heartbeat_ms)
+        if response.status_code == 401 and self._credentials.has_changed(used):
+            response = await self._ask_stream(path, heartbeat_ms)
+        if response.status_code != 200:
+            raise error_of(response.status_code, response.content)
+        return response
+
+    async def _ask(self, call: Call[T]) -> httpx.Response:
         try:
-            request = self._http.build_request("GET", path, timeout=timeout)
+            return await self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                headers=self._credentials.headers(),
+                timeout=answer_timeout(self._timeout_s, call.wait_s),
+            )
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise lost(self.url, error) from error
+
+    async def _ask_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
+        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
+        headers = self._credentials.headers()
+        try:
+            request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
             response = await self._http.send(request, stream=True)
             if response.status_code != 200:
                 await response.aread()
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
-        if response.status_code != 200:
-            raise error_of(response.status_code, response.content)
         return response
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ Each has a connection of its own. What a line means is decided by the buffers of
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import httpx
 
 from penstock.client.caches import watch_path
-from penstock.client.connection import heartbeat_of, lost
+from penstock.client.connection import half_close, heartbeat_of, lost
 from penstock.client.feeds import EventBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
 from penstock.client.ranges import Row, RowBuffer
@@ -31,7 +32,8 @@ T = TypeVar("T")
 
 
 class AsyncFeed(Generic[T]):
-    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`."""
+    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`.
+    `is_finishing`: the broker was told to send no more."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class AsyncFeed(Generic[T]):
     ) -> None:
         self.ended = False
         self.timed_out = False
+        self.is_finishing = False
         self._client = client
         self._path = path
         self._buffer = buffer
@@ -81,6 +84,31 @@ class AsyncFeed(Generic[T]):
         if response is not None:
             await response.aclose()
 
+    def finish(self) -> bool:
+        """Asks the broker for no more. What it has sent already still comes, and then the end.
+        False if that cannot be said on this connection, which is to be closed then."""
+        response = self._response
+        # First the flag: whoever reads may see the end before this returns.
+        self.is_finishing = True
+        if self.ended or response is None or not half_close(response):
+            self.is_finishing = False
+        return self.is_finishing
+
+    async def rest(self, within_s: float) -> list[T]:
+        """Ends the stream, and returns what had come by then and was not taken."""
+        try:
+            if self.is_finishing or self.finish():
+                async with asyncio.timeout(within_s):
+                    while not self.ended:
+                        await self._fill()
+        except (PenstockError, TimeoutError):
+            pass  # what was read before is returned
+        await self.close()
+        found = []
+        while (each := self._buffer.take(0.0)) is not None:
+            found.append(each)
+        return found
+
     async def _fill(self) -> None:
         if self._chunks is None:
             return
@@ -90,6 +118,8 @@ class AsyncFeed(Generic[T]):
             if self.ended:
                 return
             await self.close()
+            if self.is_finishing:
+                return
             raise lost(self._client.url, error) from error
         if self.ended:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -60,24 +60,31 @@ _BY_CODE = {kind.code: kind for kind in reversed(_KINDS)}
 _BY_STATUS = {kind.http_status: kind for kind in _KINDS}
 _PROXY_STATUS = frozenset({502, 503, 504})
 
+_NO_HEADERS: Mapping[str, str] = {}
+
 _encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer. `wait_s`: the broker may take so long for it."""
+    """One request, and the type of its answer. `wait_s`: the broker may take so long for it.
+    `add_headers` completes a result with what the answer's headers say."""
 
     method: str
     path: str
     read: Callable[[bytes], T]
     body: bytes = b""
     wait_s: float = 0.0
+    add_headers: Callable[[T, Mapping[str, str]], T] | None = None
 
-    def answer(self, status: int, body: bytes) -> T:
+    def answer(self, status: int, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> T:
+        """The result, or raises the error that the answer means. The names of `headers` are in
+        lower case, or found in any case, as httpx's are."""
         if not 200 <= status < 300:
             raise error_of(status, body)
         try:
-            return self.read(body)
+            result = self.read(body)
+            return result if self.add_headers is None else self.add_headers(result, headers)
         except (msgspec.DecodeError, ValueError) as error:
             raise Internal(
                 f"{self.method} {self.path} was answered with something unexpected "
@@ -199,6 +206,19 @@ def list_of(values: Iterable[T], what: str) -> list[T]:
     if isinstance(values, str | bytes):
         raise InvalidArgument(f"{what} are several, as a list; this is one")
     return list(values)
+
+
+def require_text(name: str, value: object) -> None:
+    """Raises TypeError for what is no text. The JSON encoder would take bytes and write base64,
+    which every reader would then take for the value."""
+    if isinstance(value, str):
+        return
+    kind = type(value).__name__
+    if isinstance(value, bytes | bytearray | memoryview):
+        cure = "; decode it to str, or turn binary data into text yourself, for example with base64"
+    else:
+        cure = ""
+    raise TypeError(f"{name} must be str, not {kind}{cure}")
 
 
 def encode(body: Any) -> bytes:

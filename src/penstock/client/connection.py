@@ -8,6 +8,7 @@ asking again can never help, for a wrong address or certificate, it is `InvalidA
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,10 +16,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock import __version__
+from penstock.client.credentials import DEFAULT_URL
 from penstock.client.tls import context_for, refusal_of
 from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 10.0
 
 HEARTBEAT_MS = 5000
@@ -26,20 +27,18 @@ HEARTBEAT_MS = 5000
 
 MIN_HEARTBEAT_MS = 100
 
+_CLOSED = re.compile(r"peer closed connection|server disconnected", re.IGNORECASE)
+"""How the HTTP library words a connection that was closed before the end of an answer."""
 
-def http_options(url: str, token: str, timeout_s: float) -> dict[str, Any]:
+
+def http_options(url: str, timeout_s: float) -> dict[str, Any]:
     """Arguments of httpx's clients. Proxies of the environment are left out: a broker is near."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
-    if not (token.isascii() and token.isprintable()):
-        raise InvalidArgument("the token has characters that a header cannot carry")
-    headers = {"User-Agent": f"penstock/{__version__}"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     return {
         "base_url": url.rstrip("/"),
-        "headers": headers,
+        "headers": {"User-Agent": f"penstock/{__version__}"},
         "timeout": timeout_s,
         # A stream keeps its connection: their number is the caller's business.
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
@@ -74,8 +73,25 @@ def hang_up(response: httpx.Response) -> None:
             connected.shutdown(socket.SHUT_RDWR)
 
 
+def half_close(response: httpx.Response) -> bool:
+    """Tells the broker that nothing more is wanted of an open stream: it closes the connection
+    when what it has written is sent, all of which can still be read. False where one side cannot
+    be closed alone: with TLS, or without a socket."""
+    stream = response.extensions.get("network_stream")
+    if stream is None or stream.get_extra_info("ssl_object") is not None:
+        return False
+    connected = stream.get_extra_info("socket")
+    if connected is None:
+        return False
+    try:
+        connected.shutdown(socket.SHUT_WR)
+    except OSError:
+        return False
+    return True
+
+
 def lost(url: str, error: Exception) -> PenstockError:
-    """What a failure of the transport means to the caller."""
+    """The error to raise for a failure of the transport."""
     refusal = refusal_of(url, error)
     if refusal is not None:
         return refusal
@@ -85,4 +101,6 @@ def lost(url: str, error: Exception) -> PenstockError:
         return Unavailable(f"the broker at {url} did not answer in time")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
+    if isinstance(error, httpx.RemoteProtocolError) and _CLOSED.search(str(error)):
+        return Unavailable(f"the broker at {url} closed the connection")
     return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

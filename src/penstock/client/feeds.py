@@ -66,8 +66,8 @@ class FeedBuffer(LineBuffer[T]):
         self._ready.clear()
 
     def _note(self, line: _Line) -> None:
-        """A line that is no event."""
-        if line.type == "error":
+        """Takes a line that is no event. Older brokers say `publish_error` of a failed publish."""
+        if line.type in ("error", "publish_error"):
             self._failure = error_from(line.code, line)
 
 

@@ -1,7 +1,7 @@
 """Every operation on tenants, namespaces, streams and caches as a call. No IO.
 
-Settings are named as on the wire, and durations and sizes may have a unit: `retention="7d"`,
-`max_bytes="1GB"`. To a change, None is the default again.
+Settings are named as on the wire, and durations and sizes may have a unit:
+`disconnect_slow_ms="30s"`, `max_bytes="1GB"`. To a change, None is the default again.
 """
 
 from __future__ import annotations

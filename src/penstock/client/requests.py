@@ -5,7 +5,7 @@ Each operation is written once, here; the sync and the async client bind the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -17,46 +17,86 @@ from penstock.client.calls import (
     encode,
     error_from,
     nothing,
+    query_of,
     read_failure,
     reader,
+    require_text,
     segment,
 )
-from penstock.client.deliveries import DEFAULT_LEASE_MS, DeliveryRef
-from penstock.client.results import Begun, CreatedTopic, Health, Produced, Topic, Version
+from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryRef
+from penstock.client.results import (
+    Begun,
+    CreatedTopic,
+    EffectStatus,
+    Health,
+    Produced,
+    Topic,
+    Version,
+)
 from penstock.model.envelope import Envelope
-from penstock.model.errors import PenstockError
+from penstock.model.errors import InvalidArgument, PenstockError
 
 T = TypeVar("T")
 
+_ENVELOPE_TEXTS = (
+    *("run_id", "step_id", "parent_step_id", "tenant_id", "idempotency_key"),
+    *("target_topic", "deadline"),
+)
+
 
 class NewMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message to be produced."""
+    """A message to be produced. Its value and key are text: anything else is a TypeError."""
 
     topic: str
     value: str
     key: str = ""
     envelope: Envelope | None = None
 
+    def __post_init__(self) -> None:
+        require_text("topic", self.topic)
+        require_text("value", self.value)
+        require_text("key", self.key)
+        if self.envelope is not None:
+            for name in _ENVELOPE_TEXTS:
+                require_text(name, getattr(self.envelope, name))
+
 
 class EffectRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Which effect of a group is meant, and who wants to run it."""
+    """Names an effect of a group, and the owner who wants to run it. A look-up needs no owner."""
 
     topic: str
     group: str
     key: str
-    owner: str
+    owner: str = ""
     tenant_id: str = ""
+
+    def __post_init__(self) -> None:
+        require_text("key", self.key)
+        require_text("tenant_id", self.tenant_id)
 
 
 # -- topics and groups ---------------------------------------------------------------------------
 
 
 def create_topic(
-    name: str, partitions: int = 1, *, after_archive: bool | None = None
+    name: str,
+    partitions: int = 1,
+    *,
+    after_archive: bool | None = None,
+    max_attempts: int | None = None,
+    retry_backoff_ms: int | None = None,
+    retry_max_backoff_ms: int | None = None,
 ) -> Call[CreatedTopic]:
     """Creates a topic; one that exists with as many partitions is left as it is. With
-    `after_archive` retention removes nothing before the group `archive` has finished it."""
-    body = {"name": name, "partitions": partitions, **_if_given(after_archive=after_archive)}
+    `after_archive` retention removes nothing before the group `archive` has finished it. The
+    others are for messages without a retry policy, as `configure_topic` says."""
+    settings = _if_given(
+        after_archive=after_archive,
+        max_attempts=max_attempts,
+        retry_backoff_ms=retry_backoff_ms,
+        retry_max_backoff_ms=retry_max_backoff_ms,
+    )
+    body = {"name": name, "partitions": partitions, **settings}
     return Call("POST", "/v1/topics", reader(CreatedTopic), encode(body))
 
 
@@ -77,11 +117,21 @@ def configure_topic(
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
     after_archive: bool | None = None,
+    max_attempts: int | None = None,
+    retry_backoff_ms: int | None = None,
+    retry_max_backoff_ms: int | None = None,
 ) -> Call[None]:
-    """Sets a topic's retention; None leaves a value as it is, 0 means no limit. With
-    `after_archive` nothing goes before the group `archive` has finished it."""
+    """Changes a topic's settings; None leaves a value as it is. A retention of 0 means no limit;
+    with `after_archive` nothing goes before the group `archive` has finished it. For messages
+    without a retry policy: `max_attempts` deliveries (0: no limit), and the wait after a nack,
+    which doubles from `retry_backoff_ms` to `retry_max_backoff_ms` (0: the broker's)."""
     body = _if_given(
-        retention_ms=retention_ms, retention_bytes=retention_bytes, after_archive=after_archive
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        after_archive=after_archive,
+        max_attempts=max_attempts,
+        retry_backoff_ms=retry_backoff_ms,
+        retry_max_backoff_ms=retry_max_backoff_ms,
     )
     return Call("PATCH", topic_path(name), nothing, encode(body))
 
@@ -102,9 +152,10 @@ def delete_group(topic: str, group: str) -> Call[None]:
 def produce(
     topic: str, value: str, *, key: str = "", envelope: Envelope | None = None
 ) -> Call[Produced]:
-    """Stores one message; when this returns, it is as durable as the broker promises."""
+    """Stores one message; when this returns, it is as durable as the broker promises. The result
+    says in which partition and at which offset it is."""
     body = encode(NewMessage(topic, value, key, envelope))
-    return Call("POST", "/v1/produce", reader(Produced), body)
+    return Call("POST", "/v1/produce", reader(Produced), body, add_headers=_with_place)
 
 
 def produce_batch(messages: Iterable[NewMessage]) -> Call[list[Produced | PenstockError]]:
@@ -112,6 +163,27 @@ def produce_batch(messages: Iterable[NewMessage]) -> Call[list[Produced | Pensto
     results or errors, and nothing is raised for a single message."""
     body = encode(list(messages))
     return Call("POST", "/v1/produce/batch", lambda data: _outcomes(data, Produced), body)
+
+
+def redriven(letter: Delivery) -> NewMessage:
+    """The message to produce so that a dead letter is tried again: to its original topic, with its
+    original retry policy. Its idempotency key is made of the dead letter's place and time: the
+    message's own would be known to the broker already, and with this one a redrive that is
+    repeated, because its ack was lost, stores nothing twice."""
+    dlq = letter.envelope.dlq
+    if dlq is None:
+        raise InvalidArgument(
+            f"offset {letter.offset} of topic {letter.topic!r} is no dead letter: it does not say "
+            "which topic it is from"
+        )
+    place = f"{letter.topic}:{letter.partition}:{letter.offset}:{dlq.routed_at_ms}"
+    envelope = msgspec.structs.replace(
+        letter.envelope,
+        dlq=None,
+        retry_policy=dlq.retry_policy,
+        idempotency_key=f"redrive:{place}",
+    )
+    return NewMessage(dlq.original_topic, letter.value, letter.key, envelope)
 
 
 def ack(delivery: DeliveryRef) -> Call[None]:
@@ -122,12 +194,28 @@ def ack(delivery: DeliveryRef) -> Call[None]:
 def ack_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
     """Acks in one commit; the outcomes, in order, are None or the error of that ack."""
     body = encode([_ref(delivery) for delivery in deliveries])
-    return Call("POST", "/v1/ack/batch", _acked, body)
+    return Call("POST", "/v1/ack/batch", _settled, body)
 
 
-def nack(delivery: DeliveryRef, reason: str = "") -> Call[None]:
-    """The attempt failed: the message is delivered again as its retry policy says."""
-    return Call("POST", "/v1/nack", nothing, encode(_ref(delivery) | {"reason": reason}))
+def nack(
+    delivery: DeliveryRef, reason: str = "", *, delay_ms: int | None = None, dead: bool = False
+) -> Call[None]:
+    """The attempt failed: the message is delivered again as its retry policy says, or after
+    `delay_ms` (0: at once). With `dead` it goes to the dead letters instead."""
+    require_text("reason", reason)
+    how = _if_given(delay_ms=delay_ms, dead=dead or None)
+    return Call("POST", "/v1/nack", nothing, encode(_ref(delivery) | {"reason": reason} | how))
+
+
+def release(delivery: DeliveryRef) -> Call[None]:
+    """Nobody began to handle it: it is delivered again at once, in its old place, uncounted."""
+    return Call("POST", "/v1/release", nothing, encode(_ref(delivery)))
+
+
+def release_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
+    """Releases in one commit; the outcomes, in order, are None or the error of that release."""
+    body = encode([_ref(delivery) for delivery in deliveries])
+    return Call("POST", "/v1/release/batch", _settled, body)
 
 
 def extend(delivery: DeliveryRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
@@ -152,6 +240,18 @@ def begin_effect(effect: EffectRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[Be
     return _effect("begin", effect, reader(Begun), lease_ms=lease_ms)
 
 
+def look_up_effect(effect: EffectRef) -> Call[EffectStatus]:
+    """An effect's status, owner and remaining lease, its result and why it failed last; anybody
+    may ask. NotFound when it was never begun or is forgotten."""
+    query = query_of(
+        tenant_id=effect.tenant_id or None,
+        topic=effect.topic,
+        group=effect.group,
+        key=effect.key,
+    )
+    return Call("GET", f"/v1/idempotency?{query}", reader(EffectStatus))
+
+
 def renew_effect(effect: EffectRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """The effect takes longer: nobody else may begin it for `lease_ms` from now."""
     return _effect("renew", effect, nothing, lease_ms=lease_ms)
@@ -159,11 +259,13 @@ def renew_effect(effect: EffectRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[No
 
 def commit_effect(effect: EffectRef, result: str = "") -> Call[None]:
     """The effect was run, with this result; it is never run again for this group."""
+    require_text("result", result)
     return _effect("commit", effect, nothing, result=result)
 
 
 def fail_effect(effect: EffectRef, reason: str = "") -> Call[None]:
     """The effect failed; it may be begun again at once, by anybody."""
+    require_text("reason", reason)
     return _effect("fail", effect, nothing, reason=reason)
 
 
@@ -196,6 +298,16 @@ class _Results(msgspec.Struct):
     results: list[msgspec.Raw]
 
 
+def _with_place(produced: Produced, headers: Mapping[str, str]) -> Produced:
+    """The place of a single produce is in the headers; an older broker does not tell it."""
+    if headers.get("penstock-duplicate") == "true":
+        return Produced(produced.topic, duplicate=True)
+    partition, offset = headers.get("penstock-partition"), headers.get("penstock-offset")
+    if partition is None or offset is None:
+        return produced
+    return Produced(produced.topic, int(partition), int(offset))
+
+
 def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
     outcomes: list[T | PenstockError] = []
     for raw in msgspec.json.decode(data, type=_Results).results:
@@ -207,7 +319,7 @@ def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
     return outcomes
 
 
-def _acked(data: bytes) -> list[PenstockError | None]:
+def _settled(data: bytes) -> list[PenstockError | None]:
     outcomes = _outcomes(data, Failure)
     return [outcome if isinstance(outcome, PenstockError) else None for outcome in outcomes]
 

@@ -16,8 +16,9 @@ class CreatedTopic(msgspec.Struct, frozen=True):
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """`topic` is the one that was asked for. Only a batch says where a message went; a duplicate
-    of an idempotency key has no place of its own."""
+    """`topic` is the one that was asked for; partition and offset are where the message is stored,
+    in the topic that it was routed to if it was. They are None for a duplicate of an idempotency
+    key, which has no place of its own, and where an older broker does not tell them."""
 
     topic: str
     partition: int | None = None
@@ -26,10 +27,22 @@ class Produced(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """`RUN`: the effect is yours to run. `COMMITTED`: it was run, with this result."""
+    """`RUN`: the effect is yours to run; after a failure `last_error` says why. `COMMITTED`: it was
+    run, with this result."""
 
     status: Literal["RUN", "COMMITTED"]
     result: str = ""
+    last_error: str = ""
+
+
+class EffectStatus(msgspec.Struct, frozen=True):
+    """`lease_ms` is what is left of the owner's lease; `last_error` is why it failed last."""
+
+    status: Literal["PENDING", "COMMITTED", "FAILED"]
+    owner: str
+    lease_ms: int
+    result: str
+    last_error: str
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -62,8 +75,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """A retention of 0 means no limit. `after_archive`: nothing goes before the group `archive` has
-    finished it."""
+    """A retention or `max_attempts` of 0 means no limit, a backoff of 0 the broker's.
+    `after_archive`: nothing goes before the group `archive` has finished it."""
 
     name: str
     next_offset: int
@@ -72,6 +85,9 @@ class Topic(msgspec.Struct, frozen=True):
     partitions: list[Partition]
     groups: list[Group]
     after_archive: bool = False
+    max_attempts: int = 0
+    retry_backoff_ms: int = 0
+    retry_max_backoff_ms: int = 0
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -87,7 +103,10 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
+    """`warning` says what needs an operator; only `ready` gives one."""
+
     status: str
+    warning: str = ""
 
 
 class Tenant(msgspec.Struct, frozen=True):

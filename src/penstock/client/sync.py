@@ -16,14 +16,15 @@ from penstock.client import journal, ranges, registry, requests
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
     answer_timeout,
     heartbeat_of,
     http_options,
     lost,
     stream_timeout,
 )
+from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
+from penstock.client.results import Produced
 from penstock.client.sync_feeds import Feed, Rows
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.model.tenancy import DEFAULT
@@ -44,6 +45,10 @@ def _operation(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], 
 class Client:
     """A connection to a broker. Close it, or use it in a `with`.
 
+    Without `url` the address is that of PENSTOCK_URL, else http://127.0.0.1:8080. Without `token`
+    it is that of PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN; it may be a function that returns it. A
+    token that can change is read again after a 401, and the request sent once more with the new
+    one.
     `transport` is httpx's, for tests that want no socket.
     """
 
@@ -64,8 +69,11 @@ class Client:
     ack = _operation(requests.ack)
     ack_batch = _operation(requests.ack_batch)
     nack = _operation(requests.nack)
+    release = _operation(requests.release)
+    release_batch = _operation(requests.release_batch)
     extend = _operation(requests.extend)
     begin_effect = _operation(requests.begin_effect)
+    look_up_effect = _operation(requests.look_up_effect)
     renew_effect = _operation(requests.renew_effect)
     commit_effect = _operation(requests.commit_effect)
     fail_effect = _operation(requests.fail_effect)
@@ -94,15 +102,16 @@ class Client:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
-        token: str = "",
+        token: Token | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = url
+        self.url = url = url_of(url)
         self._timeout_s = timeout_s
-        options = http_options(url, token, timeout_s)
+        self._credentials = Credentials(token)
+        options = http_options(url, timeout_s)
         try:
             self._http = httpx.Client(**options, transport=transport)
         except httpx.InvalidURL as error:
@@ -110,16 +119,11 @@ class Client:
 
     def send(self, call: Call[T]) -> T:
         """Sends a call and waits for its answer."""
-        try:
-            response = self._http.request(
-                call.method,
-                call.path,
-                content=call.body,
-                timeout=answer_timeout(self._timeout_s, call.wait_s),
-            )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise lost(self.url, error) from error
-        return call.answer(response.status_code, response.content)
+        used = self._credentials.token
+        response = self._ask(call)
+        if response.status_code == 401 and self._credentials.has_changed(used):
+            response = self._ask(call)
+        return call.answer(response.status_code, response.content, response.headers)
 
     def consume(
         self,
@@ -182,18 +186,49 @@ class Client:
         """A cache, to put into and get from. Nothing is asked of the broker yet."""
         return CacheHandle(self, (tenant_id, namespace, name))
 
+    def redrive(self, letter: Delivery) -> Produced:
+        """Sends a dead letter to its original topic again, with its original retry policy, then
+        acks it. The attempts count from 1. If this fails, repeat it: a message that was stored
+        already is not stored again."""
+        message = requests.redriven(letter)
+        produced = self.produce(
+            message.topic, message.value, key=message.key, envelope=message.envelope
+        )
+        self.ack(letter)
+        return produced
+
     def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
         """The answer of a stream whose head has arrived; the caller closes it."""
-        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
+        used = self._credentials.token
+        response = self._ask_stream(path, heartbeat_ms)
+        if response.status_code == 401 and self._credentials.has_changed(used):
+            response = self._ask_stream(path, heartbeat_ms)
+        if response.status_code != 200:
+            raise error_of(response.status_code, response.content)
+        return response
+
+    def _ask(self, call: Call[T]) -> httpx.Response:
         try:
-            request = self._http.build_request("GET", path, timeout=timeout)
+            return self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                headers=self._credentials.headers(),
+                timeout=answer_timeout(self._timeout_s, call.wait_s),
+            )
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise lost(self.url, error) from error
+
+    def _ask_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
+        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
+        headers = self._credentials.headers()
+        try:
+            request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
             response = self._http.send(request, stream=True)
             if response.status_code != 200:
                 response.read()
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
-        if response.status_code != 200:
-            raise error_of(response.status_code, response.content)
         return response
 
     def close(self) -> None:

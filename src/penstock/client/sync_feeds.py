@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import httpx
 
 from penstock.client.caches import watch_path
-from penstock.client.connection import hang_up, heartbeat_of, lost
+from penstock.client.connection import half_close, hang_up, heartbeat_of, lost
 from penstock.client.feeds import EventBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
 from penstock.client.ranges import Row, RowBuffer
@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 
 class Feed(Generic[T]):
-    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`."""
+    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`.
+    `is_finishing`: the broker was told to send no more."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Feed(Generic[T]):
     ) -> None:
         self.ended = False
         self.timed_out = False
+        self.is_finishing = False
         self._client = client
         self._path = path
         self._buffer = buffer
@@ -82,6 +84,31 @@ class Feed(Generic[T]):
             hang_up(response)
             response.close()
 
+    def finish(self) -> bool:
+        """Asks the broker for no more. What it has sent already still comes, and then the end.
+        False if that cannot be said on this connection, which is to be closed then."""
+        response = self._response
+        # First the flag: whoever reads may see the end before this returns.
+        self.is_finishing = True
+        if self.ended or response is None or not half_close(response):
+            self.is_finishing = False
+        return self.is_finishing
+
+    def rest(self, within_s: float) -> list[T]:
+        """Ends the stream, and returns what had come by then and was not taken."""
+        until = time.monotonic() + within_s
+        try:
+            if self.is_finishing or self.finish():
+                while not self.ended and time.monotonic() < until:
+                    self._fill()
+        except PenstockError:
+            pass  # what was read before is returned
+        self.close()
+        found = []
+        while (each := self._buffer.take(0.0)) is not None:
+            found.append(each)
+        return found
+
     def _fill(self) -> None:
         try:
             chunk = next(self._chunks, None)
@@ -89,6 +116,8 @@ class Feed(Generic[T]):
             if self.ended:
                 return
             self.close()
+            if self.is_finishing:
+                return
             raise lost(self._client.url, error) from error
         if self.ended:
             return

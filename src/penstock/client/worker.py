@@ -1,17 +1,21 @@
 """A worker: one message after another from a group, handed to a function of yours.
 
-    Worker(client, "orders", "billing", handle).run()
+    worker = Worker(client, "orders", "billing", handle)
+    signal.signal(signal.SIGINT, lambda *_: worker.stop())
+    worker.run()
 
 The message is acked when the handler returns and nacked with the error's text when it raises;
-while the handler runs, its lease is extended. Invariant: a message is acked only after its
-handler has returned. So a worker that dies loses nothing, and a message may be handled twice.
+while the handler runs, its lease is extended. Invariants: a message is acked only after its
+handler has returned, so a worker that dies loses nothing, and a message may be handled twice; a
+worker whose `run` has ended holds no lease, and what it had not begun has lost no attempt.
 
 With `effect=True` the effect of a message is run once for its `idempotency_key` (without one,
 for its offset): it is begun, run, committed with the text the handler returns, and acked. A
 message whose effect is committed is acked unhandled, and while another worker runs the same
 effect this one waits. What remains: a crash between the effect and its commit repeats it.
 
-A broker that goes away is waited for. Any other error of the broker ends `run`.
+A broker that goes away is waited for, and so are, once the worker has worked, a topic that was
+deleted and a token that is refused. Any other error of the broker ends `run`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, new_owner
 from penstock.client.requests import EffectRef
@@ -29,19 +33,34 @@ from penstock.client.sync import Client, Deliveries
 from penstock.client.work import (
     BUSY_WAIT_S,
     FIRST_PAUSE_S,
+    LAST_DELIVERIES_S,
     LONGEST_PAUSE_S,
     NOT_BEGUN,
+    NOT_BEGUN_REASON,
+    Failure,
+    Outage,
+    Outcome,
+    StopFlag,
     effect_of,
     failure_of,
+    is_waited_for,
     log,
+    note_releases,
     place_of,
 )
-from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockError
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    MethodNotAllowed,
+    NotFound,
+    PenstockError,
+    Unauthenticated,
+)
 
 Handler = Callable[[Delivery], object]
 
 HEARTBEAT_MS = 500
-"""How soon an idle worker notices that it is to stop."""
+"""How soon an idle worker notices that it is to stop, where the broker cannot be told."""
 
 T = TypeVar("T")
 
@@ -69,26 +88,37 @@ class Worker:
         self._handler = handler
         self._lease_ms = lease_ms
         self._effect = effect
-        self._stopping = threading.Event()
+        self._stopping = StopFlag()
+        self._stream: Deliveries | None = None
+        # Received, and its handler not yet called.
+        self._not_begun: list[Delivery] = []
 
     def stop(self) -> None:
         """Lets the message under way be finished, takes no other, and ends `run`."""
         self._stopping.set()
+        stream = self._stream
+        if stream is not None:
+            # The broker sends no more from now on, and the end of the stream wakes `run`.
+            stream.finish()
 
     def run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        """Works until `stop`. However it ends, an interrupt included, everything that was received
+        and not begun is given back to the group."""
+        outage = Outage()
+        has_worked = False
         with _Keeper(self._client, self._lease_ms) as keeper:
             while not self._stopping.is_set():
+                pause_s = FIRST_PAUSE_S
                 try:
                     with self._open() as stream:
-                        pause_s = FIRST_PAUSE_S
-                        self._follow(stream, keeper)
+                        has_worked = True
+                        outage.is_over()
+                        self._work(stream, keeper)
                 except PenstockError as error:
-                    if not error.retryable:
+                    if not is_waited_for(error, has_worked):
                         raise
-                    log.warning("connecting again in %.1f s: %s", pause_s, error.message)
+                    pause_s = outage.failed(error)
                 self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _open(self) -> Deliveries:
         return Deliveries(
@@ -102,94 +132,157 @@ class Worker:
             heartbeat_ms=HEARTBEAT_MS,
         )
 
+    def _work(self, stream: Deliveries, keeper: _Keeper) -> None:
+        self._stream = stream
+        try:
+            self._follow(stream, keeper)
+        finally:
+            self._stream = None
+            left, self._not_begun = self._not_begun + stream.rest(LAST_DELIVERIES_S), []
+            self._release(left)
+
     def _follow(self, stream: Deliveries, keeper: _Keeper) -> None:
         """Handles what a stream brings, until it ends or the worker is to stop."""
-        while not stream.ended:
+        while not stream.ended and not self._stopping.is_set():
             delivery = stream.poll()
-            if self._stopping.is_set():
-                if delivery is not None:
-                    self._settle(delivery, NOT_BEGUN)
-                return
-            if delivery is not None:
+            if delivery is None:
+                continue
+            self._not_begun.append(delivery)
+            if not self._stopping.is_set():
                 self._handle(delivery, keeper, stream)
+
+    # -- one message ---------------------------------------------------------------------------
 
     def _handle(self, delivery: Delivery, keeper: _Keeper, stream: Deliveries) -> None:
         attempt = self._attempt_effect if self._effect else self._attempt
-        failure = attempt(delivery, keeper)
-        if self._stopping.is_set():
+        try:
+            outcome = attempt(delivery, keeper)
+        except BaseException as error:
+            # An interrupt. What had begun is nacked, so that nobody waits for its lease.
+            self.stop()
+            if not self._not_begun:
+                self._settle(delivery, Failure(f"{type(error).__name__}: the worker ended"))
+            raise
+        if self._stopping.is_set() and not stream.is_finishing:
             # Otherwise settling this one would bring the next.
             stream.close()
-        self._settle(delivery, failure)
+        self._not_begun.clear()
+        self._settle(delivery, outcome)
 
-    def _attempt(self, delivery: Delivery, keeper: _Keeper) -> str | None:
-        """Runs the handler; None, or why it failed."""
+    def _attempt(self, delivery: Delivery, keeper: _Keeper) -> Outcome:
         keeper.hold(delivery)
         try:
-            self._handler(delivery)
-        except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
-            return failure_of(delivery, error)
+            return self._call(delivery)[0]
         finally:
             keeper.let_go()
-        return None
 
-    def _attempt_effect(self, delivery: Delivery, keeper: _Keeper) -> str | None:
+    def _attempt_effect(self, delivery: Delivery, keeper: _Keeper) -> Outcome:
         """The same, unless the effect is committed; then there is nothing to do."""
         effect = effect_of(delivery, self.owner)
         keeper.hold(delivery)
         try:
-            if not self._begin(effect):
-                return None
+            begun = self._begin(effect)
+            if begun != "RUN":
+                return None if begun == "COMMITTED" else NOT_BEGUN
             keeper.hold(delivery, effect)
-            try:
-                result = self._handler(delivery)
-            except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
-                return self._fail(effect, failure_of(delivery, error))
-            text = result if isinstance(result, str) else ""
-            self._insist(lambda: self._client.commit_effect(effect, text))
-        except FailedPrecondition as error:
-            return error.message
+            return self._run_effect(delivery, effect)
+        except PenstockError as error:
+            if self._not_begun and self._stopping.is_set():
+                return NOT_BEGUN
+            return Failure(error.message)
         finally:
             keeper.let_go()
+
+    def _run_effect(self, delivery: Delivery, effect: EffectRef) -> Outcome:
+        try:
+            failure, result = self._call(delivery)
+        except BaseException as error:
+            self.stop()
+            self._fail(effect, type(error).__name__)
+            raise
+        if failure is not None:
+            self._fail(effect, failure.reason)
+            return failure
+        text = result if isinstance(result, str) else ""
+        self._insist(lambda: self._client.commit_effect(effect, text))
         return None
 
-    def _begin(self, effect: EffectRef) -> bool:
+    def _call(self, delivery: Delivery) -> tuple[Failure | None, object]:
+        """Runs the handler: why it failed, if it did, and what it returned."""
+        self._not_begun.clear()
+        try:
+            return None, self._handler(delivery)
+        except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
+            return failure_of(delivery, error), None
+
+    def _begin(self, effect: EffectRef) -> Literal["RUN", "COMMITTED", "STOPPED"]:
         """Whether to run the effect; waits while somebody else does."""
         while True:
             try:
-                begun = self._insist(lambda: self._client.begin_effect(effect, self._lease_ms))
-                return begun.status == "RUN"
+                return self._insist(
+                    lambda: self._client.begin_effect(effect, self._lease_ms)
+                ).status
             except FailedPrecondition:
                 if self._stopping.wait(BUSY_WAIT_S):
-                    raise
+                    return "STOPPED"
 
-    def _fail(self, effect: EffectRef, reason: str) -> str:
+    def _fail(self, effect: EffectRef, reason: str) -> None:
         try:
             self._insist(lambda: self._client.fail_effect(effect, reason))
-        except FailedPrecondition as error:
+        except PenstockError as error:
             log.warning("the effect %r is no longer held: %s", effect.key, error.message)
-        return reason
 
-    def _settle(self, delivery: Delivery, failure: str | None) -> None:
-        """Acks, or nacks with the failure. What is another's by now is not ours to settle."""
+    # -- settling ------------------------------------------------------------------------------
+
+    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Acks, nacks or releases. What is another's by now, or gone with its topic, is not ours
+        to settle; what could not be settled comes again."""
         try:
-            if failure is None:
+            if outcome is None:
                 self._insist(lambda: self._client.ack(delivery))
-            else:
-                self._insist(lambda: self._client.nack(delivery, failure))
-        except FailedPrecondition as error:
+            elif outcome is not NOT_BEGUN:
+                self._nack(delivery, outcome)
+        except PenstockError as error:
             log.warning("%s was not settled: %s", place_of(delivery), error.message)
+        if outcome is NOT_BEGUN:
+            self._release([delivery])
+
+    def _nack(self, delivery: Delivery, failure: Failure) -> None:
+        reason, delay_ms, dead = failure
+        try:
+            self._insist(lambda: self._client.nack(delivery, reason, delay_ms=delay_ms, dead=dead))
+        except InvalidArgument:
+            # An older broker knows neither; then the retry policy decides.
+            self._insist(lambda: self._client.nack(delivery, reason))
+
+    def _release(self, deliveries: list[Delivery]) -> None:
+        """Gives back what nobody began to handle, without counting an attempt."""
+        if not deliveries:
+            return
+        try:
+            note_releases(deliveries, self._insist(lambda: self._client.release_batch(deliveries)))
+        except (NotFound, MethodNotAllowed):
+            # An older broker cannot take anything back uncounted.
+            for delivery in deliveries:
+                self._settle(delivery, Failure(NOT_BEGUN_REASON))
+        except PenstockError as error:
+            count = len(deliveries)
+            log.warning("%d deliveries were not released: %s", count, error.message)
 
     def _insist(self, ask: Callable[[], T]) -> T:
-        """Asks again while the broker is away, for as long as the lease may last."""
+        """Asks again while the broker is away or refuses the token, for as long as the lease may
+        last."""
         until = time.monotonic() + self._lease_ms / 1000
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return ask()
             except PenstockError as error:
-                if not error.retryable or time.monotonic() + pause_s > until:
+                is_over = time.monotonic() + pause_s > until
+                if is_over or not (error.retryable or isinstance(error, Unauthenticated)):
                     raise
-                log.warning("asking again in %.1f s: %s", pause_s, error.message)
+                if pause_s == FIRST_PAUSE_S:
+                    log.warning("asking again until the lease ends: %s", error.message)
             if self._stopping.wait(pause_s):
                 return ask()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -202,6 +295,8 @@ class _Keeper:
         self._client = client
         self._lease_ms = lease_ms
         self._held: tuple[Delivery, EffectRef | None] | None = None
+        # Whose failure was logged: once is enough.
+        self._told: tuple[Delivery, EffectRef | None] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-leases", daemon=True)
 
@@ -225,10 +320,10 @@ class _Keeper:
             if effect is not None:
                 self._client.renew_effect(effect, self._lease_ms)
         except PenstockError as error:
-            if self._held is held:
-                log.warning(
-                    "the lease of %s was not extended: %s", place_of(delivery), error.message
-                )
+            if self._held is held and self._told is not held:
+                self._told = held
+                place = place_of(delivery)
+                log.warning("the lease of %s was not extended: %s", place, error.message)
 
     def __enter__(self) -> Self:
         self._thread.start()

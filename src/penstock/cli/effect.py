@@ -1,0 +1,33 @@
+"""`penstock effect`: look up a consumer-side idempotency entry."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.connection import group_option, json_flag, topic_argument, with_client
+from penstock.cli.terminal import printable, show, show_json
+from penstock.client.requests import EffectRef
+from penstock.client.sync import Client
+
+
+@click.command()
+@topic_argument
+@group_option
+@click.option("--key", required=True, help="The idempotency key of the effect.")
+@click.option("--tenant-id", default="", help="The tenant that the key is of.")
+@json_flag
+@with_client
+def effect(client: Client, topic: str, group: str, key: str, tenant_id: str, as_json: bool) -> None:
+    """Show an effect of TOPIC: its status, its owner, its result or why it failed."""
+    found = client.look_up_effect(EffectRef(topic=topic, group=group, key=key, tenant_id=tenant_id))
+    if as_json:
+        show_json(found)
+        return
+    line = f"{found.status} by {printable(found.owner)}"
+    if found.status == "PENDING":
+        line += f", {found.lease_ms} ms of its lease left"
+    if found.result:
+        line += f"; result: {printable(found.result)}"
+    if found.last_error:
+        line += f"; last error: {printable(found.last_error)}"
+    show(line)

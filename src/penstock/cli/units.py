@@ -1,0 +1,44 @@
+"""Durations and sizes as options: `7d`, `1GB`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.model.units import parse_duration_ms, parse_size
+
+
+class Duration(click.ParamType[int]):
+    """Milliseconds, from `250ms`, `60s`, `5m`. `bare_ms`: a number without a unit is milliseconds,
+    where the option's name says so; else it is refused, since people mean seconds by it."""
+
+    name = "duration"
+
+    def __init__(self, *, bare_ms: bool = False) -> None:
+        self._bare_ms = bare_ms
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        is_bare = isinstance(value, str) and value.strip().isdigit()
+        if is_bare and int(value) and not self._bare_ms:
+            self.fail(f"{value} of what? Say {value}s, or {value}ms", param, ctx)
+        found = value if isinstance(value, int) else parse_duration_ms(value)
+        if found is None:
+            self.fail(f"{value!r} is no duration; it looks like 250ms, 60s, 5m or 7d", param, ctx)
+        return found
+
+
+MILLISECONDS = Duration(bare_ms=True)
+"""The type of every option whose name ends in -ms: `250ms`, `2s`, or a number of milliseconds."""
+
+
+class Size(click.ParamType[int]):
+    """Bytes, from `1GB`, `64MiB` or a bare number; a unit is a power of 1024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = value if isinstance(value, int) else parse_size(value)
+        if found is None:
+            self.fail(f"{value!r} is no size; it looks like 64MiB or 1GB", param, ctx)
+        return found
