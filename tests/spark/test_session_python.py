@@ -41,7 +41,7 @@ def test_only_the_zips_of_this_pyspark_are_left_out(given: list[str], kept: str,
 @pytest.mark.parametrize(
     ("given", "started"),
     [
-        (["-m", "pyspark.daemon", "pyspark.worker"], ["-m", DAEMON, "pyspark.worker"]),
+        (["-m", "pyspark.daemon", "pyspark.worker"], ["-P", "-m", DAEMON, "pyspark.worker"]),
         (["-m", "pyspark.daemonic", "a  b"], ["-m", "pyspark.daemonic", "a  b"]),
         (["-m", "mine", "-m", "pyspark.daemon"], ["-m", "mine", "-m", "pyspark.daemon"]),
     ],

@@ -37,7 +37,7 @@ unset IFS
 export PYTHONPATH="$kept"
 if [ "$1 $2" = "-m pyspark.daemon" ]; then
   shift 2
-  set -- -m {daemon} "$@"
+  set -- -P -m {daemon} "$@"
 fi
 exec {python} "$@"
 """

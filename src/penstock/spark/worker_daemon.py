@@ -8,7 +8,9 @@ would print a traceback of each. Started by the launcher of `session_python`, or
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 
 from pyspark import daemon
 
@@ -24,5 +26,9 @@ def work(sock: socket.socket, authenticated: bool) -> int:
 
 
 if __name__ == "__main__":
+    # The launcher's -P keeps a json.py or penstock.py in the working directory from being taken for
+    # the real one. A user's own modules there are found all the same, after everything else.
+    if sys.flags.safe_path:
+        sys.path.append(os.getcwd())
     daemon.worker = work
     daemon.manager()

@@ -113,6 +113,7 @@ def _happened(message: Message, row: Row) -> None:
         current = message.tries[-1]
         current |= {"outcome": kind, "reason": row["reason"], "retry_at": row["retry_at"]}
         current |= {"ended_at": at, "running_ms": ms(current["delivered_at"], at)}
+        current["end_position"] = row["position"]
     if kind in ("acked", "dead_lettered", "skipped"):
         message.ended, message.ended_at = kind, at
 
@@ -122,7 +123,7 @@ def attempts(rows: list[Row]) -> list[Row]:
         dict(zip(("topic", "partition", "offset"), message.place, strict=True))
         | {"group": message.group, "produced_at": message.produced_at, "has_skew": False}
         | message.ids
-        | one
+        | {name: value for name, value in one.items() if name != "end_position"}
         for message in messages(rows)
         for one in message.tries
     ]
@@ -150,7 +151,7 @@ def _step(key: tuple[Any, ...], group: list[Message]) -> Row:
     order = ("running", "waiting", "dead_lettered", "succeeded")
     tries = [one for message in group for one in message.tries]
     failed = [one for one in tries if one["outcome"] in ("nacked", "timed_out")]
-    failed.sort(key=lambda one: one["position"])
+    failed.sort(key=lambda one: one["end_position"])
     finished = [message.ended_at for message in group if message.ended_at is not None]
     last = max(group, key=lambda m: (m.ended_at or m.last_at, m.last_position))
     return {

@@ -299,6 +299,13 @@ def story() -> Story:
     told.tell(30, "delivered", "half", 1, offset=1)
     told.tell(40, "nacked", "half", 1, offset=1, reason="not yet", retry_at=9000)
 
+    told.tell(0, "produced", "overlap")
+    told.tell(1, "produced", "overlap", offset=1)
+    told.tell(10, "delivered", "overlap", 1)
+    told.tell(20, "delivered", "overlap", 1, offset=1)
+    told.tell(30, "nacked", "overlap", 1, offset=1, reason="early", retry_at=9000)
+    told.tell(40, "nacked", "overlap", 1, reason="late", retry_at=9000)
+
     told.tell(0, "produced", "at once")
     told.tell(0, "produced", "at once", offset=1)
     told.tell(3, "delivered", "at once", 1)
@@ -405,6 +412,10 @@ def test_a_step_is_open_as_long_as_one_of_its_messages_is(of_story: Tables):
     assert lengths(step) == (10 + 29, 0, 10 + 10)
     run = of_story["runs"]["half",]
     assert (run["outcome"], run["finished_at"], run["duration_ms"]) == ("running", None, None)
+
+
+def test_the_reason_is_that_of_the_failure_that_ended_last(of_story: Tables):
+    assert of_story["steps"]["overlap", "s", "overlap", "g"]["reason"] == "late"
 
 
 def test_of_messages_that_end_in_one_millisecond_the_later_in_the_journal_is_the_last(

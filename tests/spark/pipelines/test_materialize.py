@@ -18,6 +18,7 @@ from penstock.spark.launching.catalog import find
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.materialize import ORIGIN, PIPELINE, latest, merged, table, told
 from penstock.spark.pipelines.names import IN_THE_LAKE
+from penstock.spark.pipelines.rejects import SCHEMA as REJECTS
 from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess
@@ -183,6 +184,30 @@ def test_a_cache_has_the_latest_values_and_none_that_were_deleted(
         start(**options, **more).wait(120)
     found = {key: cached(broker, cache, key) for key in "abc"}
     assert {key: value for key, value in found.items() if value} == expected(sent)
+
+
+def test_a_key_that_a_cache_refuses_is_put_aside_and_the_others_go_on(
+    spark: SparkSession, broker: BrokerProcess, lake: Lake, start: StartRun, said: list[str]
+):
+    topic = broker.create_topic(new_name("state"))
+    long, bad = "k" * 1025, "tab\there"
+    sent: Messages = [("first", "1"), (long, "2"), (bad, "3"), (bad, "4"), ("k\x85", "null")]
+    produce(broker, topic, [*sent, ("k" * 1024, "whole"), ("last", "5")])
+    cache = "default/default/default"
+    run = {"topic": topic, "to": f"cache:{cache}"}
+    start(**run).wait(120)
+    produce(broker, topic, [("later", "6")])
+    start(**run).wait(120)
+    keys = ("first", "k" * 1024, "last", "later")
+    assert [cached(broker, cache, key) for key in keys] == ["1", "whole", "5", "6"]
+    rows = lake.table("rejects", REJECTS).read().orderBy("offset").collect()
+    control = "the key has control characters, which a cache refuses"
+    assert [(row.topic, row.offset, row.key, row.value, row.error) for row in rows] == [
+        (topic, 1, long, "2", "the key is longer than the 1024 bytes that a cache takes"),
+        (topic, 3, bad, "4", control),
+        (topic, 4, "k\x85", "null", control),
+    ]
+    assert [line for line in said if line.endswith("3 put aside in the table rejects")]
 
 
 def test_a_cache_that_has_a_batch_takes_it_no_second_time_after_a_kill(

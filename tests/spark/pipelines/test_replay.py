@@ -101,6 +101,7 @@ def test_dead_letters_go_home_once_and_nothing_goes_without_apply(
     sent = stored(broker, topic)[-1]
     kept = {key: sent.get(key) for key in ("key", "run_id", "step_id", "dlq_last_error")}
     assert kept == {"key": "key 2", "run_id": "run-1", "step_id": "s1", "dlq_last_error": None}
+    assert sent.get("retry_max_attempts") == 1, "the policy of a dead letter comes back"
     name = default_name([f"dlq.{topic}"], None)
     assert ledger(spark, tmp_path) == [(name, 0, topic, 0), (name, 2, topic, 0)]
 
@@ -192,6 +193,21 @@ def test_the_archive_is_replayed_as_the_broker_is_and_counts_as_the_same(
     assert values(broker, target) == ["value 1", "value 1", "value 0"]
     with pytest.raises(PipelineFailed, match=r"has nothing of 'c'; it has a-1, a-2, b"):
         replayed(**asked, topic="b,c")
+
+
+def test_a_message_that_the_broker_would_refuse_is_left_out_and_told(
+    spark: SparkSession, broker: BrokerProcess, replayed: Replayed, tmp_path: Path
+):
+    """As one of a lake that another broker filled."""
+    target = broker.create_topic(new_name("target"))
+    rows = [message(0), message(1, run_id="r" * 1025), message(2)]
+    lake = Lake(spark, str(tmp_path / "lake"))
+    records_table(lake).append(dated(records(spark, *rows)), "archive", 0)
+    asked = {"from": "lake", "topic": rows[0]["topic"], "to": target}
+    left_out = "1 left out, the broker would refuse them: the run_id is longer than 1024 bytes"
+    for apply in ("false", "true"):
+        assert left_out in replayed(**asked, apply=apply).text
+    assert values(broker, target) == ["value 0", "value 2"]
 
 
 @pytest.mark.parametrize(

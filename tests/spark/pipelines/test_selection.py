@@ -6,6 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument
@@ -136,24 +138,52 @@ def test_chunks_are_sent_at_the_rate_and_lost_time_is_not_made_up_for():
     clock = Clock()
     pace = Pace(20, clock.time, clock.sleep)
     assert pace.chunk_rows == 20
-    began = []
+    ended = []
     for takes in (0.25, 0.25, 3.0, 0.25):
-        pace.await_turn(20)
-        began.append(clock.now)
+        pace.await_turn()
         clock.now += takes
-    pace.await_turn(20)
-    assert began == [100.0, 101.0, 102.0, 105.0]
-    assert (clock.slept, clock.now) == ([0.75, 0.75, 0.75], 106.0)
+        pace.written(20)
+        ended.append(clock.now)
+    pace.await_turn()
+    assert ended == [100.25, 101.5, 105.5, 106.75]
+    assert (clock.slept, clock.now) == ([1.0] * 4, 107.75)
+
+
+@given(
+    st.floats(0.1, 1000),
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=2, max_size=20),
+)
+def test_no_span_of_time_has_more_rows_than_the_rate_and_one_chunk(
+    rate: float, chunks: list[tuple[float, float]]
+):
+    """However long writes take, and whenever within its write a chunk becomes visible."""
+    clock = Clock()
+    pace = Pace(rate, clock.time, clock.sleep)
+    seen: list[tuple[float, float]] = []
+    for takes, idle in chunks:
+        clock.now += idle
+        pace.await_turn()
+        began = clock.now
+        clock.now += takes
+        pace.written(pace.chunk_rows)
+        seen.append((began, clock.now))
+    for first, (_, start) in enumerate(seen):
+        for last in range(first + 1, len(seen)):
+            span = seen[last][0] - start
+            rows = (last - first) * pace.chunk_rows
+            assert rows <= rate * span * (1 + 1e-9) + 1e-6
 
 
 def test_less_than_a_message_a_second_is_one_at_a_time_and_no_rate_is_no_wait():
     clock = Clock()
     slow = Pace(0.5, clock.time, clock.sleep)
     assert slow.chunk_rows == 1
-    slow.await_turn(1)
-    slow.await_turn(1)
+    slow.await_turn()
+    slow.written(1)
+    slow.await_turn()
     assert clock.slept == [2.0]
     free = Pace(None, clock.time, clock.sleep)
-    free.await_turn(10**9)
-    free.await_turn(10**9)
+    free.await_turn()
+    free.written(10**9)
+    free.await_turn()
     assert (clock.slept, free.chunk_rows) == ([2.0], MAX_CHUNK_ROWS)

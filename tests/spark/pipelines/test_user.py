@@ -314,7 +314,7 @@ def test_a_row_that_the_broker_would_refuse_is_rejected_alone_or_told_with_the_w
     with pytest.raises(PipelineFailed) as failure:
         run_file(Path(f"{file}:stuck"), spark, broker, lake)
     assert failure.value.message == (
-        "pipeline stuck, query rows, batch 0: a row with key 'k1' cannot be produced: the value is "
+        "pipeline stuck, query rows, batch 0: a row with key 'k1' cannot be written: the value is "
         "null or empty. Leave it out, or let rejects='column' of @pipeline keep such rows aside"
     )
     assert len(rows_at(broker, target)) == 2

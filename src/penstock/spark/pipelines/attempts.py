@@ -34,8 +34,8 @@ _DELIVERY = (*OF_GROUP, "delivery", "attempt")
 def deliveries(journal: DataFrame) -> DataFrame:
     """A row for each attempt, and one with attempt null for a message that a group finished without
     one, or that no group has been given. Beside the columns of ATTEMPTS: `life`; `finish`, how,
-    when and where in the journal the message was finished for its group; `last_at` and
-    `last_position`, of the last event."""
+    when and where in the journal the message was finished for its group; `end_position`, where
+    the attempt ended; `last_at` and `last_position`, of the last event."""
     found = _by_delivery(_numbered(journal)).where(~F.col("is_returned"))
     message = Window.partitionBy(*_MESSAGE)
     in_order = Window.partitionBy(*OF_GROUP).orderBy("delivery", "attempt")
@@ -63,6 +63,7 @@ def deliveries(journal: DataFrame) -> DataFrame:
     return timed.where(F.col("group").isNotNull() | ~F.col("is_taken")).select(
         *(named[n].alias(n) if n in named else F.col(n) for n in ATTEMPTS.names),
         *("life", "finish", "last_at", "last_position"),
+        F.col("end.position").alias("end_position"),
     )
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.endpoints import Endpoint
 from penstock.spark.pipelines.rejects import Rejects
-from penstock.spark.pipelines.targets import largest_message, refusals
+from penstock.spark.pipelines.targets import entry_refusals, largest_message, refusals
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> Da
 
 
 def _take(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
-    if user.rejects and _produces(user):
+    if user.rejects and user.sink is not None and user.sink.kind != "table":
         said = F.col(f"`{user.rejects}`").cast("string")
         frame = frame.withColumn(user.rejects, F.coalesce(said, _refusal(frame, user, run)))
     if user.rejects:
@@ -127,19 +127,21 @@ def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
     try:
         run.write(frame, user.name, txnBatch=batch, **{sink.kind: sink.name})
     except Exception as error:
-        if _produces(user) and not user.rejects and _REFUSED in str(error):
+        if not user.rejects and _REFUSED in str(error):
             _blame_row(user, run, frame, error)
         raise
 
 
-def _produces(user: UserPipeline) -> bool:
-    return user.sink is not None and user.sink.kind == "topic"
-
-
 def _refusal(frame: DataFrame, user: UserPipeline, run: Run) -> Column:
-    """Why the broker would not take a row for the sink's topic, and its batch with it, or null."""
+    """Why the broker would refuse a row for the sink, and its batch with it, or null."""
+    max_bytes = largest_message(run.broker)
+    if user.sink is not None and user.sink.kind == "cache":
+        key, value = F.col("key").cast("string"), F.col("value").cast("binary")
+        ttl_ms = F.col("ttl_ms") if "ttl_ms" in frame.columns else F.lit(None)
+        is_negative = F.when(ttl_ms < 0, F.lit("the ttl_ms is negative"))
+        return F.coalesce(*entry_refusals(key, value, max_bytes), is_negative)
     topic = user.sink.name if user.sink else ""
-    return F.coalesce(*refusals(F.lit(topic), largest_message(run.broker), frame.columns))
+    return F.coalesce(*refusals(F.lit(topic), max_bytes, frame.columns))
 
 
 def _blame_row(user: UserPipeline, run: Run, frame: DataFrame, error: Exception) -> None:
@@ -151,7 +153,7 @@ def _blame_row(user: UserPipeline, run: Run, frame: DataFrame, error: Exception)
         return
     of_key = "without a key" if found.key is None else f"with key {found.key[:100]!r}"
     raise InvalidArgument(
-        f"a row {of_key} cannot be produced: {found.why}. Leave it out, or let rejects='column' "
+        f"a row {of_key} cannot be written: {found.why}. Leave it out, or let rejects='column' "
         "of @pipeline keep such rows aside"
     ) from error
 

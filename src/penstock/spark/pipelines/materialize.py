@@ -32,6 +32,8 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.pipelines.names import is_own_table
+from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.targets import entry_refusals, largest_message
 from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.readers import one_of, switch
 from penstock.spark.running.run import Run
@@ -140,7 +142,7 @@ def start(run: Run) -> None:
         try:
             _tell_keyless(run, found, batch)
             if target.kind == "cache":
-                _to_cache(run, news, batch, target.name)
+                _to_cache(run, news, query, batch, target.name)
             else:
                 of_topic = table(run.lake, target.name)
                 _claim(of_topic, settings["topic"])
@@ -184,9 +186,17 @@ def _tell_keyless(run: Run, found: DataFrame, batch: int) -> None:
         )
 
 
-def _to_cache(run: Run, news: DataFrame, batch: int, cache: str) -> None:
+def _to_cache(run: Run, news: DataFrame, query: str, batch: int, cache: str) -> None:
+    """Puts what the cache takes, and the rest aside: a topic takes keys that a cache refuses, and
+    one of them would fail its batch at every start."""
+    refusal = F.coalesce(*entry_refusals(F.col("key"), F.col("value"), largest_message(run.broker)))
+    checked = news.withColumn("error", refusal)
+    bad = checked.where("error is not null").withColumn("topic", F.lit(run.settings["topic"]))
+    rejected = Rejects(run).keep(bad, query, batch)
+    if rejected:
+        run.report(f"batch {batch}: {rejected} put aside in the table rejects")
     run.write(
-        entries(news, run.settings["ttl_ms"]),
+        entries(checked.where("error is null"), run.settings["ttl_ms"]),
         txn=run.name,
         txnBatch=batch,
         cache=cache,

@@ -24,12 +24,12 @@ from pyspark.sql.types import (
 from pyspark.sql.window import Window
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_CACHE_KEY_BYTES
 from penstock.model.units import format_duration, parse_duration_ms
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import SinkSettings
 from penstock.spark.pipelines.metrics_report import tell_all, tell_late
+from penstock.spark.pipelines.targets import entry_refusals
 from penstock.spark.pipelines.window_progress import WindowProgress
 from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.readers import switch
@@ -102,8 +102,10 @@ def latest(rows: DataFrame) -> DataFrame:
             ).alias("value"),
         )
     )
-    # Ids may be long. A key that the broker refuses would end the pipeline for all others.
-    return entries.where(F.octet_length("key") <= MAX_CACHE_KEY_BYTES)
+    # Ids may be long, or have control characters that JSON leaves as they are. A key that the
+    # broker refuses would end the pipeline for all others.
+    refusal = F.coalesce(*entry_refusals(F.col("key"), F.col("value"), None))
+    return entries.where(refusal.isNull())
 
 
 def metrics_table(lake: Lake) -> Table:

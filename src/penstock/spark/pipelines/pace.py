@@ -1,7 +1,9 @@
-"""How fast rows are sent: no more than so many a second, counted from when each chunk began.
+"""The rate of a replay: at most so many rows a second, in chunks.
 
-Invariant: from the beginning of one chunk to that of the next pass at least as many seconds as its
-rows are allowed; time that was lost is not made up for by a burst.
+Invariant: in any span of time, the rows that were written are at most what the rate allows for that
+span, and one chunk more. So the pause is counted from the end of a chunk's write: from its
+beginning, a slow write followed by a fast one would come too close together. Time that was lost is
+not made up for by a burst.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ class Pace:
             return MAX_CHUNK_ROWS
         return min(MAX_CHUNK_ROWS, max(1, round(self._rate)))
 
-    def await_turn(self, rows: int) -> None:
-        """Returns when `rows` may be sent."""
-        if self._rate is None:
-            return
+    def await_turn(self) -> None:
+        """Returns when the next chunk may be written."""
         pause = self._next - self._clock()
         if pause > 0:
             self._sleep(pause)
-        self._next = self._clock() + rows / self._rate
+
+    def written(self, rows: int) -> None:
+        """Call it when a chunk of `rows` has been written."""
+        if self._rate is not None:
+            self._next = self._clock() + rows / self._rate

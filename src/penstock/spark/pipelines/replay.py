@@ -31,10 +31,11 @@ from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
 from penstock.spark.pipelines.replays import Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
-from penstock.spark.pipelines.targets import partitions_of
+from penstock.spark.pipelines.targets import largest_message, partitions_of, refusals
 from penstock.spark.running.pipeline import Option, Pipeline
 from penstock.spark.running.readers import origin, switch
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import columns_of
 
 MIN_RATE = 0.1
 """A run that waits for the turn of a message cannot be stopped meanwhile."""
@@ -54,19 +55,19 @@ def _check(said: Mapping[str, Any]) -> None:
 def _start(run: Run) -> None:
     said = run.settings
     name = said["name"] or default_name(said["topic"], said["to"])
-    run.repeat("replay", lambda: _replay(run, Replay(run, name)))
+    pace = Pace(said["rate"])
+    run.repeat("replay", lambda: _replay(run, Replay(run, name), pace))
 
 
-def _replay(run: Run, replay: Replay, pace: Pace | None = None) -> int:
-    """The rows sent."""
+def _replay(run: Run, replay: Replay, pace: Pace) -> int:
+    """Sends what is left to send, and returns how many rows that were."""
     said = run.settings
     if said["to"] is not None:
         partitions_of(run.broker, [said["to"]])
     rows = chosen(_records(run, said["topic"]), criteria_of(said, datetime.now(UTC)))
-    rows = rows.filter(F.col("target").isNotNull())
+    rows = _sendable(run, rows.filter(F.col("target").isNotNull()))
     if not said["apply"]:
         return _tell(run, replay, rows)
-    pace = pace or Pace(said["rate"])
     sent = 0
     pending = replay.pending()
     if pending is not None:
@@ -79,6 +80,18 @@ def _replay(run: Run, replay: Replay, pace: Pace | None = None) -> int:
     to = ", ".join(pending.targets)
     run.report(f"replay {replay.name}: {pending.rows} selected, to be sent to {to}")
     return sent + replay.send(pending, pace)
+
+
+def _sendable(run: Run, rows: DataFrame) -> DataFrame:
+    """Leaves out, and reports, what the broker would refuse: one such row would fail its chunk at
+    every try. A stored message is one when the broker's limits were lowered since, or when the
+    lake is another broker's."""
+    refusal = F.coalesce(*refusals(F.col("target"), largest_message(run.broker)))
+    checked = rows.withColumn("refusal", refusal)
+    found = checked.where("refusal is not null").groupBy("refusal").count().orderBy("refusal")
+    for row in found.collect():
+        run.report(f"{row['count']} left out, the broker would refuse them: {row.refusal}")
+    return checked.where("refusal is null").drop("refusal")
 
 
 def criteria_of(said: Mapping[str, Any], now: datetime) -> Criteria:
@@ -234,10 +247,21 @@ PIPELINE = Pipeline(
         Option("run", "a run_id"),
         Option("tenant", "a tenant_id"),
         Option("reason", "a part of a dead letter's last error, or its group's normalised reason"),
-        Option("where", "a predicate of Spark SQL over the columns, like key = 'cart-1'"),
-        Option("limit", "a whole number from 1 on: only the first so many", read=_count),
-        Option("rate", f"messages a second, {MIN_RATE:g} or more", read=_rate),
-        Option("name", "a name of letters, digits, points and dashes", read=_replay_name),
+        Option(
+            "where",
+            "a predicate of Spark SQL, like key = 'cart-1', over the columns "
+            f"{', '.join(columns_of('records'))}",
+        ),
+        Option(
+            "limit",
+            "a whole number from 1 on: at most so many in one run, the oldest first; the next run "
+            "goes on behind them",
+            read=_count,
+        ),
+        Option("rate", f"at most so many messages a second, {MIN_RATE:g} or more", read=_rate),
+        Option(
+            "name", "a name of letters, digits, points, dashes and underscores", read=_replay_name
+        ),
         Option("keep_keys", "true or false: do idempotency keys travel?", "false", switch),
         Option("apply", "true or false: false only tells what would be sent", "false", switch),
     ),

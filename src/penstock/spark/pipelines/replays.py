@@ -112,10 +112,11 @@ class Replay:
         rows = self._selection(pending.batch).read()
         first = self._last_chunk(pending) + 1
         for chunk in range(first, pending.chunks):
-            pace.await_turn(pending.chunk_rows)
+            pace.await_turn()
             of_chunk = rows.filter(F.col("chunk") == chunk).orderBy("number")
             sent = as_sent(of_chunk, "target", partitions, datetime.now(UTC))
             self._run.write(sent, pending.txn, txnBatch=chunk)
+            pace.written(pending.chunk_rows)
         self._note(rows, pending)
         self._batch = pending.batch + 1
         self._remove(pending.batch)

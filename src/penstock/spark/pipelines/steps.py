@@ -86,7 +86,8 @@ def _messages(deliveries: DataFrame) -> DataFrame:
         F.max("last_position").alias("last_position"),
         F.count("attempt").alias("attempts"),
         F.count_if(is_failure).alias("failures"),
-        F.max(F.when(is_failure, F.struct("position", "reason"))).alias("failure"),
+        # The last failure is the one that ended last: attempts of several messages overlap.
+        F.max(F.when(is_failure, F.struct("end_position", "reason"))).alias("failure"),
         F.max(F.struct("position", "delivered_at", "ended_at", "outcome")).alias("last"),
         F.max("finish").alias("finish"),
         F.max("has_skew").alias("had_skew"),

@@ -1,10 +1,10 @@
-"""Messages that are produced again, and the topics they go to.
+"""Rows that pipelines send to topics and caches, and what the broker would refuse of them.
 
-Invariant: what leaves `as_sent` is taken by the sink and the broker whatever the stored message
-was: a deadline that has passed, a partition that the target does not have and a topic that the
-message once asked for itself do not travel. What a user's function has made of a message may be
-refused all the same, and a batch with it: `refusals` tells before. Must not know which messages are
-sent, and why.
+The broker refuses a whole batch for one bad row, and would refuse it at every try. So pipelines ask
+`refusals` (for topics) and `entry_refusals` (for caches) first, and set bad rows aside.
+`as_sent` drops what a stored message cannot carry to another topic: a deadline that has passed, a
+partition that the target does not have, a topic that the message asked for itself. Must not know
+which rows are sent, and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.client.results import Version
 from penstock.model.errors import NotFound
-from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
+from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
 from penstock.spark.broker import Broker
 from penstock.spark.logs import Records
 from penstock.spark.options import BrokerSettings
@@ -48,6 +48,8 @@ ENVELOPE_FIELDS = StructType([StructField(name, RECORD_COLUMNS[name]) for name i
 
 DEADLINE_MARGIN = timedelta(minutes=1)
 """The broker refuses a batch with a deadline that has passed when it is staged."""
+
+_CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 _RETRY = ("retry_max_attempts", "retry_backoff_ms", "retry_max_backoff_ms")
 _LIMITED = {
@@ -101,18 +103,33 @@ def refusals(
     faults = {
         f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(topic)
         > MAX_NAME_BYTES,
-        "the topic's name has control characters in it": topic.rlike(r"[\x00-\x1f\x7f-\x9f]"),
+        "the topic's name has control characters in it": topic.rlike(_CONTROL),
         "the value is null or empty": F.coalesce(F.octet_length(said["value"]), F.lit(0)) == 0,
         "the meta has a null in it": is_null,
         "the retry policy has a negative number in it": F.least(F.lit(0), attempts, *backoffs) < 0,
-        "the retry policy has a backoff and no attempts": (F.greatest(F.lit(0), *backoffs) > 0)
-        & (F.coalesce(attempts, F.lit(0)) == 0),
     }
     for name, called in _LIMITED.items():
         is_long = F.octet_length(said[name]) > MAX_ENVELOPE_FIELD_BYTES
         faults[f"{called} is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes"] = is_long
     found = [F.when(is_so, F.lit(fault)) for fault, is_so in faults.items()]
     return found if max_bytes is None else [*found, _too_large(said, max_bytes)]
+
+
+def entry_refusals(key: Column, value: Column, max_bytes: int | None) -> list[Column]:
+    """Why a cache would refuse a row, one column for each reason, null where it would not.
+    `max_bytes` is the broker's max_message_bytes; None: it does not tell."""
+    faults = {
+        "the key is null or empty": F.coalesce(F.octet_length(key), F.lit(0)) == 0,
+        f"the key is longer than the {MAX_CACHE_KEY_BYTES} bytes that a cache takes": (
+            F.octet_length(key) > MAX_CACHE_KEY_BYTES
+        ),
+        "the key has control characters, which a cache refuses": key.rlike(_CONTROL),
+    }
+    if max_bytes is not None:
+        faults[f"the value is longer than max_message_bytes, {max_bytes}"] = (
+            F.octet_length(value) > max_bytes
+        )
+    return [F.when(is_so, F.lit(fault)) for fault, is_so in faults.items()]
 
 
 def _too_large(said: Mapping[str, Column], max_bytes: int) -> Column:
