@@ -51,6 +51,10 @@ class Ledger:
             self._note_version(cache, version)
         self._told[key] = Held(value, version if value is not None else 0)
 
+    def refused(self, key: str) -> None:
+        """The broker said that the write is not made."""
+        self._asked.pop(key)
+
     def known_keys(self) -> list[str]:
         return sorted({*self._told, *self._asked})
 
@@ -82,6 +86,9 @@ class Ledger:
         self._numbers.add(number)
         self._note_version("totals", version)
 
+    def refused_count(self) -> None:
+        self._in_flight -= 1
+
     def found_count(self, number: int) -> None:
         most = self._counted + self._in_flight
         is_exact = self._counted <= number <= most
@@ -98,6 +105,9 @@ class Ledger:
         self.counts["transactions"] += 1
         for place, result in enumerate(results):
             self._note_version(CACHES[place % 2], result["version"])
+
+    def refused_txn(self) -> None:
+        self._asked_token = None
 
     def found_txn(self, tokens: list[bytes | None]) -> None:
         whole = {token or b"" for token in tokens}

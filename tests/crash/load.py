@@ -221,7 +221,7 @@ class Consumer:
 
     async def _nack(self, connection: Connection, item: Item) -> None:
         reason = f"{self._owner} refused {item['attempts']}"
-        body = settlement(self._group, self._owner, item) | {"reason": reason}
+        body = settlement(self._group, self._owner, item) | {"reason": reason, "delay_ms": 0}
         status = (await connection.post("/v1/nack", body)).status
         self._ledger.nack_answered(self._group, item, reason, status, is_leased=self._is_leased)
 

@@ -1,0 +1,110 @@
+"""JSON bodies for every route that takes one: right, nearly right, and made to hurt a decoder.
+
+Everything comes from the `Random` that is given, so a seed repeats a run.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+Route = tuple[str, str, dict[str, object]]
+
+_PLACE = "/v1/tenants/default/namespaces/default"
+
+ROUTES: list[Route] = [
+    ("POST", "/v1/produce", {"topic": "t", "key": "k", "value": "v", "envelope": {
+        "run_id": "r", "deadline": "2031-01-01T00:00:00Z", "partition_override": 0,
+        "retry_policy": {"max_attempts": 3, "backoff_ms": 10}}}),
+    ("POST", "/v1/ack", {"topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o"}),
+    ("POST", "/v1/nack", {
+        "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o", "reason": "x"}),
+    ("POST", "/v1/extend", {
+        "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o", "lease_ms": 10}),
+    ("POST", "/v1/topics", {"name": "t", "partitions": 1}),
+    ("POST", "/v1/idempotency/begin", {
+        "topic": "t", "group": "g", "idempotency_key": "k", "owner": "o", "lease_ms": 1000}),
+    ("POST", "/v1/idempotency/commit", {
+        "topic": "t", "group": "g", "idempotency_key": "k", "owner": "o", "result": "r"}),
+    ("POST", "/v1/writes/p/0/commit", {"parts": [{"part": 0, "pieces": 1, "rows": 1}]}),
+    ("POST", "/v1/journal/archived", {"next": 0}),
+    ("POST", "/v1/tenants", {"tenant_id": "default"}),
+    ("POST", _PLACE + "/streams/default/publish", {"payload": "AAAA"}),
+    ("POST", _PLACE + "/streams/default/publish_batch", {"payloads": ["AAAA", "BBBB"]}),
+    ("PUT", _PLACE + "/caches/default/entries/k", {"value": "AAAA", "ttl_ms": 1000}),
+    ("POST", _PLACE + "/caches/default/get_many", {"keys": ["a", "b"]}),
+    ("POST", _PLACE + "/caches/default/txn", {"ops": [{"op": "put", "key": "k", "value": "AAAA"}]}),
+    ("POST", "/v1/felix", {"type": "cache_get", "cache": "default", "key": "k"}),
+]  # fmt: skip
+
+BATCHES = ["/v1/produce/batch", "/v1/ack/batch", "/v1/felix"]
+
+_VALUES = [
+    "null", "true", "0", "-1", "1.5", "1e400", "-1e400", "NaN", "Infinity", "9" * 400, "-0", "01",
+    "1e-400", "9223372036854775807", "9223372036854775808", "-9223372036854775809", "0.1e1",
+    "18446744073709551616", '""', '"\\u0000"', '"\\ud800"', '"\\udc00\\ud800"', '"\\ud83d\\ude00"',
+    '"\\x"', '"a', "[]", "{}", "[[]]", '{"":""}', '"' + "x" * 5000 + '"', '"\u00e9"', '"\t"',
+    '"\x00"', '" "', '"a/b"', '"..%2f"', '"2031-01-01T00:00:00Z"', '"AAAA"', '"A"', '"====="',
+    '"9999-12-31T23:59:59-23:59"', '"0001-01-01T00:00:00+23:59"', '"10000-01-01T00:00:00Z"',
+]  # fmt: skip
+
+
+def body(random: Random) -> tuple[str, str, bytes]:
+    """A method, a path and a body."""
+    method, path, fields = random.choice(ROUTES)
+    if random.random() < 0.15:
+        items = [_encoded(random, fields) for _ in range(random.choice([1, 3, 20]))]
+        path = random.choice(BATCHES)
+        text = "[" + ",".join(items) + "]" if random.random() < 0.5 else "\n".join(items)
+        return "POST", path, _bytes(random, text)
+    if random.random() < 0.1:
+        return method, path, _bytes(random, _deep(random))
+    return method, path, _bytes(random, _encoded(random, fields))
+
+
+def lines(random: Random) -> bytes:
+    """Rows to be staged, a line each."""
+    row: dict[str, object] = {"topic": "t", "key": "k", "value": "v"}
+    return b"\n".join(
+        _bytes(random, _encoded(random, row)) for _ in range(random.choice([1, 3, 9]))
+    )
+
+
+def _encoded(random: Random, fields: dict[str, object]) -> str:
+    """The fields as JSON, with some of them replaced, doubled, left out or put in."""
+    members = [(json.dumps(name), json.dumps(value)) for name, value in fields.items()]
+    for _ in range(random.choice([0, 1, 1, 1, 2])):
+        way = random.randrange(5)
+        at = random.randrange(len(members)) if members else 0
+        value = _deep(random) if random.random() < 0.1 else random.choice(_VALUES)
+        if way == 0 and members:
+            del members[at]
+        elif way == 1 and members:
+            members.append((members[at][0], value))
+        elif way == 2:
+            name = random.choice(['"unknown"', '""', '"\\u0000"', '"\\ud800"', "unquoted", "1"])
+            members.append((name, value))
+        elif members:
+            members[at] = (members[at][0], value)
+    return "{" + ",".join(f"{name}:{value}" for name, value in members) + "}"
+
+
+def _deep(random: Random) -> str:
+    depth = random.choice([10, 500, 2000, 100_000])
+    opened, closed = random.choice([("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+    inner = random.choice(["", "1", "null"]) if opened == "[" else "1"
+    return opened * depth + inner + (closed * depth if random.random() < 0.8 else "")
+
+
+def _bytes(random: Random, text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    chance = random.random()
+    if chance < 0.04:
+        return b"\xef\xbb\xbf" + data
+    if chance < 0.08:
+        return text.encode("utf-16", "surrogatepass")
+    if chance < 0.2 and data:
+        mutant = bytearray(data)
+        mutant[random.randrange(len(mutant))] = random.randrange(256)
+        return bytes(mutant)
+    return data

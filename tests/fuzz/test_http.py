@@ -1,0 +1,66 @@
+"""Random heads, JSON and Arrow from fixed seeds: refused or right, whatever comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.model.errors import PenstockError
+from penstock.model.limits import MIB
+from penstock.server.arrow_bodies import read_table
+from penstock.server.row_checks import check_cache_rows, check_topic_rows
+from penstock.storage.staging import pack
+from tests.broker_process import BrokerProcess
+from tests.fuzz import arrow
+from tests.fuzz.http import SETTINGS, HttpFuzzer
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path / "data", env=SETTINGS)
+    try:
+        yield process.start()
+    finally:
+        process.close()
+
+
+def test_random_http_is_answered_or_closed_and_harms_nobody(broker: BrokerProcess) -> None:
+    """driftq-65, driftq-69: against a process; by hand it runs for as long as it is told."""
+    with closing(HttpFuzzer(broker, seed=65)) as fuzzer:
+        fuzzer.run(lambda count: count >= 1500)
+    kinds = {name.split()[0] for name in fuzzer.counts}
+    assert kinds == {"heads", "json", "lines", "arrow"}
+
+
+def refusal_of(body: bytes, *, is_cache: bool) -> PenstockError | None:
+    """None: the rows are as they are stored."""
+    try:
+        table = read_table(body, MIB)
+        if is_cache:
+            rows = check_cache_rows(table, 1000)
+        else:
+            rows = check_topic_rows(table, "t", 1000, NOW_MS)
+    except PenstockError as error:
+        return error
+    assert pack(rows.table, "t", []).rows == table.num_rows
+    return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_arrow_rows_are_refused_or_right(seed: int) -> None:
+    """Thousands of damages: a refusal that can be told, or rows that can be stored."""
+    random = Random(seed)
+    for _ in range(300):
+        is_cache = random.random() < 0.3
+        good = arrow.stream(random, is_cache=is_cache)
+        for body in (good, *[arrow.damaged(random, good) for _ in range(9)]):
+            error = refusal_of(body, is_cache=is_cache)
+            if error is not None:
+                assert error.http_status in (400, 413)
+                assert error.message.encode()

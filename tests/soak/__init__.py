@@ -1,0 +1,1 @@
+"""The soak: all features at random against a real broker, with faults, checked against a model."""
