@@ -18,7 +18,7 @@ def measure(setting: Setting) -> list[Row]:
     what = f"resident memory a message beside its {PAYLOAD_BYTES} bytes, {count:,} messages"
     row = Row(LOAD, what, "bytes", [], Target(600, at_most=True))
     for _ in setting.each_run(LOAD):
-        with setting.broker("memory", memory_bytes=ENOUGH) as broker:
+        with setting.broker("memory", memory_bytes=ENOUGH, tail_bytes=ENOUGH) as broker:
             broker.create_topic()
             uvloop.run(produce_batches(broker.port, batch_requests(BATCH)))
             before = broker.rss_bytes()
