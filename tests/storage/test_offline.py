@@ -40,14 +40,19 @@ def damaged() -> FaultyVfs:
 
 
 def torn() -> FaultyVfs:
+    """The disk after a kill in the middle of a write: the log ends with half a frame."""
     vfs = FaultyVfs()
     bench = written(vfs, 6, record=record)
     bench.await_spare()
-    vfs.fail_call(1, errno.EIO, only=["write"])
+    sound_end = bench.wal._active.used
     bench.append(record(6))
     bench.commit()
+    half = (sound_end + bench.wal._active.used) // 2
+    disk = vfs.crash("everything")
+    log = disk.content(FIRST)
+    disk.plant(FIRST, log[:half] + bytes(len(log) - half))
     bench.close()
-    return vfs
+    return disk
 
 
 def contents(vfs: FaultyVfs) -> dict[str, bytes]:
