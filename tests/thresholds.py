@@ -40,7 +40,7 @@ STORAGE = (
     Threshold("storage.history", "MAX_BATCH_ROWS", 8),
     Threshold("storage.history", "MAX_BATCH_BYTES", 16 * KIB),
     Threshold("storage.seal", "STEP_BYTES", 12 * KIB, "seal", "step_bytes"),
-    Threshold("storage.seal", "_LOOK_RECORDS", 4),
+    Threshold("storage.seal", "_PACK_RECORDS", 4),
     Threshold("storage.seal", "_CHUNK_ROWS", 4),
     Threshold("storage.seal", "_CHUNK_BYTES", 4 * KIB),
     Threshold("storage.vacuum", "COPY_BYTES", 24 * KIB),

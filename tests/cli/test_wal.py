@@ -14,10 +14,10 @@ from penstock.model.limits import Limits
 from penstock.storage.checkpoint import SEAL_LOCK_NAME
 from penstock.storage.history import history_name
 from penstock.storage.lock import LOCK_NAME
-from penstock.storage.seal import Job, seal
+from penstock.storage.seal import SealJob, seal
 from penstock.storage.segments import SegmentHeader, encode_header, segment_name
 from penstock.storage.snapshot import snapshot_name
-from penstock.storage.stopped import STOPPED_NAME
+from penstock.storage.stopped_file import STOPPED_NAME
 from penstock.storage.vfs import Vfs
 from tests.broker_process import BrokerProcess, StartFailed
 from tests.cli.conftest import run_penstock
@@ -105,7 +105,7 @@ def seal_all(directory: Path) -> None:
     path.write_bytes(path.read_bytes().rstrip(b"\0") + bytes(64))
     header = SegmentHeader(2, 1_000, salt=5)
     (directory / segment_name(2)).write_bytes(encode_header(header))
-    seal(vfs, Job(directory=str(directory), up_to_segment=1, limits=Limits()))
+    seal(vfs, SealJob(directory=str(directory), up_to_segment=1, limits=Limits()))
     path.unlink()
 
 

@@ -14,7 +14,7 @@ from penstock.engine import sealing
 from penstock.model.limits import Limits
 from penstock.storage import history_reader
 from penstock.storage.errors import StorageError
-from penstock.storage.seal import Job, Sealed, seal
+from penstock.storage.seal import Sealed, SealJob, seal
 from penstock.storage.sealer import Sealer
 from penstock.storage.vfs import Vfs
 from tests.storage.faulty_vfs import FaultyVfs
@@ -56,7 +56,7 @@ class InlineSealer:
             return False
         self.is_running = True
         self.nices.append(nice)
-        job = Job(
+        job = SealJob(
             directory=self._directory,
             up_to_segment=up_to_segment,
             limits=self._limits,
@@ -70,7 +70,7 @@ class InlineSealer:
     def close(self) -> None:
         """Nothing is under way between two turns."""
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: SealJob) -> None:
         try:
             sealed = seal(self._vfs, job)
         except (OSError, StorageError) as error:

@@ -26,7 +26,7 @@ from penstock.model.ranges import RangeFormat
 from penstock.model.splits import Split, Splits
 from penstock.storage import journal_files
 from penstock.storage.log import WalOptions
-from penstock.storage.seal import Job
+from penstock.storage.seal import SealJob
 from tests.engine.harness import LEASE_MS, LONG_MS, Broker, on_disk, policy
 from tests.storage.old_journal import make_old
 
@@ -325,7 +325,7 @@ def test_a_run_that_takes_long_makes_the_next_one_wait_longer():
     sealer: Any = sealing._sealer
     run = sealer._run
 
-    def run_slowly(job: Job) -> None:
+    def run_slowly(job: SealJob) -> None:
         broker.clock.advance(2_000)
         run(job)
 

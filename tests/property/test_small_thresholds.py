@@ -159,7 +159,7 @@ def _count_sealed(_: Any, __: Any, result: seal.Sealed) -> None:
     COUNTS["journal files joined"] += len(result.journal_dropped)
 
 
-def _count_plan(plan: vacuum.Plan, *_: Any) -> None:
+def _count_plan(plan: vacuum.VacuumPlan, *_: Any) -> None:
     COUNTS["files rewritten"] += len(plan.rewrite)
     COUNTS["files joined"] += len(plan.rewrite) if len(plan.rewrite) > 1 else 0
 

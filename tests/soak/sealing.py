@@ -15,7 +15,7 @@ def prepare(numbers: Control) -> None:
     lower(STORAGE_OF_PROCESSES)
     spoil(numbers, "child_eio_in")
 
-    def planned(plan: vacuum.Plan, *_: Any) -> None:
+    def planned(plan: vacuum.VacuumPlan, *_: Any) -> None:
         numbers.count("files rewritten", len(plan.rewrite))
         numbers.count("files joined", len(plan.rewrite) if len(plan.rewrite) > 1 else 0)
 

@@ -17,7 +17,7 @@ from penstock.storage import checkpoint, history, manifest, seal, vacuum
 from penstock.storage.checkpoint import live_refs
 from penstock.storage.history import BatchRef, PartitionRows, joined
 from penstock.storage.history_reader import HistoryReader, row_at
-from penstock.storage.vacuum import Plan
+from penstock.storage.vacuum import VacuumPlan
 from tests.storage.sealed_store import SealedStore
 
 MERGED_FILES = 4
@@ -28,8 +28,8 @@ def old_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
         patched.setattr(seal, "kept_rows", _kept_rows)
         patched.setattr(seal, "batches_of", _batches_of)
-        patched.setattr(manifest, "check_coverage", _nothing)
-        patched.setattr(checkpoint, "check_coverage", _nothing)
+        patched.setattr(manifest, "check_index", _nothing)
+        patched.setattr(checkpoint, "check_index", _nothing)
         patched.setattr(history, "is_in_order", lambda batch: True)
         yield
 
@@ -57,7 +57,9 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _kept_rows(plan: Plan, state: BrokerState, reader: HistoryReader) -> Iterator[PartitionRows]:
+def _kept_rows(
+    plan: VacuumPlan, state: BrokerState, reader: HistoryReader
+) -> Iterator[PartitionRows]:
     for place, refs in groupby(live_refs(plan.rewrite, state), key=_place):
         first = state.topics_by_id[place[0]].partitions[place[1]].first_offset
         live = (batch.slice(row_at(batch, first)) for batch in map(reader.batch, refs))

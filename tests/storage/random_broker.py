@@ -38,7 +38,7 @@ from penstock.core.effect_rules import decide_begin, decide_commit, decide_fail
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
 from penstock.core.produce import decide_produce
-from penstock.core.progress_rules import Target, decide_progress
+from penstock.core.progress_rules import ProgressTarget, decide_progress
 from penstock.core.settle import decide_ack, decide_lapse, decide_nack, find_leased
 from penstock.core.state import BrokerState, apply, make_ready
 from penstock.core.tenancy import decide_change, decide_create
@@ -51,7 +51,7 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.core.topics import Topic
-from penstock.core.write_rules import Rows, decide_rows
+from penstock.core.write_rules import RowColumns, decide_rows
 from penstock.model.caching import Check, Delete, Increment, Put, Txn
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import PenstockError
@@ -325,7 +325,7 @@ class RandomBroker:
             for (topic_id, index, at), message in self.messages.items()
             if (topic_id, index) == (topic.id, partition.index) and at < offset
         ]
-        target = Target(partition.index, offset, len(below), sum(below))
+        target = ProgressTarget(partition.index, offset, len(below), sum(below))
         group = f"group-{b % 3}"
         for record in decide_progress(self.state, topic, group, [target], self.now_ms):
             self.emit(record)
@@ -421,7 +421,7 @@ class RandomBroker:
             count = min(1 + b, storing.rows - storing.done)
             values = [f"välue-{n}" for n in range(count)]
             sizes = [len(value.encode()) for value in values]
-            rows = Rows(topic.name, None, [""] * count, values, sizes, None, None)
+            rows = RowColumns(topic.name, None, [""] * count, values, sizes, None, None)
             for message in decide_rows(self.state, rows, self.now_ms).messages:
                 self.emit(message)
             self.emit(WriteStored(self.now_ms, producer, storing.batch, storing.done + count))

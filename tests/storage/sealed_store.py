@@ -30,7 +30,7 @@ from penstock.model.splits import SplitRequest
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import WalOptions
 from penstock.storage.manifest import Manifest, load_manifest
-from penstock.storage.seal import Job, Sealed, seal
+from penstock.storage.seal import Sealed, SealJob, seal
 from penstock.storage.segments import segment_name
 from penstock.storage.vfs import remove_if_there
 from tests.engine.harness import Broker
@@ -107,7 +107,7 @@ class SealedStore:
         self._pending = []
         self._segment += 1
         known = [file.number for file in self.manifest.history]
-        job = Job(directory=DIRECTORY, up_to_segment=number, limits=LIMITS, known_files=known)
+        job = SealJob(directory=DIRECTORY, up_to_segment=number, limits=LIMITS, known_files=known)
         sealed = seal(self.vfs, job)
         self.sealed.append(sealed)
         # The log goes on with a segment in which there is nothing yet.

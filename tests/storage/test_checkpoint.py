@@ -16,7 +16,7 @@ from penstock.storage.checkpoint import SEAL_LOCK_NAME, load_checkpoint, remove_
 from penstock.storage.errors import CorruptLog, DirectoryInUse
 from penstock.storage.history import history_name
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest, write_manifest
-from penstock.storage.seal import Job, seal
+from penstock.storage.seal import SealJob, seal
 from penstock.storage.segments import segment_name
 from penstock.storage.snapshot import load_snapshot, snapshot_name, write_snapshot
 from tests.storage.faulty_vfs import FaultyVfs
@@ -47,7 +47,7 @@ def sealed_store() -> FaultyVfs:
     ]
     write_log(vfs, DIRECTORY, [[encode_record(r) for r in segment] for segment in segments])
     for number in (1, 2):
-        seal(vfs, Job(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
+        seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
         vfs.unlink(place(segment_name(number)))
     return vfs
 
@@ -85,7 +85,7 @@ def test_a_batch_whose_rows_are_all_trimmed_is_not_referenced():
     vfs = sealed_store()
     trims: list[Record] = [Trimmed(1, 1, 20, 6, 3, 3)]
     write_log(vfs, DIRECTORY, [[], [], [encode_record(record) for record in trims]])
-    seal(vfs, Job(directory=DIRECTORY, up_to_segment=3, limits=LIMITS))
+    seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=3, limits=LIMITS))
     assert [(ref.partition, ref.first) for ref in load(vfs).refs] == [(0, 0), (0, 6), (1, 7)]
 
 

@@ -36,8 +36,8 @@ from penstock.model.records import (
     encode_record,
 )
 from penstock.storage import history_reader, journal_files
-from penstock.storage.audit import audit
 from penstock.storage.checkpoint import load_checkpoint, remove_leftovers
+from penstock.storage.directory_check import check_directory
 from penstock.storage.errors import CorruptLog
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.history import history_name
@@ -45,7 +45,7 @@ from penstock.storage.journal_files import MERGED_FILES, journal_name, journal_n
 from penstock.storage.manifest import Manifest, load_manifest, write_manifest
 from penstock.storage.recovery import walk_log
 from penstock.storage.repair import repair
-from penstock.storage.seal import Job, Sealed, seal
+from penstock.storage.seal import Sealed, SealJob, seal
 from penstock.storage.segments import segment_name
 from penstock.storage.snapshot import load_snapshot, write_snapshot
 from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
@@ -73,7 +73,7 @@ def no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sealed(vfs: FaultyVfs, up_to: int, limits: Limits = LIMITS, **options: Any) -> Sealed:
-    job = Job(directory=DIRECTORY, up_to_segment=up_to, limits=limits, **options)
+    job = SealJob(directory=DIRECTORY, up_to_segment=up_to, limits=limits, **options)
     return seal(vfs, job)
 
 
@@ -121,8 +121,8 @@ def test_a_long_job_in_many_steps_and_small_batches_tells_the_same(history: list
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal_files, "MAX_BATCH_ROWS", 7)
         patch.setattr("penstock.storage.journal_step.JOURNAL_ROWS", 5)
-        patch.setattr("penstock.storage.seal._LOOK_RECORDS", 2)
-        seal(vfs, Job(directory=DIRECTORY, up_to_segment=5, limits=LIMITS), step_bytes=1)
+        patch.setattr("penstock.storage.seal._PACK_RECORDS", 2)
+        seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=5, limits=LIMITS), step_bytes=1)
     assert journal_of(vfs, DIRECTORY) == account
 
 
@@ -456,7 +456,7 @@ def test_files_from_before_a_column_was_added_are_read_with_nulls_and_merged():
     assert make_old(vfs, DIRECTORY) == MERGED_FILES
     assert {ref.columns for file in index(vfs).files for ref in file.batches} == {16}
     assert journal_of(vfs, DIRECTORY) == without_later_columns(account)
-    assert all(file.state == "sound" for file in audit(vfs, DIRECTORY).files)
+    assert all(file.state == "sound" for file in check_directory(vfs, DIRECTORY).files)
     number = MERGED_FILES + 2
     write_segment(vfs, DIRECTORY, number, 1000, encoded(produced(3 * MERGED_FILES)))
     sealed(vfs, number)
@@ -504,7 +504,7 @@ def test_a_start_is_refused_without_a_journal_file_that_the_manifest_names():
     vfs.unlink(place(name))
     with pytest.raises(CorruptLog, match=name):
         load_checkpoint(vfs, DIRECTORY, LIMITS)
-    [found] = [file for file in audit(vfs, DIRECTORY).files if file.state != "sound"]
+    [found] = [file for file in check_directory(vfs, DIRECTORY).files if file.state != "sound"]
     assert (found.kind, found.state, found.refuses_start) == ("journal", "missing", True)
     assert repair(vfs, DIRECTORY, dry_run=False, set_damage_aside=True).done
     load_checkpoint(vfs, DIRECTORY, LIMITS)
@@ -514,7 +514,7 @@ def test_a_damaged_batch_is_found_by_the_audit_and_refuses_no_start():
     vfs = one_by_one(2)
     name = journal_name(index(vfs).files[0].number)
     damage(vfs, name)
-    [found] = [file for file in audit(vfs, DIRECTORY).files if file.state != "sound"]
+    [found] = [file for file in check_directory(vfs, DIRECTORY).files if file.state != "sound"]
     assert (found.path, found.kind, found.refuses_start) == (place(name), "journal", False)
     assert "3 rows" in found.lost[0]
     load_checkpoint(vfs, DIRECTORY, LIMITS)
@@ -524,7 +524,7 @@ def test_a_journal_file_that_no_manifest_names_is_a_leftover():
     vfs = one_by_one(2)
     for name in (journal_name(99), journal_name(98) + ".tmp"):
         vfs.plant(place(name), b"left over")
-    assert place(journal_name(99)) in audit(vfs, DIRECTORY).leftovers
+    assert place(journal_name(99)) in check_directory(vfs, DIRECTORY).leftovers
     remove_leftovers(vfs, load_checkpoint(vfs, DIRECTORY, LIMITS))
     assert on_disk(vfs) == {file.number for file in index(vfs).files}
 

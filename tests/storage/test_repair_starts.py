@@ -20,7 +20,7 @@ from penstock.storage.history_reader import HistoryReader
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
 from penstock.storage.offline import verify
 from penstock.storage.repair import repair
-from penstock.storage.seal import Job, seal
+from penstock.storage.seal import SealJob, seal
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, segment_name
 from penstock.storage.snapshot import snapshot_name
 from penstock.storage.wal import Wal
@@ -57,7 +57,7 @@ def store(sealed: int) -> FaultyVfs:
     segments[0][0] = TopicCreated(1, 1, "orders", 1)
     write_log(vfs, DIRECTORY, [[encode_record(r) for r in segment] for segment in segments])
     for number in range(1, sealed + 1):
-        seal(vfs, Job(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
+        seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
         vfs.unlink(place(segment_name(number)))
     return vfs
 
@@ -286,7 +286,7 @@ def test_damage_to_history_and_log_at_once_is_repaired_at_once() -> None:
 
 def test_segments_that_were_sealed_are_no_damage_and_are_not_set_aside() -> None:
     vfs = store(1)
-    seal(vfs, Job(directory=DIRECTORY, up_to_segment=2, limits=LIMITS))
+    seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=2, limits=LIMITS))
     hurt(vfs, 2, "header")
     assert verify(vfs, DIRECTORY).damage is None
     hurt(vfs, 3, "header")

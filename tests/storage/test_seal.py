@@ -29,7 +29,7 @@ from penstock.storage.history import history_name, history_number
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import journal_name
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
-from penstock.storage.seal import Job, Sealed, seal
+from penstock.storage.seal import Sealed, SealJob, seal
 from penstock.storage.segments import list_segments, read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, snapshot_number
 from penstock.storage.vacuum import MERGED_FILES
@@ -60,8 +60,8 @@ def read(vfs: Vfs, path: str) -> bytes:
     return vfs.read_file(path)
 
 
-def job(up_to: int, known_files: list[int] | None = None) -> Job:
-    return Job(
+def job(up_to: int, known_files: list[int] | None = None) -> SealJob:
+    return SealJob(
         directory=DIRECTORY, up_to_segment=up_to, limits=LIMITS, known_files=known_files or []
     )
 

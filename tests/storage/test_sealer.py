@@ -16,7 +16,7 @@ import pytest
 from penstock.model.records import Message, Record, TopicCreated, encode_record
 from penstock.storage.checkpoint import SEAL_LOCK_NAME, load_checkpoint
 from penstock.storage.history_reader import HistoryReader
-from penstock.storage.seal import Job, Sealed
+from penstock.storage.seal import Sealed, SealJob
 from penstock.storage.sealer import Sealer, _environment
 from penstock.storage.segments import segment_name
 from penstock.storage.vfs import Vfs
@@ -151,7 +151,7 @@ def test_a_closed_sealer_leaves_no_process_and_reports_nothing(directory: Path):
 
 
 def test_a_process_whose_broker_is_gone_changes_nothing(directory: Path):
-    job = Job(directory=str(directory), up_to_segment=2, limits=LIMITS)
+    job = SealJob(directory=str(directory), up_to_segment=2, limits=LIMITS)
     before = sorted(path.name for path in directory.iterdir())
     done = subprocess.run(
         [sys.executable, "-m", "penstock.storage.seal"],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.splits import Split, Splits
-from penstock.storage.splitting import Piece, split
+from penstock.storage.splitting import StoredRun, split
 
 MANY = 10**9
 
@@ -23,12 +23,12 @@ class Stored:
         self.pieces = [self._piece(index, list(held)) for index, held in enumerate(pieces)]
         self.positions = [position for held in pieces for position in held]
 
-    def _piece(self, index: int, held: list[int]) -> Piece:
+    def _piece(self, index: int, held: list[int]) -> StoredRun:
         def positions() -> Sequence[int]:
             self.read.append(index)
             return held
 
-        return Piece(held[0], held[-1], len(held), positions)
+        return StoredRun(held[0], held[-1], len(held), positions)
 
     def split(
         self, start: int, end: int, rows: int, max_rows: int = MANY, max_splits: int = MANY

@@ -14,7 +14,7 @@ from penstock.storage.staged_rows import RowSlice
 from penstock.storage.staging import (
     SLICE_BYTES,
     SLICE_ROWS,
-    Packed,
+    PackedPiece,
     StagedFiles,
     StagedInMemory,
     pack,
@@ -25,12 +25,12 @@ from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
 PATH = f"/data/staged/{piece_name(7)}"
 
 
-def piece(packed: Packed, number: int = 7) -> StagedPiece:
+def piece(packed: PackedPiece, number: int = 7) -> StagedPiece:
     name = PieceName("p", 3, 2, "a", 1)
     return StagedPiece(name, number, packed.rows, packed.nbytes, 5, [("t", 0)], False)
 
 
-def packed_values(values: list[str]) -> Packed:
+def packed_values(values: list[str]) -> PackedPiece:
     return pack(pa.table({"value": values}), "t", [])
 
 

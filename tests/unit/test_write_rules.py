@@ -14,9 +14,9 @@ from penstock.core.invariants import check
 from penstock.core.state import BrokerState, apply
 from penstock.core.write_rules import (
     AlreadyCommitted,
+    NamedPartition,
     PieceKey,
-    Place,
-    Rows,
+    RowColumns,
     StagedPiece,
     check_stage,
     decide_commit,
@@ -38,7 +38,7 @@ def state_with_topic(partitions: int = 1, **limits: Any) -> BrokerState:
 
 
 def staged(
-    *rows: int, places: list[Place] | None = None, is_keyed: bool = False
+    *rows: int, places: list[NamedPartition] | None = None, is_keyed: bool = False
 ) -> dict[PieceKey, StagedPiece]:
     """One part with pieces of so many rows."""
     places = places or [("t", 0)]
@@ -182,15 +182,15 @@ def test_rows_by_columns_come_to_the_same_as_one_by_one(
     state = state_with_topic(partitions)
     keys, values = [key for key, _ in pairs], [value for _, value in pairs]
     sizes = [len((key + value).encode()) for key, value in pairs]
-    plain = Rows("t", None, keys, values, sizes, None, None)
-    each = Rows("elsewhere", ["t"] * len(pairs), keys, values, sizes, None, None)
+    plain = RowColumns("t", None, keys, values, sizes, None, None)
+    each = RowColumns("elsewhere", ["t"] * len(pairs), keys, values, sizes, None, None)
     assert decide_rows(state, plain, 5) == decide_rows(state, each, 5)
 
 
 def test_rows_take_the_offsets_that_come_next_in_each_topic():
     state = state_with_topic()
     apply(state, TopicCreated(2, 0, "u", 1))
-    rows = Rows("t", ["u", "t", "u", "none"], [""] * 4, list("abcd"), [1] * 4, None, None)
+    rows = RowColumns("t", ["u", "t", "u", "none"], [""] * 4, list("abcd"), [1] * 4, None, None)
     decided = decide_rows(state, rows, 5)
     assert [(m.topic_id, m.offset, m.value) for m in decided.messages] == [
         (2, 0, "a"),
@@ -202,7 +202,7 @@ def test_rows_take_the_offsets_that_come_next_in_each_topic():
 
 def test_an_override_beyond_the_topic_leaves_the_row_out():
     envelopes = [Envelope(partition_override=0), Envelope(partition_override=1)]
-    rows = Rows("t", None, ["", ""], ["a", "b"], [1, 1], list(envelopes), None)
+    rows = RowColumns("t", None, ["", ""], ["a", "b"], [1, 1], list(envelopes), None)
     decided = decide_rows(state_with_topic(), rows, 5)
     assert [message.value for message in decided.messages] == ["a"]
     assert decided.skipped == 1

@@ -13,7 +13,8 @@ from penstock.cli.connection import json_flag
 from penstock.cli.terminal import Failure, printable, show, show_json, show_table, size
 from penstock.storage import offline
 from penstock.storage import repair as repairing
-from penstock.storage.audit import SealedFile
+from penstock.storage.directory_check import SealedFile
+from penstock.storage.index_repair import Repair
 from penstock.storage.vfs import Vfs
 
 RECORD_CHARS = 200
@@ -86,7 +87,7 @@ def verify(directory: str, as_json: bool) -> None:
         show("all is sound: a start succeeds")
 
 
-def _show_report(report: offline.Report) -> None:
+def _show_report(report: offline.VerifyReport) -> None:
     _show_segments(report.segments)
     show(f"\n{report.records:,} records in {report.frames:,} frames")
     if report.files:
@@ -145,7 +146,7 @@ def repair(directory: str, dry_run: bool, set_damage_aside: bool, as_json: bool)
         raise click.exceptions.Exit(1)
 
 
-def _show_repair(outcome: repairing.Repair, *, dry_run: bool, insists: bool) -> None:
+def _show_repair(outcome: Repair, *, dry_run: bool, insists: bool) -> None:
     show(outcome.explanation)
     for path, aside in outcome.set_aside.items():
         show(f"{'kept' if outcome.done else 'would keep'} {path} as {aside}")

@@ -20,7 +20,7 @@ from penstock.model.progress import Reached
 from penstock.model.records import Advanced, GroupCreated
 
 
-class Target(msgspec.Struct, frozen=True, gc=False):
+class ProgressTarget(msgspec.Struct, frozen=True, gc=False):
     """All below `next` is done. `stored_msgs` and `stored_bytes` are what was ever stored there."""
 
     partition: int
@@ -49,7 +49,7 @@ def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
 
 
 def decide_progress(
-    state: BrokerState, topic: Topic, name: str, targets: Iterable[Target], now_ms: int
+    state: BrokerState, topic: Topic, name: str, targets: Iterable[ProgressTarget], now_ms: int
 ) -> list[GroupCreated | Advanced]:
     """The group, if it is not there yet, and how far it comes; nothing where it is further."""
     created = decide_create_group(state, topic, name, now_ms)
@@ -71,7 +71,9 @@ def below(progress: Progress, offset: int) -> list[Unfinished]:
     return [entry for entry in progress.unfinished.values() if entry.offset < offset]
 
 
-def _finished(group: Group | None, partition: Partition, target: Target) -> tuple[int, int] | None:
+def _finished(
+    group: Group | None, partition: Partition, target: ProgressTarget
+) -> tuple[int, int] | None:
     """Messages and bytes that are done by this, and were not; None when it changes nothing."""
     if group is None:
         if target.next <= partition.first_offset:

@@ -33,7 +33,7 @@ from penstock.model.records import Message, StagedRows, WriteCommitted
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, PieceName, RowTarget, WriterReport
 
-Place = tuple[str, int]
+NamedPartition = tuple[str, int]
 """A topic's name and a partition of it."""
 
 PieceKey = tuple[int, str, int]
@@ -48,7 +48,7 @@ class StagedPiece(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     staged_ms: int
-    places: list[Place]
+    places: list[NamedPartition]
     is_keyed: bool
 
 
@@ -59,8 +59,8 @@ class AlreadyCommitted(msgspec.Struct, frozen=True):
     is_storing: bool
 
 
-class Rows(msgspec.Struct):
-    """Rows of a piece, column by column. None: every row is as the default is, that is, of
+class RowColumns(msgspec.Struct):
+    """RowColumns of a piece, column by column. None: every row is as the default is, that is, of
     `topic`, without an envelope, without a routing."""
 
     topic: str
@@ -72,7 +72,7 @@ class Rows(msgspec.Struct):
     routings: list[Routing | None] | None
 
 
-class Decided(msgspec.Struct):
+class DecidedRows(msgspec.Struct):
     """The messages of some rows, with their sizes. `skipped` rows have no place any more;
     `duplicates` were stored before, by their idempotency keys."""
 
@@ -101,9 +101,9 @@ def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
         )
 
 
-def decide_places(state: BrokerState, targets: Iterable[RowTarget]) -> list[Place]:
+def decide_places(state: BrokerState, targets: Iterable[RowTarget]) -> list[NamedPartition]:
     """The partitions that rows for these targets go to; refuses those that cannot be."""
-    places: set[Place] = set()
+    places: set[NamedPartition] = set()
     for target in targets:
         try:
             topic = find_topic(state, target.topic)
@@ -219,19 +219,19 @@ def _check_room_for(state: BrokerState, pieces: Sequence[StagedPiece], now_ms: i
 # Storing
 
 
-def decide_rows(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
+def decide_rows(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:
     """In order; nothing that was checked when they were staged is checked again."""
     if rows.topics is None and rows.envelopes is None and rows.routings is None:
         return _decide_plain(state, rows, now_ms)
     return _decide_each(state, rows, now_ms)
 
 
-def _decide_plain(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
+def _decide_plain(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:
     """What `_decide_each` comes to, for rows of one topic with keys and values only: by columns,
     since there may be millions."""
     topic = state.topics.get(rows.topic)
     if topic is None:
-        return Decided([], [], skipped=len(rows.values))
+        return DecidedRows([], [], skipped=len(rows.values))
     partitions = len(topic.partitions)
     indexes: Iterable[int] = repeat(0)
     if partitions > 1:
@@ -239,11 +239,11 @@ def _decide_plain(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
     offsets = count(topic.next_offset)
     ids, times = repeat(topic.id), repeat(now_ms)
     messages = list(map(Message, ids, indexes, offsets, times, rows.keys, rows.values))
-    return Decided(messages, rows.sizes)
+    return DecidedRows(messages, rows.sizes)
 
 
-def _decide_each(state: BrokerState, rows: Rows, now_ms: int) -> Decided:
-    decided = Decided([], [])
+def _decide_each(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:
+    decided = DecidedRows([], [])
     next_offsets: dict[int, int] = {}
     seen: set[str] = set()
     for name, key, value, size, envelope, routing in zip(

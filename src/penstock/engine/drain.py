@@ -27,7 +27,7 @@ from penstock.model.limits import MAX_TXN_OPS, MIB
 from penstock.model.records import StagedRows, WriteStored
 from penstock.model.tenancy import Path
 from penstock.storage.staged_rows import RowSlice
-from penstock.storage.staging import OpenPiece, Shelf
+from penstock.storage.staging import PieceStore, StagedPieceReader
 
 BURST_ROWS = 1000
 BURST_S = 0.0015
@@ -64,7 +64,7 @@ class Drain:
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
-        shelf: Shelf,
+        shelf: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
     ) -> None:
@@ -290,7 +290,7 @@ class Source:
         # What is to be read next: a piece, and in it the row to begin with.
         self._piece = 0
         self._row = storing.done
-        self._open: OpenPiece | None = None
+        self._open: StagedPieceReader | None = None
         while self._row and self._row >= storing.pieces[self._piece].rows:
             self._row -= storing.pieces[self._piece].rows
             self._piece += 1
@@ -321,7 +321,7 @@ class Source:
         is_hungry = len(self._slices) < AHEAD_SLICES and not self.is_reading
         return is_hungry and self._piece < len(self.storing.pieces)
 
-    def read(self, shelf: Shelf) -> RowSlice:
+    def read(self, shelf: PieceStore) -> RowSlice:
         """The slice with the next row to be read. On a thread."""
         number = self.storing.pieces[self._piece].number
         if self._open is None:
@@ -334,7 +334,7 @@ class Source:
             row += part.rows
         raise ValueError(f"staged piece {number} has only {row} rows")
 
-    def _opened(self, shelf: Shelf, wanted: StagedRows) -> OpenPiece:
+    def _opened(self, shelf: PieceStore, wanted: StagedRows) -> StagedPieceReader:
         """ValueError if the file of this number is not the piece that the commit named."""
         found = shelf.open(wanted.number)
         name = found.piece.name

@@ -128,7 +128,9 @@ class Journal:
 
             def cut() -> Splits:
                 pieces = (
-                    splitting.Piece(ref.first, ref.last, ref.rows, partial(reader.positions, ref))
+                    splitting.StoredRun(
+                        ref.first, ref.last, ref.rows, partial(reader.positions, ref)
+                    )
                     for ref in refs
                 )
                 return splitting.split(pieces, first, last, rows, max_rows, MAX_SPLITS)

@@ -18,7 +18,7 @@ from penstock.model.units import utf8_bytes
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
-from penstock.storage.splitting import Piece
+from penstock.storage.splitting import StoredRun
 
 
 class _Part(NamedTuple):
@@ -48,17 +48,17 @@ class Outline:
             for c in held.chunks_from(self._unsealed)
         ]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StoredRun]:
         """May read."""
         history = self._history
         if history is not None:
             for ref in self._refs:
-                yield Piece(ref.first, ref.last, ref.msgs, partial(history.offsets, ref))
+                yield StoredRun(ref.first, ref.last, ref.msgs, partial(history.offsets, ref))
         for part in self._parts:
             if part.first >= self._unsealed:
-                yield Piece(part.first, part.last, part.msgs, partial(self._offsets, part))
+                yield StoredRun(part.first, part.last, part.msgs, partial(self._offsets, part))
             elif offsets := self._offsets(part):
-                yield Piece(offsets[0], offsets[-1], len(offsets), partial(_known, offsets))
+                yield StoredRun(offsets[0], offsets[-1], len(offsets), partial(_known, offsets))
 
     def count(self) -> tuple[int, int]:
         """How many messages it has, and their bytes. May read."""

@@ -23,7 +23,7 @@ from penstock.engine.writes import Writes
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import JournalIndex, JournalReader
 from penstock.storage.log import Log
-from penstock.storage.staging import Shelf, StagedFiles, StagedInMemory
+from penstock.storage.staging import PieceStore, StagedFiles, StagedInMemory
 from penstock.storage.vfs import Vfs
 
 
@@ -94,7 +94,7 @@ class Parts:
     def _writes(self) -> Writes:
         state, ledger, scheduler = self.state, self.ledger, self.scheduler
         limit = state.limits.max_staged_bytes
-        shelf: Shelf
+        shelf: PieceStore
         if self.disk is None:
             shelf, limit = StagedInMemory(), min(limit, state.limits.memory_bytes)
         else:

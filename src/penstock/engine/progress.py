@@ -12,7 +12,7 @@ from functools import partial
 
 from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
-from penstock.core.progress_rules import Target, below, check_reach, decide_progress
+from penstock.core.progress_rules import ProgressTarget, below, check_reach, decide_progress
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.dispatcher import Dispatcher
@@ -26,7 +26,7 @@ from penstock.model.records import Advanced
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
 
-_Counted = tuple[Topic, list[Target]]
+_Counted = tuple[Topic, list[ProgressTarget]]
 
 
 class GroupProgress:
@@ -73,7 +73,7 @@ class GroupProgress:
 
         self._lookups.run(look, counted)
 
-    def _counter(self, topic: Topic, reached: Reached) -> Callable[[], Target]:
+    def _counter(self, topic: Topic, reached: Reached) -> Callable[[], ProgressTarget]:
         """How to count what was ever stored below an offset: all, but for what is behind it."""
         index, offset = reached.partition, reached.next
         partition = topic.partitions[index]
@@ -81,13 +81,13 @@ class GroupProgress:
         start = max(offset, partition.first_offset)
         outline = Outline(self._window.log(topic.id, index), start, self._log, self._history)
 
-        def count() -> Target:
+        def count() -> ProgressTarget:
             behind_msgs, behind_bytes = outline.count()
-            return Target(index, offset, msgs - behind_msgs, nbytes - behind_bytes)
+            return ProgressTarget(index, offset, msgs - behind_msgs, nbytes - behind_bytes)
 
         return count
 
-    def _decide(self, topic: Topic, targets: list[Target], name: str) -> list[Reached]:
+    def _decide(self, topic: Topic, targets: list[ProgressTarget], name: str) -> list[Reached]:
         if self._state.topics.get(topic.name) is not topic:
             raise NotFound(f"topic {topic.name!r} was deleted meanwhile")
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
@@ -110,5 +110,5 @@ class GroupProgress:
         return [Reached(target.partition, progress[target.partition].floor()) for target in targets]
 
 
-def _count(topic: Topic, counters: list[Callable[[], Target]]) -> _Counted:
+def _count(topic: Topic, counters: list[Callable[[], ProgressTarget]]) -> _Counted:
     return topic, [count() for count in counters]

@@ -20,7 +20,7 @@ from penstock.model.limits import MIB
 from penstock.model.ranges import RowBytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import HistoryGone
-from penstock.storage.row_stream import Rows, release_memory
+from penstock.storage.row_stream import EncodedRows, release_memory
 
 _log = logging.getLogger("penstock.engine")
 
@@ -31,7 +31,7 @@ UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
 RELEASE_BYTES = 4 * MIB
 """Of a range that had so much, and has ended, memory is given back: it takes some 0.3 ms."""
 
-Piece = Callable[[], Rows]
+Piece = Callable[[], EncodedRows]
 """Reads rows, and says where the next ones begin. Blocking."""
 NextPiece = Callable[[int, int], Piece]
 """For a range that goes on from here to there: how to read what comes next. Called on the loop; a

@@ -16,8 +16,8 @@ from penstock.api.outcomes import Done
 from penstock.api.rows import CheckedRows
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import (
+    NamedPartition,
     PieceKey,
-    Place,
     StagedPiece,
     check_cache,
     check_stage,
@@ -31,7 +31,7 @@ from penstock.model.limits import MAX_STAGED_PIECES, MIB
 from penstock.model.tenancy import Path
 from penstock.model.writes import PieceName, PieceReport
 from penstock.storage.errors import StorageError
-from penstock.storage.staging import Packed, Shelf, pack
+from penstock.storage.staging import PackedPiece, PieceStore, pack
 
 MAX_CHECKING_BYTES = 128 * MIB
 """Bodies that are held until they are checked; a single one may be larger."""
@@ -50,7 +50,12 @@ class Staging:
     """`bytes` counts what is committed and not yet removed too."""
 
     def __init__(
-        self, state: BrokerState, ledger: Ledger, scheduler: Scheduler, shelf: Shelf, limit: int
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        shelf: PieceStore,
+        limit: int,
     ) -> None:
         self.bytes = 0
         self.pieces = 0
@@ -187,7 +192,7 @@ class Staging:
         self,
         name: PieceName,
         rows: CheckedRows,
-        packed: Packed,
+        packed: PackedPiece,
         now_ms: int,
         finish: Done[PieceReport],
     ) -> None:
@@ -205,7 +210,12 @@ class Staging:
         self._work(written, finish)
 
     def _piece(
-        self, name: PieceName, packed: Packed, places: list[Place], is_keyed: bool, now_ms: int
+        self,
+        name: PieceName,
+        packed: PackedPiece,
+        places: list[NamedPartition],
+        is_keyed: bool,
+        now_ms: int,
     ) -> StagedPiece:
         number = self._next_number
         self._next_number += 1

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["tenant", "namespace", "stream", "cache"]
-Delivery = Literal["at_most_once", "at_least_once", "exactly_once"]
+DeliveryMode = Literal["at_most_once", "at_least_once", "exactly_once"]
 EvictionPolicy = Literal["best_effort", "lru"]
 
 DEFAULT = "default"
@@ -20,7 +20,7 @@ Path = tuple[str, str, str]
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: as the broker is set. `retention_ms` 0: none."""
 
-    delivery: Delivery = "at_most_once"
+    delivery: DeliveryMode = "at_most_once"
     durable: bool = False
     retention_ms: int = 0
     event_queue_depth: int | None = None

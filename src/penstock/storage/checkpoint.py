@@ -1,9 +1,9 @@
-"""The checkpoint: what a start finds sealed, before it replays the rest of the log.
+"""The checkpoint: the sealed state that a start loads before it replays the rest of the log.
 
-Invariant: everything the manifest names is there, and its batches hold every retained row once
-(coverage.py), or CorruptLog says what is not. Loading changes nothing; `remove_leftovers`, once the
-log was read too, leaves no snapshot, history or journal file that the manifest does not name. The
-log's segments are not touched. Must not know how sealing works, only what it leaves.
+Invariant: every file that the manifest names exists, and its batches hold every retained row once
+(index_check.py); otherwise CorruptLog says what is wrong. Loading changes nothing. Once the log has
+been read too, `remove_leftovers` removes the snapshot, history and journal files that the manifest
+does not name. Never touches the log's segments. Must not know how sealing works, only its results.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 from penstock.core.image import restore_image
 from penstock.core.state import BrokerState
 from penstock.model.limits import Limits
-from penstock.storage.coverage import check_coverage
 from penstock.storage.errors import CorruptManifest, DirectoryInUse
 from penstock.storage.file_identity import check_identity
 from penstock.storage.history import BatchRef, HistoryFile, history_name, history_number
+from penstock.storage.index_check import check_index
 from penstock.storage.journal_files import JournalFile, JournalIndex, journal_name, journal_number
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
 from penstock.storage.segments import list_segments
@@ -28,7 +28,7 @@ from penstock.storage.snapshot import load_snapshot, snapshot_name, snapshot_num
 from penstock.storage.vfs import Vfs, remove_if_there
 
 SEAL_LOCK_NAME = "SEAL-LOCK"
-"""Held by the sealing process for as long as it lives, besides the broker's own lock."""
+"""The sealing process locks this file while it lives. The broker has a lock of its own."""
 
 _ORPHAN_WAIT_S = 30.0
 _ORPHAN_STEP_S = 0.02
@@ -37,9 +37,8 @@ logger = logging.getLogger("penstock.storage")
 
 
 class Checkpoint(msgspec.Struct):
-    """`state` is that before the first record of `first_segment`; `refs` are by topic, partition
-    and offset, without those whose rows are all trimmed or whose topic is deleted. `leftovers` are
-    files that nothing names."""
+    """`state` is the state before the first record of `first_segment`. `refs` are the batches with
+    retained rows, sorted by topic, partition and offset. The manifest does not name `leftovers`."""
 
     state: BrokerState
     refs: list[BatchRef]
@@ -50,7 +49,8 @@ class Checkpoint(msgspec.Struct):
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
-    """The caller holds the directory's lock. Without a manifest the state is empty."""
+    """Loads the checkpoint; the state is empty if there is no manifest. The caller holds the
+    directory's lock."""
     lock = wait_for_orphan(vfs, directory)
     try:
         manifest = load_manifest(vfs, directory)
@@ -74,8 +74,8 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
 
 
 def remove_leftovers(vfs: Vfs, checkpoint: Checkpoint) -> None:
-    """To be called when the log was found to fit the checkpoint: under a manifest that is not the
-    one of this log, files that are needed would seem to be leftovers."""
+    """Removes leftovers. Call it only after the log was read without an error: if the manifest is
+    of another log, files that are needed look like leftovers."""
     for path in checkpoint.leftovers:
         try:
             remove_if_there(vfs, path)
@@ -84,16 +84,17 @@ def remove_leftovers(vfs: Vfs, checkpoint: Checkpoint) -> None:
 
 
 def load_state(vfs: Vfs, directory: str, manifest: Manifest, limits: Limits) -> BrokerState:
-    """The snapshot's state. CorruptIndex unless the manifest's batches hold all its rows."""
+    """Returns the snapshot's state. Raises CorruptIndex unless the batches hold all its rows."""
     state = load_unchecked_state(vfs, directory, manifest, limits)
-    check_coverage(os.path.join(directory, MANIFEST_NAME), manifest.history, state)
+    check_index(os.path.join(directory, MANIFEST_NAME), manifest.history, state)
     return state
 
 
 def load_unchecked_state(
     vfs: Vfs, directory: str, manifest: Manifest, limits: Limits
 ) -> BrokerState:
-    """For tools that look at damage: nobody may read rows by a manifest that was not checked."""
+    """Returns the snapshot's state without checking the batches. Only for tools that examine
+    damage: rows must not be read through an unchecked manifest."""
     if not manifest.snapshot:
         return BrokerState(limits)
     image = load_snapshot(vfs, directory, manifest.snapshot, manifest.snapshot_mark)
@@ -101,7 +102,7 @@ def load_unchecked_state(
 
 
 def live_refs(history: list[HistoryFile], state: BrokerState) -> list[BatchRef]:
-    """Every batch with a row that `state` retains."""
+    """Returns every batch with a row that `state` retains, by topic, partition and offset."""
     found = [ref for file in history for ref in file.batches if is_live(ref, state)]
     return sorted(found, key=lambda ref: (ref.topic_id, ref.partition, ref.first))
 
@@ -114,7 +115,8 @@ def is_live(ref: BatchRef, state: BrokerState) -> bool:
 
 
 def wait_for_orphan(vfs: Vfs, directory: str) -> int:
-    """A sealing process whose broker was killed ends by itself within moments."""
+    """Locks SEAL-LOCK and returns its descriptor. Waits for a sealing process whose broker was
+    killed: it ends by itself within moments."""
     path = os.path.join(directory, SEAL_LOCK_NAME)
     deadline = time.monotonic() + _ORPHAN_WAIT_S
     while True:
@@ -127,17 +129,17 @@ def wait_for_orphan(vfs: Vfs, directory: str) -> int:
 
 
 def check_never_sealed(vfs: Vfs, directory: str) -> None:
-    """A first sealing that a crash interrupted left all of the log; a lost manifest did not."""
-    names = vfs.listdir(directory)
-    sealed = any(map(_is_sealed, names))
+    """Raises CorruptManifest if the manifest was lost. Sealed files without one are harmless only
+    if a crash interrupted the first sealing, and then the log is complete."""
     segments = list_segments(vfs, directory)
-    if sealed and (not segments or segments[0][0] != 1):
+    is_complete = bool(segments) and segments[0][0] == 1
+    if not is_complete and any(map(_is_sealed, vfs.listdir(directory))):
         path = os.path.join(directory, MANIFEST_NAME)
         raise CorruptManifest(path, 0, "missing, but there are sealed files beside it")
 
 
 def named_files(manifest: Manifest) -> list[tuple[str, HistoryFile | JournalFile]]:
-    """Every file of history and journal, with its name."""
+    """Returns every history and journal file of the manifest, with its name."""
     found: list[tuple[str, HistoryFile | JournalFile]] = []
     found += [(history_name(file.number), file) for file in manifest.history]
     found += [(journal_name(file.number), file) for file in manifest.journal.files]
@@ -145,7 +147,8 @@ def named_files(manifest: Manifest) -> list[tuple[str, HistoryFile | JournalFile
 
 
 def leftovers(vfs: Vfs, directory: str, manifest: Manifest) -> list[str]:
-    """What a crash left between writing files and naming them, or naming and removing."""
+    """Returns the files that a crash left behind: written and not yet named by the manifest, or no
+    longer named and not yet removed."""
     wanted = {MANIFEST_NAME, snapshot_name(manifest.snapshot)}
     wanted.update(name for name, _ in named_files(manifest))
     found = []

@@ -1,9 +1,9 @@
-"""Messages as columns: the Arrow schema of history, and the exact way there and back.
+"""Messages as Arrow columns: the schema of history, and the conversion in both directions.
 
-Invariant: `to_messages(to_batch(messages))` gives equal messages (an envelope with nothing in it
-comes back as none). Empty text is null, as the model's default is; a retry policy, a dead letter
-or a routing that is there has no null among its numbers, respectively its meta. Topic and
-partition are no columns: a batch holds one partition's rows. Must not know files.
+Invariant: `to_messages(to_batch(messages))` returns equal messages, except that an empty envelope
+comes back as None. Empty text is stored as null. A retry policy or dead letter has no null among
+its numbers, and a routing always has its meta. Topic and partition are not columns, because a batch
+holds rows of one partition. Must not know files.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _EXTRA_COLUMNS = ENVELOPE_COLUMNS | RETRY_COLUMNS | ROUTING_COLUMNS | _DLQ_COLUM
 SCHEMA = pa.schema(
     [*PLAIN_SCHEMA, *(pa.field(name, kind) for name, kind in _EXTRA_COLUMNS.items())]
 )
-"""Columns only ever grow at the end; a reader refuses any others than it knows."""
+"""Columns are only ever added at the end. A reader refuses a file with other columns."""
 
 _NO_ENVELOPE = Envelope()
 
 
 def to_batch(messages: list[Message]) -> pa.RecordBatch:
-    """One partition's messages, in offset order. Without any envelope or routing only the columns
-    of PLAIN_SCHEMA, which `complete` turns into all of them."""
+    """Converts messages of one partition, in offset order. If none has an envelope or a routing,
+    the batch has only the columns of PLAIN_SCHEMA; `complete` adds the others."""
     times = pa.array([message.ts * 1000 for message in messages], _INT)
     columns = [
         pa.array([message.offset for message in messages], _INT),
@@ -70,7 +70,7 @@ def to_batch(messages: list[Message]) -> pa.RecordBatch:
 
 
 def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with all columns of SCHEMA; those it lacks are null."""
+    """Returns the batch with all columns of SCHEMA. Missing ones are null."""
     if batch.num_columns == len(SCHEMA):
         return batch
     have = batch.num_columns
@@ -79,7 +79,7 @@ def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Message]:
-    """Converts every row: slice the batch first."""
+    """Converts every row of the batch to a message. Slice the batch first to convert fewer."""
     envelopes, routings = extras_of(batch)
     rows = zip(
         batch.column("offset").to_pylist(),
@@ -97,12 +97,12 @@ def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Me
 
 
 def extras_of(batch: pa.RecordBatch) -> tuple[list[Envelope | None], list[Routing | None]]:
-    """Envelope and routing of every row; columns that are not there are null."""
+    """Returns the envelope and the routing of every row. Missing columns count as null."""
     columns = _present(batch)
     return _envelopes(columns, batch.num_rows), _routings(columns, batch.num_rows)
 
 
-# Into columns
+# Messages to columns
 
 
 def _envelope_columns(envelopes: list[Envelope]) -> list[pa.Array]:
@@ -118,13 +118,13 @@ def _envelope_columns(envelopes: list[Envelope]) -> list[pa.Array]:
 
 
 def _policy_of(envelope: Envelope) -> RetryPolicy | None:
-    """Of a dead letter, the policy that was kept aside: whoever writes the row to another topic
-    gives it back."""
+    """Returns the message's retry policy. A dead letter keeps the original message's policy in
+    `dlq`, so that a row written back to its topic has it again."""
     return envelope.retry_policy if envelope.dlq is None else envelope.dlq.retry_policy
 
 
 def _retry_column(policies: list[RetryPolicy | None], name: str) -> pa.Array:
-    # msgpack carries integers that Arrow cannot; so large a one means "no limit" all the same.
+    # msgpack has larger integers than Arrow. A value that large means "no limit" anyway.
     number = attrgetter(name.removeprefix("retry_"))
     values = [None if policy is None else min(number(policy), _MAX_INT) for policy in policies]
     return pa.array(values, _INT)
@@ -145,11 +145,11 @@ def _dlq_columns(letters: list[DeadLetter | None]) -> list[pa.Array]:
     return columns
 
 
-# Out of columns
+# Columns to messages
 
 
 def _present(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    """The values of every column of envelope and routing that has any."""
+    """Returns the values of every envelope and routing column that is not all null."""
     named = zip(batch.schema.names, batch.columns, strict=True)
     return {
         name: column.to_pylist()

@@ -1,21 +1,21 @@
-"""What can be wrong with a data directory. These are for the operator, never for a client.
+"""Errors of a data directory. They are for the operator, never for a client.
 
 StorageError
 ├── CorruptLog             a segment of the log is damaged
-│   ├── CorruptManifest    the same of the MANIFEST,
-│   ├── CorruptSnapshot    of a snapshot,
-│   ├── CorruptHistory     of a history or journal file,
-│   ├── CorruptStopped     of the STOPPED file
+│   ├── CorruptManifest    the MANIFEST is damaged
+│   ├── CorruptSnapshot    a snapshot is damaged
+│   ├── CorruptHistory     a history or journal file is damaged
+│   ├── CorruptStopped     the STOPPED file is damaged
 │   ├── CorruptIndex       batches of history overlap, or rows are missing between them
-│   └── CorruptStaged      of a staged piece
-├── DirectoryInUse         another process has the directory
-├── SealingInUse           another process has the lock of sealing
+│   └── CorruptStaged      a staged piece is damaged
+├── DirectoryInUse         another process uses the directory
+├── SealingInUse           another process holds the lock of sealing
 ├── DirectoryReplaced      another directory is at the path of the one that was opened
-├── FailedWriteRemains     a write failed, and what it left on disk could not be erased
+├── FailedWriteRemains     a write failed, and its bytes on disk could not be erased
 ├── NotYetInLog            a position was read whose frame is not closed
-└── SegmentGone            a position was read whose segment has been dropped (sealed or expired)
+└── SegmentGone            a position was read whose segment was dropped (sealed or expired)
 
-Whoever raises a CorruptLog has changed and deleted nothing. Each says what helps against it.
+Code that raises a CorruptLog has changed and deleted nothing. Each message says what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StorageError(Exception):
 
 
 class CorruptLog(StorageError):
-    """Bytes that were once durable are damaged. A start that finds them so is refused."""
+    """Bytes that were durable are damaged. A start that finds such damage is refused."""
 
     advice: ClassVar[str] = (
         "Restore the file from a copy. Without one, `penstock wal repair --set-damage-aside` can "
@@ -46,30 +46,30 @@ class CorruptLog(StorageError):
 
 
 class CorruptManifest(CorruptLog):
-    """Without it nothing says which files are the store: the start is refused."""
+    """The manifest says which files belong to the store. Without it a start is refused."""
 
     advice = (
         "Restore the whole data directory from a copy: a manifest of another time names other "
-        "files. `penstock wal repair` cannot mend it, since what it says is nowhere else"
+        "files. `penstock wal repair` cannot repair it, since its content is nowhere else"
     )
 
 
 class CorruptSnapshot(CorruptLog):
-    """The state it holds is nowhere else once its segments are dropped: the start is refused."""
+    """The snapshot's state is nowhere else once its segments are dropped. A start is refused."""
 
     advice = (
-        "Restore this file from a copy that has it (under one name it never changes), or else the "
-        "whole data directory. `penstock wal repair` cannot mend it, since the state in it is "
-        "nowhere else"
+        "Restore this file from a copy that has it (a file of this name never changes), or else "
+        "the whole data directory. `penstock wal repair` cannot repair it, since the state in it "
+        "is nowhere else"
     )
 
 
 class CorruptHistory(CorruptLog):
-    """A start is refused only if the file is missing or has another length; a damaged batch is
+    """A start is refused only if the file is missing or has another length. A damaged batch is
     found when it is read, and stops the groups that need it."""
 
     advice = (
-        "Restore this file from a copy that has it: under one name it never changes. Damage "
+        "Restore this file from a copy that has it: a file of this name never changes. Damage "
         "within it stops only the groups that need these messages; if it is missing or has "
         "another length, the broker does not start before it is restored or `penstock wal repair "
         "--set-damage-aside` has given up its messages"
@@ -77,28 +77,28 @@ class CorruptHistory(CorruptLog):
 
 
 class CorruptIndex(CorruptLog):
-    """The batches that the manifest names overlap, or do not hold every row: readers would pass
-    over messages. A start is refused; a sealing run that would write such a manifest fails, and
-    the log stays."""
+    """The batches that the manifest names overlap, or do not hold every row, so that readers would
+    miss messages. A start is refused. A sealing run that would write such a manifest fails and
+    keeps the log."""
 
     advice = (
         "`penstock wal verify` lists the messages that cannot be reached; `penstock wal repair` "
-        "puts those that are on disk back in order and loses none. Both are for a stopped broker"
+        "brings back those that are on disk and loses none. Both are for a stopped broker"
     )
 
 
 class CorruptStaged(CorruptLog):
-    """No start is refused for it. Before its commit a piece that is damaged is not staged; after
-    it, the batch cannot be stored any further."""
+    """No start is refused for it. Before its commit, a damaged piece counts as not staged. After
+    the commit, the batch cannot be stored any further."""
 
     advice = (
-        "Restore this file from a copy that has it: under one name it never changes. Until then "
-        "the batch it belongs to is not stored any further; all else goes on"
+        "Restore this file from a copy that has it: a file of this name never changes. Until then "
+        "its batch is not stored any further; everything else goes on"
     )
 
 
 class CorruptStopped(CorruptLog):
-    """Nothing says where the log ended at the last stop: the start is refused."""
+    """The file says where the log ended at the last stop. If it is damaged, a start is refused."""
 
     advice = (
         "Restore this file from a copy made since the broker stopped. Without one, `penstock wal "
@@ -125,25 +125,25 @@ class SealingInUse(StorageError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"another process holds {path}; nothing is sealed until it ends. If it is no sealing "
-            "process of this broker, find it with `fuser` or `lsof` and end it"
+            f"another process holds {path}; nothing is sealed until it ends. If it is not a "
+            "sealing process of this broker, find it with `fuser` or `lsof` and end it"
         )
         self.path = path
 
 
 class DirectoryReplaced(StorageError):
-    """Files made by name would go into a directory that is not this broker's."""
+    """Files created by path would go into a directory that is not this broker's."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(
             f"the data directory {directory} was moved, removed or replaced while the broker used "
-            "it; nothing is written any more. Put the directory back and restart the broker"
+            "it; the broker no longer writes. Put the directory back and restart the broker"
         )
         self.directory = directory
 
 
 class SegmentGone(StorageError):
-    """The log no longer holds this position; what it held is in the history files, or expired."""
+    """The log no longer holds this position. Its record is in a history file, or expired."""
 
     def __init__(self, position: int) -> None:
         super().__init__(f"the log no longer holds position {position}")
@@ -155,13 +155,13 @@ class FailedWriteRemains(StorageError):
 
     def __init__(self, write: BaseException, erasing: BaseException) -> None:
         super().__init__(
-            f"{write}; erasing what it left failed too: {erasing}; refused requests may take "
-            "effect at the next start"
+            f"{write}; erasing its bytes from the disk failed too: {erasing}; refused requests may "
+            "take effect at the next start"
         )
 
 
 class NotYetInLog(StorageError):
-    """The frame is still open; it can be read as soon as it is handed to the writer."""
+    """The frame is still open. It can be read once it is handed to the writer."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(f"frame {seq} is not in the log yet")

@@ -1,10 +1,10 @@
-"""What tells a sealed Arrow file from every other: its name inside, its head and its checksum.
+"""The identity of a sealed Arrow file: the name stored in it, its head and its checksum.
 
 Invariant: a file that passes `check_identity` has the length and the head that were written under
-its name, and the head contains that name and a random id; one that passes `check_bytes` too has all
-the bytes. The first is cheap, one short read whatever the size, and made at every start; the second
-reads everything, and only `penstock wal verify` does it. Files of older releases have no identity
-and are known by their length alone. Must not know what the rows are.
+its name; the head contains that name and a random id. A file that also passes `check_bytes` has all
+its bytes. The first check is one short read, whatever the size, and every start makes it. The
+second reads the whole file, and only `penstock wal verify` makes it. Files of older releases have
+no identity; only their length is checked. Must not know what the rows are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ID_BYTES = 16
 _NAME = re.compile(rb"(?:history|journal)-\d{20}\.arrow")
 
 
-class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """The first `head` bytes of the file have the CRC-32 `head_crc`, the whole file has `crc`."""
+class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """The first `head` bytes of the file have the CRC-32 `head_crc`; the whole file has `crc`."""
 
     head: int
     head_crc: int
@@ -35,25 +35,25 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NamedFile(Protocol):
-    """A file of the manifest. `identity` is None if an older release wrote it."""
+    """A file that the manifest names. `identity` is None if an older release wrote it."""
 
     @property
     def size(self) -> int: ...
 
     @property
-    def identity(self) -> Identity | None: ...
+    def identity(self) -> FileIdentity | None: ...
 
 
 def named_schema(vfs: Vfs, schema: pa.Schema, name: str) -> pa.Schema:
-    """The schema with the file's name and a random id; it is what a file begins with."""
+    """Adds the file's name and a random id to the schema, with which the file begins."""
     return schema.with_metadata({_NAME_KEY: name, _ID_KEY: vfs.random_bytes(_ID_BYTES).hex()})
 
 
 def check_identity(vfs: Vfs, path: str, file: NamedFile) -> None:
-    """CorruptHistory unless the file is there, with its length and its head.
+    """Raises CorruptHistory unless the file exists and has its length and its head.
 
-    A head of zeros passes: `penstock wal repair` leaves it where it gives a file up, and each batch
-    has a checksum of its own.
+    A head of zeros passes: `penstock wal repair` writes it into a file that it gives up. Each batch
+    has its own checksum.
     """
     try:
         fd = vfs.open_read(path)
@@ -69,13 +69,15 @@ def check_identity(vfs: Vfs, path: str, file: NamedFile) -> None:
     if file.identity is None or zlib.crc32(head) == file.identity.head_crc or not any(head):
         return
     found = _NAME.search(head)
-    said = "" if found is None or found[0].decode() == os.path.basename(path) else found[0].decode()
-    detail = f"it says that it is {said}" if said else "another file than the one that was written"
-    raise CorruptHistory(path, 0, detail)
+    name = found[0].decode() if found is not None else os.path.basename(path)
+    if name != os.path.basename(path):
+        raise CorruptHistory(path, 0, f"it says that it is {name}")
+    raise CorruptHistory(path, 0, "another file than the one that was written")
 
 
 def zero_other_head(vfs: Vfs, fd: int, file: NamedFile) -> None:
-    """Makes a file that was given up pass `check_identity`: its head is this file's, or zeros."""
+    """Writes zeros over the head unless it is this file's, so that the file passes
+    `check_identity`."""
     if file.identity is None:
         return
     head = vfs.read_at(fd, file.identity.head, 0)
@@ -84,7 +86,7 @@ def zero_other_head(vfs: Vfs, fd: int, file: NamedFile) -> None:
 
 
 def check_bytes(vfs: Vfs, path: str, file: NamedFile) -> None:
-    """CorruptHistory unless every byte is the one that was written. Reads the whole file."""
+    """Raises CorruptHistory unless every byte is as it was written. Reads the whole file."""
     if file.identity is None:
         return
     crc = at = 0
@@ -96,4 +98,4 @@ def check_bytes(vfs: Vfs, path: str, file: NamedFile) -> None:
     finally:
         vfs.close(fd)
     if crc != file.identity.crc:
-        raise CorruptHistory(path, 0, "the checksum of the whole file does not hold")
+        raise CorruptHistory(path, 0, "the checksum of the whole file does not match")

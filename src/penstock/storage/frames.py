@@ -1,7 +1,8 @@
-"""The frame: the records of one commit (or a part of a large one), whole or not there at all.
+"""The frame: the records of one commit, or of a part of a large one.
 
-Invariant: `frame_at` returns a frame only if its CRC holds; what it returns is what was encoded.
-Must not know files, segments or what a record means. The layout is in docs/storage-format.md.
+Invariant: a frame is on disk whole or it does not count. `frame_at` returns a frame only if its CRC
+matches, so its content is what was encoded. Must not know files, segments or what a record means.
+The layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import NamedTuple
 
 POSITION_BITS = 28
 MAX_FRAME_BYTES = 2**POSITION_BITS
-"""A payload is smaller than this: a record's offset in it is the low part of its position, and a
-damaged length cannot make a reader allocate more."""
+"""A payload is smaller than this, because a record's offset in it is the low part of its position.
+The limit also keeps a damaged length from making a reader allocate more."""
 OFFSET_MASK = MAX_FRAME_BYTES - 1
 
 FRAME_MAGIC = b"\xfePF\xff"
-"""Never part of UTF-8 text, so that keys and values cannot contain it."""
+"""Not valid in UTF-8 text, so keys and values cannot contain it."""
 
 _FIXED = Struct("<4sI")  # magic, CRC
 _COVERED = Struct("<QQII")  # sequence, synced, payload length, record count
@@ -31,9 +32,9 @@ _pack_length = _LENGTH.pack
 
 
 class Frame(NamedTuple):
-    """A valid frame in a buffer: it begins at `offset`, its payload is `[payload, end)`.
-    `synced`: every frame up to there was on disk before this one was written, which is what
-    tells damage from a write that a crash interrupted."""
+    """A valid frame in a buffer. It begins at `offset`, and its payload is `[payload, end)`.
+    Every frame up to sequence `synced` was on disk before this one was written: this distinguishes
+    damage from a write that a crash interrupted."""
 
     offset: int
     seq: int
@@ -44,8 +45,8 @@ class Frame(NamedTuple):
 
 
 def encode_frame(seq: int, synced: int, salt: int, records: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """The header and the payload. `salt` is the segment's: it starts the CRC, so that bytes from
-    elsewhere (an older file, a message that imitates a frame) never pass for a frame here."""
+    """Returns the header and the payload. The CRC starts with the segment's `salt`, so that bytes
+    from elsewhere (an older file, a message that imitates a frame) are not taken for a frame."""
     payload = b"".join(
         chain.from_iterable(zip(map(_pack_length, map(len, records)), records, strict=True))
     )
@@ -55,7 +56,7 @@ def encode_frame(seq: int, synced: int, salt: int, records: Sequence[bytes]) -> 
 
 
 def frame_at(data: bytes | memoryview, offset: int, salt: int) -> Frame | None:
-    """The frame that begins at `offset`, or None if no valid one does."""
+    """Returns the frame that begins at `offset`, or None if there is no valid one."""
     payload = offset + FRAME_HEADER_BYTES
     if payload > len(data):
         return None
@@ -69,7 +70,7 @@ def frame_at(data: bytes | memoryview, offset: int, salt: int) -> Frame | None:
 
 
 def frames_after(data: bytes, offset: int, salt: int) -> Iterator[Frame]:
-    """Every valid frame that begins behind `offset`, at whatever byte."""
+    """Yields every valid frame that begins after `offset`, at any byte."""
     offset = data.find(FRAME_MAGIC, offset + 1)
     while offset >= 0:
         frame = frame_at(data, offset, salt)
@@ -81,8 +82,8 @@ def frames_after(data: bytes, offset: int, salt: int) -> Iterator[Frame]:
 
 
 def frame_records(data: bytes, frame: Frame) -> tuple[list[int], list[bytes]]:
-    """Position and bytes of each record. ValueError if the payload is not what the header says:
-    with the CRC right, that is a defect of the writer."""
+    """Returns position and bytes of each record. Raises ValueError if the payload does not match
+    the header; since the CRC is right, that is a bug in the writer."""
     positions: list[int] = []
     records: list[bytes] = []
     _, seq, _, at, end, count = frame
@@ -94,11 +95,11 @@ def frame_records(data: bytes, frame: Frame) -> tuple[list[int], list[bytes]]:
         at = start + length_at(data, at)[0]
         records.append(data[start:at])
     if at != end or len(records) != count:
-        raise ValueError(f"frame {seq} does not hold the {count} records it names")
+        raise ValueError(f"frame {seq} does not hold the {count} records that its header says")
     return positions, records
 
 
 def record_length(data: bytes, at: int) -> int:
-    """The length prefix at this place of a buffer."""
+    """Returns the length prefix at this byte of a buffer."""
     length: int = _LENGTH.unpack_from(data, at)[0]
     return length

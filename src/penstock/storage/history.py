@@ -1,9 +1,9 @@
-"""History files: sealed messages as Arrow batches, and the references that find them.
+"""History files: sealed messages as Arrow batches, and the references to these batches.
 
-Invariant: a batch holds rows of one (topic, partition) in offset order (a writer that is given
-others fails); a BatchRef says where it is, what it holds and its checksum, and a file is on disk
-before any manifest names it. Files are never changed: they are written whole, and removed. Must not
-know the state machine or the log. The layout is in docs/storage-format.md.
+Invariant: a batch holds rows of one partition in offset order; writing others fails. A BatchRef
+says where a batch is, what it holds and its checksum. A file is on disk before a manifest names it,
+and is never changed afterwards, only removed. Must not know the state machine or the log. The
+layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from penstock.storage.columns import SCHEMA, complete
 from penstock.storage.errors import CorruptIndex, StorageError
-from penstock.storage.file_identity import Identity, named_schema
+from penstock.storage.file_identity import FileIdentity, named_schema
 from penstock.storage.vfs import Vfs, remove_if_there
 
 MAX_BATCH_ROWS = 65_536
-"""Large enough to be read at full speed, small enough to be skipped over cheaply."""
+"""Large enough to be read at full speed, small enough to be skipped cheaply."""
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 
 _NAME = re.compile(r"history-(\d{20})\.arrow")
@@ -34,13 +34,18 @@ _HOLE_BYTES = 16 * 1024
 _ZEROS = pa.py_buffer(bytes(_WRITE_BYTES))
 
 
+PartitionKey = tuple[int, int]
+"""Topic id and partition index."""
+
+
 class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Batch `index` of file number `file`: rows `first` to `last` of one partition.
 
-    `bytes` counts keys and values in UTF-8; `first_ts` and `last_ts` are the least and the
-    greatest time in ms; the batch's Arrow message is `length` bytes from `start`. Bit n of
-    `filled` is 0 if column n is null in all rows; of older files all are 1. `preceding` is how many
-    messages the partition had stored before the batch's first one, trimmed ones too; -1: unknown.
+    `bytes` counts keys and values in UTF-8. `first_ts` and `last_ts` are the least and the greatest
+    time in ms. The batch's Arrow message is `length` bytes from `start`. Bit n of `filled` is 0 if
+    column n is null in all rows; in older files all bits are 1. `preceding` is the number of
+    messages that the partition stored before the batch's first, including trimmed ones; -1 means
+    unknown.
     """
 
     file: int
@@ -61,7 +66,7 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PartitionRows(NamedTuple):
-    """Rows of one partition that become one batch. `preceding` is as in BatchRef."""
+    """The rows of one batch. `preceding` is as in BatchRef."""
 
     topic_id: int
     partition: int
@@ -70,20 +75,24 @@ class PartitionRows(NamedTuple):
 
 
 class HistoryFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file with all its batches, whether their rows are still wanted or not."""
+    """A file with all its batches, including those without retained rows."""
 
     number: int
     size: int
     batches: list[BatchRef]
-    identity: Identity | None = None
+    identity: FileIdentity | None = None
 
 
 class HistoryGone(StorageError):
-    """The file was rewritten or expired since the reference was made; look it up again."""
+    """The file was rewritten or expired since the reference was made. Look the row up again."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} is no longer part of the history")
         self.path = path
+
+
+def partition_key(ref: BatchRef) -> PartitionKey:
+    return ref.topic_id, ref.partition
 
 
 def history_name(number: int) -> str:
@@ -91,13 +100,13 @@ def history_name(number: int) -> str:
 
 
 def history_number(name: str) -> int | None:
-    """The number of the history file of this name; None if it is no such name."""
+    """Returns the number in a history file's name, or None if it is another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that no manifest names any more."""
+    """Deletes files that the manifest no longer names."""
     for number in numbers:
         remove_if_there(vfs, os.path.join(directory, history_name(number)))
 
@@ -105,10 +114,8 @@ def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
 def write_history(
     vfs: Vfs, directory: str, number: int, batches: Iterable[PartitionRows]
 ) -> HistoryFile:
-    """Writes the batches as one file and returns once it is on disk.
-
-    Without any batch no file is left. A batch must keep to MAX_BATCH_ROWS and MAX_BATCH_BYTES.
-    """
+    """Writes the batches as one file and returns once it is on disk. Without batches, leaves no
+    file. Each batch must be within MAX_BATCH_ROWS and MAX_BATCH_BYTES."""
     path = os.path.join(directory, history_name(number))
     remove_if_there(vfs, path)
     fd = vfs.open(path, create=True)
@@ -150,13 +157,13 @@ def _write_batches(
 
 
 def head_bytes(schema: pa.Schema) -> int:
-    """Where a file's first batch begins. The writer puts the head there with that batch, not when
-    it is opened."""
+    """Returns the byte where a file's first batch begins. Needed in advance: Arrow's writer writes
+    the head together with that batch, not when it is opened."""
     return _MAGIC_BYTES + int(schema.serialize().size)
 
 
 def is_in_order(batch: pa.RecordBatch) -> bool:
-    """Are there rows, and does each have a higher offset than the one before it?"""
+    """Returns True if there are rows and their offsets rise."""
     offsets = batch.column("offset")
     rises = pc.less(offsets.slice(0, max(0, len(offsets) - 1)), offsets.slice(1))
     return len(offsets) > 0 and bool(pc.all(rises, min_count=0).as_py())
@@ -165,8 +172,8 @@ def is_in_order(batch: pa.RecordBatch) -> bool:
 def batches_of(
     topic_id: int, partition: int, preceding: int, chunks: Iterable[pa.RecordBatch]
 ) -> Iterator[PartitionRows]:
-    """Joins chunks into batches. They must be neighbours in the partition and in offset order: no
-    other file may hold a row between them."""
+    """Joins chunks into batches. They must be in offset order, and no other file may hold a row of
+    the partition between them."""
     for batch in joined(chunks):
         yield PartitionRows(topic_id, partition, batch, preceding)
         if preceding >= 0:
@@ -174,7 +181,7 @@ def batches_of(
 
 
 def joined(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins neighbours, as many as fit into a batch."""
+    """Joins consecutive chunks, as many as fit into a batch."""
     run: list[pa.RecordBatch] = []
     rows = size = 0
     for chunk in chunks:
@@ -234,8 +241,8 @@ def _text_bytes(batch: pa.RecordBatch, name: str) -> int:
 
 
 class ArrowSink:
-    """What Arrow's writer writes into. Keeps the checksum of the current batch, and leaves long
-    runs of zeros out as holes: a column without values then takes no room on disk."""
+    """The file object for Arrow's writer. Computes the checksums, and leaves long runs of zeros out
+    as holes, so that a column without values takes no space on disk."""
 
     closed = False
 
@@ -266,7 +273,7 @@ class ArrowSink:
             self.flush()
             self._flushed += size
         else:
-            # Arrow may use its memory again once this returns.
+            # Copied, because Arrow may reuse its memory once this returns.
             self._pending.append(bytes(data))
         self._position += size
         if self._position - self._flushed >= _WRITE_BYTES:
@@ -282,12 +289,12 @@ class ArrowSink:
     def tell(self) -> int:
         return self._position
 
-    def identity(self) -> Identity:
-        """Of the whole file, once all of it was written."""
-        return Identity(self._head, self._head_crc, self._whole_crc)
+    def identity(self) -> FileIdentity:
+        """Returns the identity of the file. Call it when everything is written."""
+        return FileIdentity(self._head, self._head_crc, self._whole_crc)
 
     def close(self) -> None:
-        """The descriptor is the caller's."""
+        """Does nothing: the caller closes the descriptor."""
 
 
 def _is_zeros(data: bytes | pa.Buffer, size: int) -> bool:

@@ -1,8 +1,8 @@
-"""Reading history: rows of a batch as messages, through mapped files, from any thread.
+"""Reads history: rows of a batch as messages, through mapped files, from any thread.
 
-Invariant: nothing is returned from a batch whose checksum does not hold; a reader never changes
-a file, and one that is forgotten stays readable for the reads that are under way. Blocking: must
-not be called on the broker's loop. Must not know which batches are live.
+Invariant: returns nothing from a batch whose checksum does not match. Never changes a file. A file
+that is forgotten stays readable for reads in progress. Blocking: must not be called on the event
+loop. Must not know which batches are live.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.storage.history import BatchRef, HistoryGone, history_name
 from penstock.storage.vfs import Vfs
 
 OPEN_FILES = 32
-"""Mapped at once: address space, not memory; each costs a descriptor's worth of kernel state."""
+"""Files mapped at the same time. A mapping costs address space and a little kernel state."""
 PAGE_BYTES = 8 * 1024 * 1024
 
 _CHECK_BYTES = 1024 * 1024
@@ -47,8 +47,8 @@ class HistoryReader:
     def read(
         self, ref: BatchRef, from_offset: int, max_rows: int, max_bytes: int = PAGE_BYTES
     ) -> list[Message]:
-        """The batch's messages from `from_offset` on: at most `max_rows`, and no more than
-        `max_bytes` of keys and values unless the first alone is larger."""
+        """Returns the batch's messages from `from_offset` on: at most `max_rows`, and at most
+        `max_bytes` of keys and values unless the first message alone is larger."""
         batch = self.batch(ref)
         start = row_at(batch, from_offset)
         rows = min(max_rows, batch.num_rows - start)
@@ -63,32 +63,32 @@ class HistoryReader:
         return row < batch.num_rows and _offsets(batch)[row] == offset
 
     def count_from(self, ref: BatchRef, offset: int) -> tuple[int, int]:
-        """How many messages from `offset` on, and their bytes of keys and values."""
+        """Counts the messages from `offset` on, and the bytes of their keys and values."""
         batch = self.batch(ref)
         start, end = row_at(batch, offset), batch.num_rows
         keys, values = integers(batch, "key", "i"), integers(batch, "value", "i")
         return end - start, keys[end] - keys[start] + values[end] - values[start]
 
     def offsets(self, ref: BatchRef) -> Sequence[int]:
-        """Those of all the batch's messages, mapped."""
+        """Returns the offsets of all messages of the batch. Nothing is copied."""
         return _offsets(self.batch(ref))
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
-        """The whole batch, mapped: no row is converted or copied."""
+        """Returns the whole batch, mapped. No row is converted or copied."""
         return self._file(ref.file).batch(ref)
 
     def offset_at(self, ref: BatchRef, time_ms: int) -> int:
-        """The batch's first offset of that time or later, which it has."""
+        """Returns the batch's first offset at or after that time. There must be one."""
         batch = self.batch(ref)
         return _offsets(batch)[bisect_left(integers(batch, "timestamp", "q"), time_ms * 1000)]
 
     def raw(self, ref: BatchRef) -> bytes:
-        """The batch as it is on disk: one message of an Arrow stream."""
+        """Returns the batch as it is on disk: one message of an Arrow stream."""
         path = os.path.join(self._directory, history_name(ref.file))
         return b"".join(checked_batch(self._vfs, path, ref))
 
     def forget(self, file: int) -> None:
-        """The file is about to be removed."""
+        """Drops the mapping of a file that is about to be removed."""
         with self._lock:
             self._files.pop(file, None)
 
@@ -107,7 +107,7 @@ class HistoryReader:
 
 
 class _MappedFile:
-    """Unmapped when its last batch is let go."""
+    """A mapped file. It is unmapped when the last reference to one of its batches is gone."""
 
     def __init__(self, vfs: Vfs, path: str) -> None:
         self._vfs = vfs
@@ -117,10 +117,10 @@ class _MappedFile:
             self._schema = pa.ipc.open_file(pa.BufferReader(self._bytes)).schema
         except (pa.ArrowException, OSError) as error:
             raise CorruptHistory(path, 0, f"no Arrow file: {error}") from None
-        # No checksum covers the file's foot, where this was read from.
+        # Checked here, since no checksum covers the file's footer, which has the schema.
         if not self._schema.equals(SCHEMA):
             raise CorruptHistory(path, self._bytes.size, "the columns it names are not history's")
-        self._schema = SCHEMA  # without the file's name, which rows of several files do not share
+        self._schema = SCHEMA  # without the file's name: rows of several files are joined
         self._batches: dict[int, pa.RecordBatch] = {}
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
@@ -150,10 +150,23 @@ def _open(vfs: Vfs, path: str) -> int:
 
 
 class StoredBatch(Protocol):
-    """Where the bytes of batch `index` of a file are, and their checksum."""
+    """A batch of history or journal: BatchRef and JournalRef mirror it. Rows are ordered from
+    `first` to `last`, by offset or position."""
 
     @property
     def index(self) -> int: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def first_ts(self) -> int: ...
+
+    @property
+    def last_ts(self) -> int: ...
 
     @property
     def start(self) -> int: ...
@@ -166,16 +179,16 @@ class StoredBatch(Protocol):
 
 
 def check_batch(vfs: Vfs, path: str, ref: StoredBatch) -> None:
-    """CorruptHistory unless the batch's bytes are those that were written."""
+    """Raises CorruptHistory unless the batch's bytes match its checksum."""
     for _ in checked_batch(vfs, path, ref):
         pass
 
 
 def checked_batch(vfs: Vfs, path: str, ref: StoredBatch) -> Iterator[bytes]:
-    """The batch's bytes; CorruptHistory at their end unless they are those that were written.
+    """Yields the batch's bytes, and raises CorruptHistory at their end if the checksum is wrong.
 
-    They are read, not mapped: a disk that fails then raises an error, where a mapping would end
-    the process.
+    They are read, not mapped: a failing disk then raises an error, while a mapping would kill the
+    process.
     """
     fd = _open(vfs, path)
     crc, at, end = 0, ref.start, ref.start + ref.length
@@ -191,7 +204,7 @@ def checked_batch(vfs: Vfs, path: str, ref: StoredBatch) -> Iterator[bytes]:
 
 
 def row_at(batch: pa.RecordBatch, at: int, order: str = "offset") -> int:
-    """The first row whose offset, or whatever rows rise by, is `at` or more."""
+    """Returns the first row whose value in the column `order` is `at` or more."""
     return bisect_left(integers(batch, order, "q")[: batch.num_rows], at)
 
 
@@ -200,7 +213,7 @@ def _offsets(batch: pa.RecordBatch) -> memoryview[int]:
 
 
 def _rows_within(batch: pa.RecordBatch, start: int, rows: int, max_bytes: int) -> int:
-    """How many rows from `start` on have keys and values of `max_bytes` together."""
+    """Counts the rows from `start` on whose keys and values fit into `max_bytes`."""
     keys = integers(batch, "key", "i")
     values = integers(batch, "value", "i")
     before = keys[start] + values[start]
@@ -209,7 +222,8 @@ def _rows_within(batch: pa.RecordBatch, start: int, rows: int, max_bytes: int) -
 
 
 def integers(batch: pa.RecordBatch, name: str, code: Literal["i", "q"]) -> memoryview[int]:
-    """A number column's values, or where a text column's values begin; nothing is copied."""
+    """Returns the values of a number column, or where each value of a text column begins. Nothing
+    is copied."""
     column = batch.column(name)
     buffer: memoryview[int] = memoryview(column.buffers()[1])
     return buffer.cast("B").cast(code)[column.offset :]

@@ -1,10 +1,10 @@
-"""Journal files: what happened to messages as Arrow batches, and the references that find them.
+"""Journal files: events of messages as Arrow batches, and the references to these batches.
 
-Invariant: rows rise by position, within a batch and from batch to batch; a file is on disk before
-a manifest names it, and is never changed. Batches are written as they come, so that a long job
-holds one of them in memory. Unlike history they are compressed, since a row repeats its neighbour:
-a batch leaves as it is on disk, or is read whole. One from before a column was added is given
-with nulls there: a reader sees JOURNAL_SCHEMA only. Must not know what the rows say, nor the log.
+Invariant: rows are sorted by position, within a batch and from batch to batch. A file is on disk
+before a manifest names it, and is never changed. Batches are written as they fill, so that a long
+job holds one in memory. Unlike history they are compressed, because neighbouring rows are alike; so
+a batch is sent as it is on disk or read whole. Readers always see all columns of JOURNAL_SCHEMA:
+those that an older file lacks are null. Must not know what the rows say, nor the log.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.storage.errors import CorruptLog
-from penstock.storage.file_identity import Identity, named_schema
+from penstock.storage.file_identity import FileIdentity, named_schema
 from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS, ArrowSink, head_bytes
 from penstock.storage.history_reader import check_batch, checked_batch, integers
 from penstock.storage.journal_rows import JOURNAL_SCHEMA
 from penstock.storage.vfs import Vfs, remove_if_there
 
 MERGED_FILES = 16
-"""So many files in a row of less than a batch become one: a fresh look at the journal makes a
-file, however little is in it."""
+"""This many files in a row, each smaller than a batch, become one. Every request for the newest
+events makes a file, however small."""
 
 FIRST_COLUMNS = 16
-"""What a file had when files did not say how many they have."""
+"""The number of columns of files from before the manifest recorded it."""
 
 _NAME = re.compile(r"journal-(\d{20})\.arrow")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -38,8 +38,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 class JournalRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Batch `index` of file number `file`: rows at positions `first` to `last`. `first_ts` and
-    `last_ts` are the least and the greatest time in ms; its Arrow message is `length` bytes from
-    `start`, and has the first `columns` of JOURNAL_SCHEMA."""
+    `last_ts` are the least and the greatest time in ms. Its Arrow message is `length` bytes from
+    `start`, with the first `columns` columns of JOURNAL_SCHEMA."""
 
     file: int
     index: int
@@ -55,12 +55,12 @@ class JournalRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JournalFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file with all its batches, of which there is at least one."""
+    """A file with its batches. There is at least one."""
 
     number: int
     size: int
     batches: list[JournalRef]
-    identity: Identity | None = None
+    identity: FileIdentity | None = None
 
     @property
     def rows(self) -> int:
@@ -80,20 +80,20 @@ def journal_name(number: int) -> str:
 
 
 def journal_number(name: str) -> int | None:
-    """The number of the journal file of this name; None if it is no such name."""
+    """Returns the number in a journal file's name, or None if it is another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def remove_journal(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that no manifest names any more."""
+    """Deletes files that the manifest no longer names."""
     for number in numbers:
         remove_if_there(vfs, os.path.join(directory, journal_name(number)))
 
 
 class JournalIndex(msgspec.Struct, frozen=True):
-    """The files in order. Every row from position `start` on is in them or still in the log; -1:
-    no journal is kept, or nothing was sealed yet."""
+    """The files in order. Every row from position `start` on is in them or still in the log. A
+    `start` of -1 means that no journal is kept, or that nothing was sealed yet."""
 
     start: int = -1
     files: list[JournalFile] = []
@@ -110,7 +110,8 @@ class JournalReader:
         self._directory = directory
 
     def raw(self, ref: JournalRef) -> bytes:
-        """One message of an Arrow stream: the batch as it is on disk, unless it lacks columns."""
+        """Returns one message of an Arrow stream: the batch as it is on disk, unless it lacks
+        columns."""
         if ref.columns == len(JOURNAL_SCHEMA):
             return self._stored(ref)
         return bytes(self.batch(ref).serialize())
@@ -123,13 +124,13 @@ class JournalReader:
         return integers(self.batch(ref), "position", "q")
 
     def position_at(self, ref: JournalRef, time_ms: int) -> int:
-        """The batch's first position of that time or later, which it has."""
+        """Returns the batch's first position at or after that time. There must be one."""
         batch = self.batch(ref)
         row = bisect_left(integers(batch, "timestamp", "q"), time_ms * 1000)
         return integers(batch, "position", "q")[row]
 
     def check(self, ref: JournalRef) -> None:
-        """CorruptHistory unless the batch's bytes are those that were written."""
+        """Raises CorruptHistory unless the batch's bytes match its checksum."""
         check_batch(self._vfs, self.path(ref.file), ref)
 
     def path(self, number: int) -> str:
@@ -140,7 +141,7 @@ class JournalReader:
 
 
 def _complete(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With all columns; those it lacks are null."""
+    """Returns the batch with all columns. Missing ones are null."""
     added = list(JOURNAL_SCHEMA)[batch.num_columns :]
     if not added:
         return batch
@@ -149,7 +150,7 @@ def _complete(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class JournalWriter:
-    """Writes one file. There is none before the first batch; `finish` or `abandon` ends it."""
+    """Writes one file, which is created with the first batch. Ends with `finish` or `abandon`."""
 
     def __init__(self, vfs: Vfs, directory: str, number: int) -> None:
         self._vfs = vfs
@@ -166,7 +167,7 @@ class JournalWriter:
         self._pending_rows = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Behind all rows so far. They are kept until they make a batch."""
+        """Appends rows. Holds them in memory until they fill a batch."""
         while rows.num_rows:
             part = rows.slice(0, MAX_BATCH_ROWS - self._pending_rows)
             rows = rows.slice(part.num_rows)
@@ -176,7 +177,7 @@ class JournalWriter:
                 self._flush()
 
     def finish(self) -> JournalFile | None:
-        """The file, once it is on disk; None if there was nothing to write."""
+        """Writes the rest and returns the file once it is on disk, or None if there are no rows."""
         self._flush()
         if self._writer is None or self._sink is None:
             return None
@@ -190,7 +191,7 @@ class JournalWriter:
         return JournalFile(self._number, sink.tell(), self._refs, sink.identity())
 
     def abandon(self) -> None:
-        """The job failed: what was written is nobody's."""
+        """Removes the unfinished file after a failure."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._vfs.close(fd)
@@ -221,7 +222,7 @@ class JournalWriter:
 
 
 def small_tail(files: list[JournalFile]) -> list[JournalFile]:
-    """The last files, if they are many and small: they are better off as one."""
+    """Returns the last files if they are many and small, to be merged into one; else none."""
     tail: list[JournalFile] = []
     for file in reversed(files):
         if file.rows >= MAX_BATCH_ROWS:
@@ -231,7 +232,8 @@ def small_tail(files: list[JournalFile]) -> list[JournalFile]:
 
 
 def are_sound(files: list[JournalFile], reader: JournalReader) -> bool:
-    """Damage must not be copied under a new checksum."""
+    """Returns True if every batch matches its checksum. Damage must not be copied into a new file,
+    under a new checksum."""
     try:
         for file in files:
             for ref in file.batches:
@@ -242,7 +244,7 @@ def are_sound(files: list[JournalFile], reader: JournalReader) -> bool:
 
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The rows in batches that are not too large."""
+    """Halves the rows until each part is within MAX_BATCH_BYTES."""
     if rows.nbytes > MAX_BATCH_BYTES and rows.num_rows > 1:
         half = rows.num_rows // 2
         yield from _parts(rows.slice(0, half))

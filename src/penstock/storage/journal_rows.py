@@ -1,9 +1,10 @@
-"""Records of the log as rows of the journal: the schema, and what each record says happened.
+"""Converts records of the log to rows of the journal: the schema, and the event of each record.
 
-Invariant: rows come in the order of the log, and a row's position is its record's, plus its place
-among the record's rows: unique and rising. A record is noted before it is applied, so that attempt
-and owner are those it ends. The ids of an envelope and the time a message was stored are joined in
-later (lineage.py): most records do not have them. Must not know files.
+Invariant: rows come in the order of the log. A row's position is its record's position plus its
+place among the record's rows, so positions are unique and rise. A record is noted before it is
+applied, so that attempt and owner are those of the delivery that it ends. The envelope's ids and
+the time a message was stored are joined in later (message_lookup.py), because most records do not
+have them. Must not know files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from penstock.model.records import (
     Returned,
     Skipped,
 )
-from penstock.storage.lineage import ID_COLUMNS, Lineage, Place
+from penstock.storage.history import PartitionKey
+from penstock.storage.message_lookup import ID_COLUMNS, MessageLookup
 
 _TEXT = pa.string()
 _INT = pa.int64()
@@ -54,37 +56,37 @@ JOURNAL_SCHEMA = pa.schema(
         ("delivered_at", _TIME),
     ]
 )
-"""Columns only ever grow at the end."""
+"""Columns are only ever added at the end."""
 
 _PRODUCED, _DELIVERED, _ACKED = journal.PRODUCED, journal.DELIVERED, journal.ACKED
 _WITH_REASON = frozenset({journal.NACKED, journal.TIMED_OUT, journal.DEAD_LETTERED})
 
 
-Notes = dict[type[Any], Callable[[int, Any], None]]
-"""Who takes in a record, with its position."""
+RecordHandlers = dict[type[Any], Callable[[int, Any], None]]
+"""The function that notes a record of each type. It is given the position and the record."""
 
 
 class _Context(NamedTuple):
-    """What many rows have in common, so that they need not say it one by one."""
+    """Values that many rows have in common. They are kept once, and rows refer to them."""
 
     kind: str
     topic: str
-    place: Place
+    place: PartitionKey
     group: str | None
 
 
 class JournalRows:
-    """Gathers rows until somebody takes them as a batch.
+    """Collects rows until `take` returns them as a batch.
 
-    Every row has a position, a time, a context and an offset; those of a group have an owner, an
-    attempt and the time of its delivery too; those of a failure, a reason and the time of the
-    retry. `notes` takes in records by their type, before they are applied; most types are no event
-    of a message.
+    Every row has a position, a time, a context and an offset. Rows of a group also have an owner,
+    an attempt and the time of the delivery. Rows of a failure also have a reason and the time of
+    the retry. `notes` has the function for each record type that is an event of a message; call it
+    before the record is applied.
     """
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self.notes: Notes = {
+        self.notes: RecordHandlers = {
             Message: self._produced,
             Delivered: self._delivered,
             Returned: self._returned,
@@ -92,12 +94,13 @@ class JournalRows:
             Skipped: self._skipped,
             Released: self._released,
         }
-        # A burial is a copy and the end of the original, in this order: only the copy says why.
+        # A burial is the record of the copy, then that of the original's end. Only the copy has
+        # the reason.
         self._letter: DeadLetter | None = None
         self._begin()
 
     def _begin(self) -> None:
-        # One after the other, since one call to add several values costs less than several calls.
+        # Flat lists: one call that adds several values costs less than several calls.
         self._events: list[int] = []
         self._holders: list[Any] = []
         self._failures: list[Any] = []
@@ -109,8 +112,8 @@ class JournalRows:
     def __len__(self) -> int:
         return len(self._events) // 4
 
-    def take(self, lineage: Lineage) -> pa.RecordBatch:
-        """All rows since the last time."""
+    def take(self, lookup: MessageLookup) -> pa.RecordBatch:
+        """Returns all rows since the last call as a batch."""
         positions, times, context_of, offsets = (
             pa.array(self._events[n::4], _INT) for n in range(4)
         )
@@ -121,7 +124,7 @@ class JournalRows:
         places = [context.place for context in self._contexts]
         delivered_from = {context.place for context in self._contexts if context.group is not None}
         timestamps = _as_time(times)
-        of_message = lineage.columns(places, context_of, offsets, delivered_from)
+        of_message = lookup.columns(places, context_of, offsets, delivered_from)
         columns = {
             "position": positions,
             "timestamp": timestamps,
@@ -136,7 +139,7 @@ class JournalRows:
             "reason": _spread(pa.array(self._failures[0::2], _TEXT), of_failure),
             "retry_at": _spread(_as_time(pa.array(self._failures[1::2], _INT)), of_failure),
             **of_message,
-            # A row of no group is the storing itself.
+            # A row without a group is the event of storing the message.
             "produced_at": pc.if_else(of_group, of_message["produced_at"], timestamps),
         }
         self._begin()
@@ -144,7 +147,7 @@ class JournalRows:
             [columns[name] for name in JOURNAL_SCHEMA.names], schema=JOURNAL_SCHEMA
         )
 
-    # What each record says
+    # The rows of each record type
 
     def _produced(self, position: int, record: Message) -> None:
         context = self._known.get((record.topic_id, record.partition, _PRODUCED))
@@ -185,7 +188,7 @@ class JournalRows:
         self._settled(position, record.ts, context, entry)
 
     def _buried(self, position: int, ts: int, group: Group, entry: Unfinished) -> None:
-        """The end of a last lease has no record of its own: the entry is still in flight then."""
+        """Adds the end of the last lease too if it has no record: the entry is in flight then."""
         letter = self._letter
         reason = entry.last_error
         if letter is not None and _is_copy_of(letter, group, entry):
@@ -209,7 +212,7 @@ class JournalRows:
         retry_at = None if record.retry_at == DEAD else record.retry_at
         self._failed(position, record.ts, group, kind, entry, record.reason, retry_at)
 
-    # Into columns
+    # Adding rows
 
     def _failed(
         self,
@@ -237,9 +240,10 @@ class JournalRows:
         return context
 
     def _new_context(
-        self, number: int, kind: str, topic: str, place: Place, group: str | None
+        self, number: int, kind: str, topic: str, place: PartitionKey, group: str | None
     ) -> int:
-        """`number` is the topic's or group's: both are counted together and never used again."""
+        """`number` is the id of the topic or group. Both share one sequence of ids, and none is
+        used again."""
         index = len(self._contexts)
         self._contexts.append(_Context(kind, topic, place, group))
         self._known[number, place[1], kind] = index
@@ -263,7 +267,7 @@ def _per_row(context_of: pa.Array, values: list[Any], kind: pa.DataType) -> pa.A
 
 
 def _spread(values: pa.Array, mask: pa.Array) -> pa.Array:
-    """The values, in order, where the mask is true; null elsewhere."""
+    """Places the values, in order, where the mask is true. The other rows are null."""
     if len(values) == len(mask):
         return values
     places = pc.subtract(pc.cumulative_sum(mask.cast(pa.int32())), 1)

@@ -1,9 +1,10 @@
-"""The journal's part of a sealing step: records in, a file out, and which files there are then.
+"""The journal's part of a sealing step: notes records, writes a file, and lists the files
+afterwards.
 
-Invariant: what `finish` returns names every row of the step and all older ones that are kept, each
-once; until a manifest names it, the file that was written is nobody's. Retention drops files whole,
-with `journal_after_archive` only archived ones, and small ones become part of the new one. Must not
-know how a step is published.
+Invariant: the result of `finish` names every row of the step and all older rows that are kept, each
+once. The new file belongs to nobody until a manifest names it. Retention drops whole files, with
+`journal_after_archive` only archived ones. Small files are merged into the new one. Must not know
+how a step is published.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from penstock.storage.journal_files import (
     small_tail,
 )
 from penstock.storage.journal_rows import JournalRows
-from penstock.storage.lineage import Lineage
+from penstock.storage.message_lookup import MessageLookup
 from penstock.storage.segments import first_position
 from penstock.storage.vfs import Vfs
 
 JOURNAL_ROWS = MAX_BATCH_ROWS
-"""Rows that are held as they came in, before they become columns."""
+"""Rows held in memory before they are converted to columns."""
 
 
 class JournalStep:
-    """`number` is that of the file it may write; `notes` takes in records before they are applied,
-    by their type."""
+    """`number` is the number of the file that the step may write. `notes` has a function for each
+    record type, to be called before the record is applied."""
 
     def __init__(
         self,
@@ -38,13 +39,13 @@ class JournalStep:
         number: int,
         index: JournalIndex,
         state: BrokerState,
-        lineage: Lineage,
+        lookup: MessageLookup,
     ) -> None:
         self._vfs = vfs
         self._index = index
         self._start = index.start
         self._state = state
-        self._lineage = lineage
+        self._lookup = lookup
         self._reader = JournalReader(vfs, directory)
         self._writer = JournalWriter(vfs, directory, number)
         self._rows = JournalRows(state)
@@ -52,18 +53,19 @@ class JournalStep:
         self._merged: list[JournalFile] | None = None
 
     def begin_segment(self, path: str) -> None:
-        """Before the first record of a segment. The journal begins with its first segment, whether
-        or not that has a row."""
+        """Call it before the first record of a segment. The journal begins with its first segment,
+        even if that has no rows."""
         if self._start < 0:
             self._start = first_position(self._vfs, path)
 
     def pack_if_full(self) -> None:
-        """Now and then. The messages of all records so far must be known to the lineage."""
+        """Converts the rows to columns if there are many. The lookup must know the messages of all
+        records so far."""
         if len(self._rows) >= JOURNAL_ROWS:
             self._pack()
 
     def finish(self) -> JournalIndex:
-        """All files as they are after this step; what is new is on disk."""
+        """Returns all files as they are after this step. The new file is on disk."""
         self._pack()
         file = self._writer.finish()
         merged = {file.number for file in self._merged or ()}
@@ -74,7 +76,7 @@ class JournalStep:
         return JournalIndex(start, kept if file is None else [*kept, file])
 
     def abandon(self) -> None:
-        """The job failed."""
+        """Removes the unfinished file after a failure."""
         self._writer.abandon()
 
     def _may_go(self, file: JournalFile) -> bool:
@@ -86,10 +88,10 @@ class JournalStep:
     def _pack(self) -> None:
         if len(self._rows):
             self._merge()
-            self._writer.add(self._rows.take(self._lineage))
+            self._writer.add(self._rows.take(self._lookup))
 
     def _merge(self) -> None:
-        """Small files go first into the new one; they are just before it."""
+        """Copies the last small files into the new one before its first row."""
         if self._merged is None:
             tail = small_tail(self._index.files)
             self._merged = tail if are_sound(tail, self._reader) else []

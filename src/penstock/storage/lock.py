@@ -1,10 +1,10 @@
 """The directory lock: at most one process writes in a data directory.
 
-Invariant: whoever holds a DirectoryLock is alone there until `release` or the end of the
-process. The lock is the kernel's and on the directory itself, which nobody can remove while it has
-files, so that it holds whatever becomes of the LOCK file; a killed broker leaves none behind. The
-LOCK file is locked as well: older releases look there only, and it says who has the directory.
-Must not know what else is in the directory.
+Invariant: the holder of a DirectoryLock is alone in the directory until `release` or the end of the
+process. It is a kernel lock on the directory itself, which cannot be removed while it has files, so
+it holds whatever happens to the LOCK file. A killed broker leaves no lock behind. The LOCK file is
+locked as well: older releases check only that, and it names the process. Must not know what else is
+in the directory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.storage.vfs import Vfs
 LOCK_NAME = "LOCK"
 
 _CANNOT_LOCK = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What file systems say that lock files only, such as NFS."""
+"""Errors of file systems, such as NFS, that can lock files but not directories."""
 
 logger = logging.getLogger("penstock.storage")
 
 
 class DirectoryLock:
-    """Held from `take` to `release`. The file says which process it was, for the error only."""
+    """Held from `take` to `release`. The LOCK file names the process, for error messages only."""
 
     def __init__(self, vfs: Vfs, directory: str, fds: list[int]) -> None:
         self._vfs = vfs
@@ -35,8 +35,8 @@ class DirectoryLock:
 
     @classmethod
     def take(cls, vfs: Vfs, directory: str, *, is_reading: bool = False) -> DirectoryLock:
-        """Makes the directory and its LOCK file, unless `is_reading`: then what is not there, or
-        cannot be written, stays as it is."""
+        """Locks the directory. Creates it and its LOCK file, unless `is_reading`: then a missing or
+        read-only file is left as it is."""
         if not is_reading:
             vfs.mkdir(directory)
         path = os.path.join(directory, LOCK_NAME)
@@ -54,7 +54,7 @@ class DirectoryLock:
             raise
 
     def check(self) -> None:
-        """DirectoryReplaced unless the directory at the path is the one that was locked."""
+        """Raises DirectoryReplaced unless the directory at the path is the one that was locked."""
         try:
             is_same = self._vfs.identity(self._directory) == self._identity
         except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +95,7 @@ def _lock_file(vfs: Vfs, path: str, fds: list[int], *, is_reading: bool) -> None
         vfs.truncate(fd, 0)
         vfs.write_at(fd, [b"%d\n" % vfs.process_id()], 0)
     except OSError:
-        pass  # a full disk must not keep a broker from starting and draining
+        pass  # a full disk must not keep a broker from starting and delivering its backlog
 
 
 def _close_all(vfs: Vfs, fds: list[int]) -> None:

@@ -1,8 +1,8 @@
-"""Looking at the data directory of a stopped broker.
+"""Inspects and verifies the data directory of a stopped broker.
 
-Invariant: nothing is changed, and the directory's lock is held meanwhile. `inspect` shows what is
-in the segments, `verify` says what a start would say (audit.py judges). Must not know the command
-line: what is found comes back as structs.
+Invariant: changes nothing, and holds the directory's lock meanwhile. `inspect` lists the content of
+the segments; `verify` reports what a start would find (directory_check.py). Must not know the
+command line: results are structs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Literal
 import msgspec
 
 from penstock.model.records import Record, decode_record
-from penstock.storage.audit import Damage, SealedFile, alone_in, audit
+from penstock.storage.directory_check import Damage, SealedFile, check_directory, locked_directory
 from penstock.storage.frames import frames_after
-from penstock.storage.rebuild import HiddenRows
+from penstock.storage.hidden_rows import HiddenRows
 from penstock.storage.segments import (
     SEGMENT_HEADER_BYTES,
-    Tail,
+    TornTail,
     decode_header,
     first_not_zero,
     list_segments,
@@ -29,9 +29,9 @@ from penstock.storage.vfs import Vfs
 
 
 class SegmentSummary(msgspec.Struct, frozen=True):
-    """`spare`: prepared, never written. `leftover`: sealed, a start removes it. `broken`: something
-    other than zeros follows `used`, the bytes that can be read; behind it, `frames_behind` frames
-    are whole."""
+    """The state of one segment. `spare`: prepared, never written. `leftover`: sealed, a start
+    removes it. `broken`: after the `used` readable bytes there is something other than zeros, with
+    `frames_behind` whole frames in it."""
 
     number: int
     path: str
@@ -45,7 +45,7 @@ class SegmentSummary(msgspec.Struct, frozen=True):
 
 
 class RecordSeen(msgspec.Struct, frozen=True):
-    """`record` is None where `error` says why the bytes are no record this version knows."""
+    """A record of the log. `record` is None if this version cannot decode it; `error` says why."""
 
     position: int
     bytes: int
@@ -53,14 +53,14 @@ class RecordSeen(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Report(msgspec.Struct, frozen=True):
-    """`torn` would be cut and `leftovers` removed at the next start; with `damage` there is none.
-    A damaged file among `files` that does not refuse the start keeps groups from their messages.
-    `hidden` are messages that are on disk and that no reader finds, `index` says what is wrong with
-    the batches of history."""
+class VerifyReport(msgspec.Struct, frozen=True):
+    """The result of `verify`. The next start cuts `torn` and removes `leftovers`; with `damage` it
+    is refused. A damaged file in `files` that does not refuse the start makes groups wait for its
+    messages. `hidden` are messages on disk that no reader finds; `index` lists the errors in the
+    index of batches."""
 
     segments: list[SegmentSummary]
-    torn: list[Tail]
+    torn: list[TornTail]
     damage: Damage | None
     files: list[SealedFile] = []
     leftovers: list[str] = []
@@ -83,8 +83,8 @@ class Report(msgspec.Struct, frozen=True):
 def inspect(
     vfs: Vfs, directory: str, *, records: bool = False
 ) -> Iterator[SegmentSummary | RecordSeen]:
-    """Each segment's summary, followed by its readable records if asked for."""
-    with alone_in(vfs, directory, is_reading=True):
+    """Yields each segment's summary, followed by its readable records if `records`."""
+    with locked_directory(vfs, directory, is_reading=True):
         for number, path in list_segments(vfs, directory):
             data = vfs.read_file(path)
             yield summary(number, path, data)
@@ -92,10 +92,10 @@ def inspect(
                 yield from _records(path, data)
 
 
-def verify(vfs: Vfs, directory: str) -> Report:
-    """Reads everything and says what a start would say."""
-    with alone_in(vfs, directory, is_reading=True):
-        found = audit(vfs, directory)
+def verify(vfs: Vfs, directory: str) -> VerifyReport:
+    """Reads everything and reports what a start would find."""
+    with locked_directory(vfs, directory, is_reading=True):
+        found = check_directory(vfs, directory)
         segments = []
         for number, path in list_segments(vfs, directory):
             data = vfs.read_file(path)
@@ -103,7 +103,7 @@ def verify(vfs: Vfs, directory: str) -> Report:
                 segments.append(SegmentSummary(number, path, len(data), "leftover"))
             else:
                 segments.append(summary(number, path, data))
-        return Report(
+        return VerifyReport(
             segments,
             found.torn,
             found.damage,

@@ -17,7 +17,7 @@ from penstock.storage.frames import Frame
 from penstock.storage.segments import (
     Segment,
     SegmentHeader,
-    Tail,
+    TornTail,
     decode_header,
     judge_blank,
     judge_tail,
@@ -37,7 +37,7 @@ class Recovered(msgspec.Struct):
 
     segments: list[Segment] = []
     blanks: list[Segment] = []
-    tails: list[Tail] = []
+    tails: list[TornTail] = []
     next_seq: int = 1
     synced: int = 0
     """Every frame up to here is known to have been on disk before the log ended."""
@@ -139,7 +139,7 @@ def _replay_frame(
         raise CorruptLog(path, frame.offset, detail) from error
 
 
-def cut_tail(vfs: Vfs, tail: Tail) -> None:
+def cut_tail(vfs: Vfs, tail: TornTail) -> None:
     """Zeros where the torn tail was, on disk before anything is appended there."""
     fd = vfs.open(tail.path)
     try:

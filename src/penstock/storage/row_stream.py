@@ -1,11 +1,10 @@
-"""Rows of a partition, or of the journal, as a stream of bytes, in pieces that are read off the
-loop.
+"""Encodes rows of a partition, or of the journal, as a stream of bytes, in pieces.
 
-Invariant: `head`, the pieces and `tail` of a form are together one stream, in Arrow's IPC format or
-as lines of JSON. A sealed batch that is wanted whole leaves as it is on disk, after its checksum
-was found to hold, if it is small; a large one is cut by rows, so that no piece is much larger than
-PIECE_BYTES unless a single row is. Blocking. Must not know what is live, who reads, or how far
-they are.
+Invariant: `head`, the pieces and `tail` of a form make one valid stream, in Arrow's IPC format or
+as lines of JSON. A small sealed batch that is wanted whole is sent as it is on disk, after its
+checksum was verified. A large one is cut by rows, so that no piece is much larger than PIECE_BYTES
+unless a single row is. Blocking: runs on a thread, not on the event loop. Must not know which rows
+are live, who reads, or how far readers are.
 """
 
 from __future__ import annotations
@@ -23,64 +22,44 @@ from penstock.model.limits import MIB
 from penstock.model.ranges import PIECE_BYTES, RowBytes, Selection
 from penstock.model.records import Message
 from penstock.storage.columns import SCHEMA, complete, to_batch
-from penstock.storage.history_reader import integers, row_at
+from penstock.storage.history_reader import StoredBatch, integers, row_at
 
 STEP_ROWS = 512
-"""Rows converted in one go: a thread that does so holds up the loop meanwhile."""
+"""Rows converted at a time. The thread that converts them blocks the event loop meanwhile."""
 
 RAW_BYTES = 4 * MIB
-"""A sealed batch up to this size is sent as it is on disk; cutting it would cost more."""
+"""A sealed batch up to this size is sent as it is on disk, since cutting it would cost more."""
 
-Rows = tuple[RowBytes, int]
-"""Rows in their form, and where those behind them begin: an offset, or a position."""
+EncodedRows = tuple[RowBytes, int]
+"""Bytes of rows, and the offset or position where the following rows begin."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class SealedBatch(Protocol):
-    """Of the rows of a batch: the first and the last by what they rise by, and the least and the
-    greatest time in ms."""
-
-    @property
-    def first(self) -> int: ...
-
-    @property
-    def last(self) -> int: ...
-
-    @property
-    def first_ts(self) -> int: ...
-
-    @property
-    def last_ts(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-
-Ref = TypeVar("Ref", bound=SealedBatch, contravariant=True)
+Ref = TypeVar("Ref", bound=StoredBatch, contravariant=True)
 
 
 class SealedRows(Protocol[Ref]):
-    """Reads sealed batches, whose rows have the columns of `schema` and rise by `order`."""
+    """Reads sealed batches. Their rows have the columns of `schema` and are sorted by `order`."""
 
     schema: pa.Schema
     order: str
 
     def raw(self, ref: Ref, /) -> bytes:
-        """The batch as it is on disk: one message of an Arrow stream."""
+        """Returns the batch as it is on disk: one message of an Arrow stream."""
         ...
 
     def batch(self, ref: Ref, /) -> pa.RecordBatch: ...
 
 
-def may_want(selection: Selection, ref: SealedBatch) -> bool:
-    """Could a row of the batch be wanted, by its times?"""
+def may_want(selection: Selection, ref: StoredBatch) -> bool:
+    """Returns False if no row of the batch is in the selected time range."""
     is_late = selection.to_ms is not None and ref.first_ts >= selection.to_ms
     return not is_late and (selection.from_ms is None or ref.last_ts >= selection.from_ms)
 
 
 def schema_of(selection: Selection, schema: pa.Schema = SCHEMA) -> pa.Schema:
-    """The columns in the schema's order, whatever the order they were asked for in."""
+    """Returns the selected columns, in the schema's order."""
     wanted = set(selection.columns)
     unknown = wanted - set(schema.names)
     if unknown:
@@ -107,7 +86,7 @@ def _is_everything(selection: Selection) -> bool:
 
 
 class Form(Protocol):
-    """How rows look on the wire."""
+    """A format of rows on the wire."""
 
     name: str
 
@@ -125,8 +104,7 @@ class ArrowForm:
         return bytes(schema.serialize())
 
     def body(self, batch: pa.RecordBatch) -> RowBytes:
-        # Not Arrow's own buffer: what one thread allocates there and another lets go of stays with
-        # the process.
+        # Not Arrow's own buffer: its allocator keeps memory that another thread frees.
         data: bytes = batch.serialize().to_pybytes()
         return data
 
@@ -135,7 +113,7 @@ class ArrowForm:
 
 
 class LineForm:
-    """A row is an object of its columns that are not null; a time is RFC 3339."""
+    """Lines of JSON: a row is an object with the columns that are not null. Times are RFC 3339."""
 
     name = "ndjson"
 
@@ -158,15 +136,15 @@ FORMS: dict[str, Form] = {form.name: form for form in (ArrowForm(), LineForm())}
 
 
 def release_memory() -> None:
-    """For a thread that has made many pieces. Others let them go, and Arrow's allocator then keeps
-    tens of MiB in which there is nothing."""
+    """Returns unused memory of Arrow's allocator, which otherwise keeps tens of MiB after a thread
+    has made many pieces and others have freed them."""
     pa.default_memory_pool().release_unused()
 
 
 def sealed_piece(
     source: SealedRows[Ref], ref: Ref, start: int, end: int, selection: Selection, form: Form
-) -> Rows:
-    """The batch's rows from `start` on, and before `end`, as many as make a piece."""
+) -> EncodedRows:
+    """Returns the batch's rows from `start` to before `end`, as many as make a piece."""
     is_whole = start <= ref.first and ref.last < end
     is_small = ref.length <= RAW_BYTES
     if is_whole and is_small and form.name == "arrow" and _is_everything(selection):
@@ -190,8 +168,9 @@ def sealed_piece(
 
 def message_piece(
     read: Callable[[], list[Message]], stop: int, selection: Selection, form: Form
-) -> Rows:
-    """Messages up to `stop` that are not sealed yet; they are of one partition and in order."""
+) -> EncodedRows:
+    """Returns messages before `stop` that are not sealed yet. They are of one partition and in
+    order."""
     messages = read()
     batches = []
     for first in range(0, len(messages), STEP_ROWS):
@@ -202,13 +181,13 @@ def message_piece(
     return _encoded(pa.concat_batches(batches), selection, form), stop
 
 
-def no_rows(stop: int) -> Rows:
-    """A piece without rows; those behind it begin at `stop`."""
+def no_rows(stop: int) -> EncodedRows:
+    """Returns a piece without rows. The following rows begin at `stop`."""
     return b"", stop
 
 
 def _rows_within(batch: pa.RecordBatch, at: int, last: int, max_bytes: int) -> int:
-    """How many rows from `at` on, and before `last`, have `max_bytes` or less; one at least."""
+    """Returns how many rows from `at` to before `last` fit into about `max_bytes`; at least one."""
     average: int = max(1, batch.nbytes // max(1, batch.num_rows))
     rows = min(last - at, max(1, max_bytes // average))
     while rows > 1 and batch.slice(at, rows).nbytes > 2 * max_bytes:
@@ -217,7 +196,7 @@ def _rows_within(batch: pa.RecordBatch, at: int, last: int, max_bytes: int) -> i
 
 
 def _encoded(batch: pa.RecordBatch, selection: Selection, form: Form) -> RowBytes:
-    """Nothing for no rows."""
+    """Encodes the selected rows. Returns no bytes if there are none."""
     wanted = _selected(batch, selection)
     return form.body(wanted) if wanted.num_rows else b""
 

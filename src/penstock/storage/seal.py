@@ -1,12 +1,12 @@
-"""Sealing: closed segments and the last snapshot become the next snapshot, a history file and a
-journal file.
+"""Sealing: turns closed segments and the last snapshot into a new snapshot, history and journal
+file.
 
-Runs as a process of its own (`python -m penstock.storage.seal`, a job as one line of JSON on
-stdin), since a thread would hold up the broker's loop. Invariant: journal, history, snapshot and
-manifest are written in that order, each on disk before the next; ended at any point, it has done
-all or nothing of a step, and the same job may be done again. A step whose manifest would not hold
-every row fails before the manifest is written, so that the log is kept. It removes no file that a
-manifest named but old snapshots: the broker does, once it no longer reads them.
+Runs as its own process (`python -m penstock.storage.seal`, with a job as one line of JSON on
+stdin), because a thread would block the broker's event loop. Invariant: journal, history, snapshot
+and manifest are written in that order, each on disk before the next. When killed at any point, it
+has done a step completely or not at all, and the same job can be repeated. A step whose manifest
+would not hold every row fails before the manifest is written, so the log is kept. Removes no file
+that a manifest named except old snapshots: the broker removes files when it no longer reads them.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ from penstock.storage.errors import CorruptLog, DirectoryReplaced, SealingInUse,
 from penstock.storage.history import (
     MAX_BATCH_ROWS,
     BatchRef,
+    PartitionKey,
     PartitionRows,
     batches_of,
     write_history,
 )
 from penstock.storage.history_reader import HistoryReader, row_at
 from penstock.storage.journal_files import JournalFile, JournalIndex
-from penstock.storage.journal_rows import Notes
+from penstock.storage.journal_rows import RecordHandlers
 from penstock.storage.journal_step import JournalStep
-from penstock.storage.lineage import Lineage, Place
 from penstock.storage.manifest import Manifest, load_manifest, write_manifest
+from penstock.storage.message_lookup import MessageLookup
 from penstock.storage.segments import read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, write_snapshot
 from penstock.storage.vacuum import kept_rows, plan_vacuum
 from penstock.storage.vfs import Vfs, remove_if_there
 
 STEP_BYTES = 32 * MIB
-"""Messages held before they are written, plus those of one segment: a longer job is done in
+"""Messages held before a step is published, plus those of one segment. A longer job is done in
 several steps."""
-_LOOK_RECORDS = 256
-"""Between two looks at how many rows of the journal are held."""
+_PACK_RECORDS = 256
+"""Records between two checks of how many rows of the journal are held."""
 _CHUNK_ROWS = MAX_BATCH_ROWS // 2
 _CHUNK_BYTES = 16 * MIB
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`known_files` and `known_journal`: the history and journal files the broker knows; the result
-    says how that changed. `identity` tells the directory from another one at its path."""
+class SealJob(msgspec.Struct, frozen=True, kw_only=True):
+    """`known_files` and `known_journal` are the history and journal files that the broker knows;
+    the result tells what changed. `identity` identifies the directory, in case another one takes
+    its path."""
 
     directory: str
     up_to_segment: int
@@ -72,9 +74,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, kw_only=True):
-    """The log is needed from `first_segment` on. `added` are the live batches of files that the
-    broker did not know, `dropped` the files it knew that it may remove; the same of the journal,
-    which begins at position `journal_start`."""
+    """The result of a job. The log is needed from `first_segment` on. `added` are the live batches
+    of files that the broker did not know; it may remove the files in `dropped`. The `journal_`
+    fields say the same of the journal, which begins at position `journal_start`."""
 
     first_segment: int
     added: list[BatchRef]
@@ -93,8 +95,8 @@ class Failed(msgspec.Struct):
     error: str
 
 
-def seal(vfs: Vfs, job: Job, step_bytes: int = STEP_BYTES) -> Sealed:
-    """Does the job in this process and says what there is now."""
+def seal(vfs: Vfs, job: SealJob, step_bytes: int = STEP_BYTES) -> Sealed:
+    """Does the job in this process and returns the result."""
     began = time.monotonic()
     step = _Step(vfs, job)
     try:
@@ -110,9 +112,9 @@ def seal(vfs: Vfs, job: Job, step_bytes: int = STEP_BYTES) -> Sealed:
 
 
 class _Step:
-    """The state as of a segment's end, and the messages not yet published."""
+    """The state at the end of a segment, and the messages that are not published yet."""
 
-    def __init__(self, vfs: Vfs, job: Job) -> None:
+    def __init__(self, vfs: Vfs, job: SealJob) -> None:
         self._vfs = vfs
         self._job = job
         self._reader = HistoryReader(vfs, job.directory)
@@ -125,10 +127,10 @@ class _Step:
         self._begin()
 
     def _begin(self) -> None:
-        """What comes in from now on is of the next file."""
+        """Starts the next step, with a file of its own."""
         manifest = self.manifest
-        self.rows = Harvest()
-        self._lineage = Lineage(self.rows.packed, manifest.history, self._reader)
+        self.rows = CollectedMessages()
+        self._lookup = MessageLookup(self.rows.packed, manifest.history, self._reader)
         self._journal: JournalStep | None = None
         if self._job.limits.journal_retention_ms:
             self._journal = JournalStep(
@@ -137,13 +139,13 @@ class _Step:
                 manifest.next_file,
                 manifest.journal,
                 self._state,
-                self._lineage,
+                self._lookup,
             )
 
     def take_segment(self, number: int) -> None:
         path = os.path.join(self._job.directory, segment_name(number))
         state, rows, journal = self._state, self.rows, self._journal
-        notes: Notes = {}
+        notes: RecordHandlers = {}
         try:
             if journal is not None:
                 notes = journal.notes
@@ -157,23 +159,23 @@ class _Step:
                 self._records += 1
                 if type(record) is Message:
                     rows.add(record, len(data))
-                if journal is not None and not self._records % _LOOK_RECORDS:
+                if journal is not None and not self._records % _PACK_RECORDS:
                     journal.pack_if_full()
         except FileNotFoundError:
-            raise CorruptLog(path, 0, "it is to be sealed and it is missing") from None
+            raise CorruptLog(path, 0, "it is missing and should be sealed") from None
         except (msgspec.MsgspecError, LookupError) as error:
             detail = f"record {self._records + 1} of the job cannot be applied: {error!r}"
             raise CorruptLog(path, 0, detail) from error
         self._next_segment = number + 1
 
     def publish(self) -> None:
-        """Writes what was taken in since the last time, and vacuums."""
+        """Writes everything taken since the last publish, and vacuums."""
         check_identity(self._vfs, self._job)
         vfs, directory, old = self._vfs, self._job.directory, self.manifest
         free_bytes = vfs.free_bytes(directory)
         plan = plan_vacuum(old.history, self._state, self._reader, free_bytes)
         journal = JournalIndex() if self._journal is None else self._journal.finish()
-        self._damaged.update(plan.damaged, self._lineage.damaged)
+        self._damaged.update(plan.damaged, self._lookup.damaged)
         is_same = plan.keep == old.history and journal == old.journal
         if is_same and self._next_segment == old.first_segment:
             return
@@ -194,7 +196,7 @@ class _Step:
         self.manifest = manifest
         self._messages += self.rows.messages
         self._begin()
-        # A snapshot that stays is a leftover, which the next start removes.
+        # If this fails, the old snapshot is a leftover, which the next start removes.
         with contextlib.suppress(OSError):
             remove_if_there(vfs, os.path.join(directory, snapshot_name(old.snapshot)))
 
@@ -223,25 +225,26 @@ class _Step:
         )
 
 
-def check_identity(vfs: Vfs, job: Job) -> None:
-    """DirectoryReplaced if another directory is at the path: the files made here are not its."""
+def check_identity(vfs: Vfs, job: SealJob) -> None:
+    """Raises DirectoryReplaced if another directory is at the path: files made here are not for
+    it."""
     if job.identity is not None and vfs.identity(job.directory) != job.identity:
         raise DirectoryReplaced(job.directory)
 
 
-class Harvest:
-    """Messages by (topic, partition), packed into columns as they come in."""
+class CollectedMessages:
+    """The messages of a step by partition, packed into columns as they come in."""
 
     def __init__(self) -> None:
-        self._pending: dict[Place, list[Message]] = {}
+        self._pending: dict[PartitionKey, list[Message]] = {}
         self._pending_rows = 0
         self._pending_bytes = 0
-        self._chunks: dict[Place, list[pa.RecordBatch]] = {}
+        self._chunks: dict[PartitionKey, list[pa.RecordBatch]] = {}
         self.bytes = 0
         self.messages = 0
 
     def add(self, message: Message, size: int) -> None:
-        """`size` is what it takes in the log: near enough."""
+        """`size` is the record's size in the log, an estimate of the memory it takes."""
         place = (message.topic_id, message.partition)
         pending = self._pending.get(place)
         if pending is None:
@@ -254,13 +257,13 @@ class Harvest:
         if self._pending_rows >= _CHUNK_ROWS or self._pending_bytes >= _CHUNK_BYTES:
             self._pack()
 
-    def packed(self, place: Place) -> list[pa.RecordBatch]:
-        """All messages of a place, in offset order."""
+    def packed(self, place: PartitionKey) -> list[pa.RecordBatch]:
+        """Returns all messages of a partition, in offset order."""
         self._pack()
         return self._chunks.get(place, [])
 
     def batches(self, state: BrokerState) -> Iterator[PartitionRows]:
-        """Batches of the size history wants, without what `state` has trimmed or deleted."""
+        """Yields batches of history's size, without rows that `state` has trimmed or deleted."""
         self._pack()
         for topic_id, index in sorted(self._chunks):
             chunks = self._chunks.pop((topic_id, index))
@@ -284,11 +287,11 @@ class Harvest:
 
 
 def main() -> int:
-    """Exit status 0 and a Sealed as the last line of stdout, or 1 and a Failed."""
-    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    """Writes a Sealed as the last line of stdout and returns 0, or a Failed and 1."""
+    job = msgspec.json.decode(sys.stdin.readline(), type=SealJob)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the broker's
-    gc.disable()  # short-lived, and almost nothing here is in a cycle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the broker
+    gc.disable()  # the process is short-lived and makes few reference cycles
     vfs = Vfs()
     try:
         check_identity(vfs, job)
@@ -304,7 +307,7 @@ def main() -> int:
 
 
 def _take_lock(vfs: Vfs, directory: str) -> None:
-    """Locks SEAL-LOCK for the rest of this process; SealingInUse if another process has it."""
+    """Locks SEAL-LOCK until this process ends. Raises SealingInUse if another process has it."""
     path = os.path.join(directory, SEAL_LOCK_NAME)
     try:
         vfs.lock_file(path)
@@ -313,16 +316,16 @@ def _take_lock(vfs: Vfs, directory: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """The broker holds the other end of stdin. Once it is gone, another may start on the same
-    directory; that one waits for the lock, and should not wait long."""
+    """Ends this process when the broker, which holds the other end of stdin, is gone. A broker that
+    starts then on the same directory waits for the lock, and should not wait long."""
     while os.read(0, 1):
         pass
     os._exit(1)
 
 
 def _is_orphan() -> bool:
-    """Asked with the lock held: a broker that starts later waits for it, and one that started
-    earlier did so because the parent was gone."""
+    """Returns True if the broker is gone. Call it with the lock held: a broker that starts later
+    waits for the lock, and one that started before could only do so because the parent was gone."""
     poll = select.poll()
     poll.register(0, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))

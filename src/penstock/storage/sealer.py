@@ -1,8 +1,8 @@
-"""The broker's side of sealing: starts the process, waits for it, reports what it said.
+"""Starts the sealing process, waits for it, and reports its result to the broker.
 
-Invariant: one job at a time; every job that was started ends in exactly one call of `on_sealed`
-or `on_error`, made through `post` and so on the broker's loop, unless the sealer is closed first.
-Nothing here blocks the loop. Must not know what sealing does.
+Invariant: one job at a time. Every started job ends in exactly one call of `on_sealed` or
+`on_error`, made through `post` and so on the event loop, unless the sealer is closed first. Nothing
+here blocks the loop. Must not know what sealing does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import msgspec
 
 import penstock
 from penstock.model.limits import Limits
-from penstock.storage.seal import Failed, Job, Sealed
-
-Post = Callable[[Callable[[], None]], object]
+from penstock.storage.log import Post
+from penstock.storage.seal import Failed, Sealed, SealJob
 
 _ERROR_CHARS = 2000
 
@@ -35,7 +34,7 @@ class Sealer:
         on_error: Callable[[str], None],
         identity: tuple[int, int] | None = None,
     ) -> None:
-        """`identity` is the directory's: a job is refused when another one is at its path."""
+        """`identity` identifies the directory: a job fails if another one is at its path."""
         self._directory = directory
         self._identity = identity
         self._limits = limits
@@ -49,7 +48,7 @@ class Sealer:
 
     @property
     def is_running(self) -> bool:
-        """True from `start` until the call that reports the job's end."""
+        """True from `start` until the result is reported."""
         return self._thread is not None
 
     def start(
@@ -59,14 +58,14 @@ class Sealer:
         nice: int = 0,
         known_journal: Iterable[int] = (),
     ) -> bool:
-        """Seals every segment up to this one; False while another job is running.
+        """Seals every segment up to this one. Returns False while another job is running.
 
-        `known_files` are the history files in the broker's index, live or not, `known_journal`
-        those of the journal; `nice` is how far the process stands back for others.
+        `known_files` and `known_journal` are all history and journal files in the broker's index.
+        `nice` is added to the broker's own priority value.
         """
         if self._closed or self._thread is not None:
             return False
-        job = Job(
+        job = SealJob(
             directory=self._directory,
             up_to_segment=up_to_segment,
             limits=self._limits,
@@ -81,7 +80,7 @@ class Sealer:
         return True
 
     def close(self) -> None:
-        """Ends a running job; it will be done again after the next start."""
+        """Ends a running job. It is done again after the next start."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -90,10 +89,10 @@ class Sealer:
         if thread is not None:
             thread.join()
 
-    def _run(self, job: Job, nice: int) -> None:
+    def _run(self, job: SealJob, nice: int) -> None:
         try:
             result = self._result(job, nice)
-        except Exception as error:  # noqa: BLE001 - every job that was started ends in a report
+        except Exception as error:  # noqa: BLE001 - every started job ends in a report
             result = Failed(f"the sealing process could not be run: {error!r}")
         if not self._closed:
             self._post(lambda: self._report(result))
@@ -107,55 +106,56 @@ class Sealer:
         else:
             self._on_sealed(result)
 
-    def _result(self, job: Job, nice: int) -> Sealed | Failed:
+    def _result(self, job: SealJob, nice: int) -> Sealed | Failed:
         with self._lock:
             if self._closed:
                 return Failed("closed")
             process = self._process = subprocess.Popen(
-                # -P: nothing in the working directory passes for a module.
+                # -P: never import a module from the working directory.
                 [sys.executable, "-P", "-m", "penstock.storage.seal"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=_environment(),
             )
-        # From its first moment: loading the interpreter is a good part of a short job.
+        # At once, since loading the interpreter is a large part of a short job.
         with contextlib.suppress(OSError):
             own = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, process.pid, own + nice)
         with process:
-            said = _converse(process, msgspec.json.encode(job) + b"\n")
+            output = _exchange(process, msgspec.json.encode(job) + b"\n")
         with self._lock:
             self._process = None
-        return _understood(said, process.returncode)
+        return _parse_result(output, process.returncode)
 
 
-def _converse(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Its stdin stays open until it has said everything: it ends when that is closed."""
+def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """Sends the line and returns the output. Keeps stdin open meanwhile: the process ends when it
+    is closed."""
     if process.stdin is None or process.stdout is None:
         return b""
     try:
         process.stdin.write(line)
         process.stdin.flush()
     except BrokenPipeError:
-        pass  # it ended already; what it said tells why
+        pass  # it has ended already; its output tells why
     return process.stdout.read()
 
 
-def _understood(said: bytes, status: int) -> Sealed | Failed:
-    lines = said.splitlines()
+def _parse_result(output: bytes, status: int) -> Sealed | Failed:
+    lines = output.splitlines()
     last = lines[-1] if lines else b""
     try:
         if status:
             return msgspec.json.decode(last, type=Failed)
         return msgspec.json.decode(last, type=Sealed)
     except msgspec.MsgspecError:
-        text = said.decode(errors="replace").strip()[-_ERROR_CHARS:]
+        text = output.decode(errors="replace").strip()[-_ERROR_CHARS:]
         return Failed(f"the sealing process ended with status {status}: {text}")
 
 
 def _environment() -> dict[str, str]:
-    """The child imports this very package, wherever it was imported from."""
+    """Returns an environment in which the child imports the same package as this process."""
     package = os.path.dirname(os.path.abspath(penstock.__file__))
     path = os.path.dirname(package)
     others = os.environ.get("PYTHONPATH")

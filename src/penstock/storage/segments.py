@@ -1,9 +1,9 @@
 """The segment file: a header, then frames in sequence, then zeros.
 
-Invariant: a segment's header is on disk before its first frame is written, and a segment is
-synced before the next one's header is. So a damaged header with anything behind it, or a damaged
-frame with a later segment behind it, is never the mark of a crash. Must not know the log as a
-whole (recovery.py) nor who writes (wal.py). The layout is in docs/storage-format.md.
+Invariant: a segment's header is on disk before its first frame is written, and a segment is synced
+before the next one's header is written. So a crash never leaves a damaged header with frames behind
+it, nor a damaged frame with a later segment behind it. Must not know the log as a whole
+(recovery.py) nor who writes it (wal.py). The layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
 SEGMENT_MAGIC = b"PENSTOCK"
 FORMAT_VERSION = 1
 SEGMENT_HEADER_BYTES = 4096
-"""A block of its own, so that no later write touches the block the header is in."""
+"""A whole block, so that no later write touches the block of the header."""
 MIN_SEGMENT_BYTES = 16 * 1024
 
 _HEADER = Struct("<8sIIQQI")  # magic, version, salt, number, first sequence, CRC
@@ -47,7 +47,7 @@ class SegmentHeader(msgspec.Struct, frozen=True):
 
 
 class Segment:
-    """An open log's view of one segment. `offsets[i]` is where frame `first_seq + i` begins."""
+    """A segment of an open log. Frame `first_seq + i` begins at byte `offsets[i]`."""
 
     __slots__ = (
         "capacity",
@@ -80,10 +80,10 @@ class Segment:
         return SegmentHeader(self.number, self.first_seq, self.salt)
 
 
-class Tail(msgspec.Struct, frozen=True):
-    """Bytes behind the last whole frame that are not zero: a write that a crash interrupted.
+class TornTail(msgspec.Struct, frozen=True):
+    """Bytes behind the last valid frame that are not zero: a write that a crash interrupted.
 
-    `frames` of its frames are whole; they were never synced, and the one before them is not.
+    It may contain `frames` whole frames. They were never synced, and a frame before them is broken.
     """
 
     path: str
@@ -97,7 +97,7 @@ def segment_name(number: int) -> str:
 
 
 def list_segments(vfs: Vfs, directory: str) -> list[tuple[int, str]]:
-    """Number and path of every segment file, in order."""
+    """Returns number and path of every segment file, in order."""
     found = []
     for name in vfs.listdir(directory):
         match = _NAME.fullmatch(name)
@@ -113,7 +113,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def decode_header(data: bytes) -> SegmentHeader | None:
-    """None for anything but a whole, undamaged header of this version."""
+    """Returns None unless the header is whole, undamaged and of this version."""
     block = data[:SEGMENT_HEADER_BYTES]
     if len(block) < SEGMENT_HEADER_BYTES:
         return None
@@ -123,6 +123,7 @@ def decode_header(data: bytes) -> SegmentHeader | None:
 
 
 def first_not_zero(data: bytes, start: int) -> int | None:
+    """Returns the first byte from `start` on that is not zero, or None."""
     for at in range(start, len(data), len(_ZEROS)):
         block = data[at : at + len(_ZEROS)]
         if block != _ZEROS[: len(block)]:
@@ -131,12 +132,12 @@ def first_not_zero(data: bytes, start: int) -> int | None:
 
 
 def last_not_zero(data: bytes, start: int) -> int:
-    """One past the last byte from `start` on that is not zero."""
+    """Returns one past the last byte from `start` on that is not zero."""
     return start + len(data[start:].rstrip(b"\0"))
 
 
 def walk_frames(data: bytes, header: SegmentHeader) -> Iterator[Frame]:
-    """The unbroken run of valid frames from the segment's beginning."""
+    """Yields the valid frames from the segment's beginning, up to the first gap."""
     view = memoryview(data)
     offset = SEGMENT_HEADER_BYTES
     seq = header.first_seq
@@ -147,9 +148,14 @@ def walk_frames(data: bytes, header: SegmentHeader) -> Iterator[Frame]:
         seq += 1
 
 
-def judge_tail(path: str, data: bytes, header: SegmentHeader, end: int, seq: int) -> Tail | None:
-    """What is behind the last whole frame, where frame `seq` would begin: nothing (None), the
-    torn tail, or CorruptLog if frame `seq` had been on disk before something behind it was."""
+def judge_tail(
+    path: str, data: bytes, header: SegmentHeader, end: int, seq: int
+) -> TornTail | None:
+    """Judges the bytes at `end`, behind the last valid frame, where frame `seq` should begin.
+
+    Returns None if there is nothing, or the torn tail. Raises CorruptLog if a later frame shows
+    that frame `seq` was on disk before.
+    """
     if first_not_zero(data, end) is None:
         return None
     if frame_at(data, end, header.salt) is not None:
@@ -160,21 +166,21 @@ def judge_tail(path: str, data: bytes, header: SegmentHeader, end: int, seq: int
             detail = f"frame {seq} is invalid and frame {later.seq} behind it is whole"
             raise CorruptLog(path, end, detail)
         whole += 1
-    return Tail(path, end, last_not_zero(data, end) - end, whole)
+    return TornTail(path, end, last_not_zero(data, end) - end, whole)
 
 
-def judge_blank(path: str, data: bytes) -> Tail | None:
-    """The same for a file without a valid header: empty, an interrupted header, or damage."""
+def judge_blank(path: str, data: bytes) -> TornTail | None:
+    """Judges a file without a valid header: empty (None), an interrupted header, or CorruptLog."""
     if data.find(FRAME_MAGIC, SEGMENT_HEADER_BYTES) >= 0:
         raise CorruptLog(path, 0, "the segment's header is invalid and frames follow it")
     start = first_not_zero(data, 0)
     if start is None:
         return None
-    return Tail(path, start, last_not_zero(data, start) - start)
+    return TornTail(path, start, last_not_zero(data, start) - start)
 
 
 def records_of(path: str, data: bytes, frame: Frame) -> Iterator[tuple[int, bytes]]:
-    """Position and bytes of each record of a valid frame."""
+    """Returns position and bytes of each record of a valid frame."""
     try:
         positions, records = frame_records(data, frame)
     except ValueError as error:
@@ -183,7 +189,7 @@ def records_of(path: str, data: bytes, frame: Frame) -> Iterator[tuple[int, byte
 
 
 def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:
-    """Position and bytes of each record of a closed segment. Anything amiss is CorruptLog."""
+    """Yields position and bytes of each record of a closed segment. Any damage is CorruptLog."""
     data = vfs.read_file(path)
     header = decode_header(data)
     if header is None:
@@ -199,7 +205,7 @@ def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def first_position(vfs: Vfs, path: str) -> int:
-    """Where a segment's first record is, or would be."""
+    """Returns the position of a segment's first record, even if it has none yet."""
     fd = vfs.open_read(path)
     try:
         header = decode_header(vfs.read_at(fd, SEGMENT_HEADER_BYTES, 0))
@@ -211,9 +217,9 @@ def first_position(vfs: Vfs, path: str) -> int:
 
 
 def prepare_segment(vfs: Vfs, directory: str, number: int, size: int) -> Iterator[Segment | None]:
-    """Creates a segment full of zeros, on disk with its name; the last thing yielded is it.
+    """Creates a segment full of zeros and yields it last, once it is on disk.
 
-    Yields between steps, so that a stopping log need not wait for all of it.
+    Yields None between steps, so that a log that is stopping need not wait for all of them.
     """
     path = os.path.join(directory, segment_name(number))
     fd = vfs.open(path, create=True)
@@ -230,7 +236,7 @@ def prepare_segment(vfs: Vfs, directory: str, number: int, size: int) -> Iterato
 
 
 def adopt_blank(vfs: Vfs, number: int, path: str, fd: int, size: int) -> Segment:
-    """A zeroed file as the segment that will be written next."""
+    """Makes a zeroed file the segment that will be written next."""
     salt = int.from_bytes(vfs.random_bytes(4), "little")
     segment = Segment(number, path, salt, fd=fd)
     segment.capacity = size

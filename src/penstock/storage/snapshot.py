@@ -1,8 +1,8 @@
-"""Snapshot files: an image of the state at a segment's boundary, whole or refused.
+"""Snapshot files: an image of the state at the boundary of a segment.
 
-Invariant: what `load_snapshot` returns is what was written under that number, or CorruptSnapshot
-names the file. Must not know when a snapshot is taken or which one is in force (manifest.py). The
-layout is in docs/storage-format.md.
+Invariant: `load_snapshot` returns what was written under that number, or raises CorruptSnapshot
+with the file's name. Must not know when a snapshot is taken or which one is in force (manifest.py).
+The layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from penstock.storage.vfs import Vfs
 SNAPSHOT_MAGIC = b"PENSNAP\n"
 FORMAT_VERSION = 2
 UNNAMED_VERSION = 1
-"""Of files that do not say their number; they are still read."""
+"""The version of older files, which do not contain their number. They are still read."""
 
 _PREFIX = Struct("<8sII")  # magic, version, CRC of what follows it
 _BODY = {UNNAMED_VERSION: Struct("<Q"), FORMAT_VERSION: Struct("<QQ")}
-"""What stands before the image: its length, and in the current version first the file's number."""
+"""The fields before the image: its length and, in the current version, the file's number first."""
 _NAME = re.compile(r"snapshot-(\d{20})\.bin")
 
 
 class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
-    """How the manifest tells the snapshot from any other: its size in bytes and the checksum that
-    stands in it."""
+    """Identifies a snapshot in the manifest: its size in bytes and the checksum in its header."""
 
     size: int
     crc: int
@@ -42,13 +41,13 @@ def snapshot_name(number: int) -> str:
 
 
 def snapshot_number(name: str) -> int | None:
-    """The number of the snapshot of this name; None if it is no such name."""
+    """Returns the number in a snapshot's name, or None if it is another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> SnapshotMark:
-    """Returns once it is on disk."""
+    """Writes a snapshot and returns once it is on disk."""
     data = encode_image(image)
     body = _BODY[FORMAT_VERSION].pack(number, len(data)) + data
     crc = zlib.crc32(body)
@@ -60,8 +59,8 @@ def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> 
 def load_snapshot(
     vfs: Vfs, directory: str, number: int, mark: SnapshotMark | None = None
 ) -> StateImage:
-    """CorruptSnapshot unless it is the very file of this number, and the one of `mark` if that is
-    known; manifests of older releases have none."""
+    """Raises CorruptSnapshot unless the file has this number and matches `mark`. Manifests of older
+    releases have no mark."""
     path = os.path.join(directory, snapshot_name(number))
     try:
         data = vfs.read_file(path)
@@ -78,7 +77,7 @@ def load_snapshot(
         raise CorruptSnapshot(path, 0, detail)
     with memoryview(data) as view, view[_PREFIX.size :] as body:
         if zlib.crc32(body) != crc:
-            raise CorruptSnapshot(path, _PREFIX.size, "the checksum does not hold")
+            raise CorruptSnapshot(path, _PREFIX.size, "the checksum does not match")
         if mark is not None and mark != SnapshotMark(len(data), crc):
             detail = "a sound snapshot, but not the one that the manifest names"
             raise CorruptSnapshot(path, 0, f"{detail}{_other_number(version, body, number)}")

@@ -1,10 +1,10 @@
-"""Cuts a range of rows into splits, by what is known of its pieces without reading their rows.
+"""Cuts a range of rows into splits, mostly without reading the rows.
 
-A piece is a run of rows that is stored together: a sealed batch, or a chunk of what is not sealed.
-Invariant: splits are neighbours and in order, each has at least one row and at most as many as
-asked for, and together they have every row below their end once. A piece is kept whole where it
-fits into a split. Where it is cut, its positions are asked for, which may read a file. Must not
-know what the rows are: messages of a partition and events of the journal are cut alike.
+Rows are given as stored runs: a sealed batch, or a chunk that is not sealed. Invariant: splits are
+in order and without gaps, each has at least one row and at most as many as asked for, and together
+they hold every row below their end once. A run that fits into a split is not cut. Where a run is
+cut, its positions are needed, which may read a file. Must not know what the rows are: messages of a
+partition and events of the journal are cut in the same way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 from penstock.model.splits import Split, Splits
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """`rows` rows, the first and last of which are at these positions. `positions` gives the
-    positions of all of them, rising."""
+class StoredRun(msgspec.Struct, frozen=True, gc=False):
+    """`rows` rows that are stored together, from position `first` to `last`. `positions` returns
+    the positions of all of them, in order."""
 
     first: int
     last: int
@@ -28,47 +28,47 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 def split(
-    pieces: Iterable[Piece], start: int, end: int, rows: int, max_rows: int, max_splits: int
+    runs: Iterable[StoredRun], start: int, end: int, rows: int, max_rows: int, max_splits: int
 ) -> Splits:
-    """The range from `start` to before `end` in splits of at most `rows` rows; no more than
-    `max_rows` and `max_splits` in all. Pieces are in order, and may go beyond the range."""
-    cut = _Cut(start, rows, max_rows, max_splits)
-    for run in _within(pieces, start, end):
-        if not cut.takes(run):
-            return cut.ended(cut.stopped_at)
-    return cut.ended(end)
+    """Cuts the range from `start` to before `end` into splits of at most `rows` rows. Returns at
+    most `max_rows` rows and `max_splits` splits. `runs` are in order and may exceed the range."""
+    builder = _SplitBuilder(start, rows, max_rows, max_splits)
+    for run in _within(runs, start, end):
+        if not builder.add(run):
+            return builder.finish(builder.stopped_at)
+    return builder.finish(end)
 
 
-class _Run:
-    """The rows of a piece that are in the range: `count` of them, from the piece's row `skip`."""
+class _ClippedRun:
+    """The `count` rows of a stored run that are in the range, from its row `_skip` on."""
 
-    def __init__(self, piece: Piece) -> None:
-        self._piece = piece
+    def __init__(self, run: StoredRun) -> None:
+        self._run = run
         self._known: Sequence[int] | None = None
         self._skip = 0
-        self.count = piece.rows
+        self.count = run.rows
 
     def clip(self, start: int, end: int) -> None:
-        """Only a piece that an end of the range cuts is asked for its positions."""
-        piece = self._piece
-        stop = bisect_left(self._positions(), end) if piece.last >= end else piece.rows
-        if piece.first < start:
+        """Limits the run to the range. Needs its positions only if the range cuts it."""
+        run = self._run
+        stop = bisect_left(self._positions(), end) if run.last >= end else run.rows
+        if run.first < start:
             self._skip = bisect_left(self._positions(), start)
         self.count = stop - self._skip
 
     def at(self, row: int) -> int:
-        """The position of one of its rows."""
+        """Returns the position of a row."""
         index = self._skip + row
-        return self._positions()[index] if index else self._piece.first
+        return self._positions()[index] if index else self._run.first
 
     def _positions(self) -> Sequence[int]:
         if self._known is None:
-            self._known = self._piece.positions()
+            self._known = self._run.positions()
         return self._known
 
 
-class _Cut:
-    """Grows the last split until it is full, and begins another, until there are enough."""
+class _SplitBuilder:
+    """Fills one split after another until there are enough."""
 
     def __init__(self, start: int, rows: int, max_rows: int, max_splits: int) -> None:
         self.stopped_at = start
@@ -79,13 +79,13 @@ class _Cut:
         self._rows_left = max_rows
         self._splits_left = max_splits
 
-    def takes(self, run: _Run) -> bool:
-        """Takes the run in. False when it stopped before the run's end, at `stopped_at`."""
+    def add(self, run: _ClippedRun) -> bool:
+        """Adds the run. Returns False if the limits were reached within it, at `stopped_at`."""
         taken = 0
         while taken < run.count:
             left = min(run.count - taken, self._rows_left)
             room = self._rows - self._open_rows
-            # What would fit into a split of its own is not cut to fill up another.
+            # Rows that would fit into a split of their own are not cut to fill up another.
             if self._open_rows and (not room or room < left <= self._rows):
                 self._close(run.at(taken))
                 room = self._rows
@@ -98,7 +98,7 @@ class _Cut:
             taken += count
         return True
 
-    def ended(self, end: int) -> Splits:
+    def finish(self, end: int) -> Splits:
         if self._open_rows:
             self._close(end)
         return Splits(self._splits, end)
@@ -109,11 +109,11 @@ class _Cut:
         self._start, self._open_rows = end, 0
 
 
-def _within(pieces: Iterable[Piece], start: int, end: int) -> Iterator[_Run]:
-    for piece in pieces:
-        if piece.first >= end:
+def _within(runs: Iterable[StoredRun], start: int, end: int) -> Iterator[_ClippedRun]:
+    for run in runs:
+        if run.first >= end:
             return
-        if piece.last >= start:
-            run = _Run(piece)
-            run.clip(start, end)
-            yield run
+        if run.last >= start:
+            clipped = _ClippedRun(run)
+            clipped.clip(start, end)
+            yield clipped

@@ -1,8 +1,8 @@
 """The rows of staged pieces, read slice by slice and converted when they are stored.
 
-Invariant: what is read is what was normalised: text that is empty is null, and columns without a
-value are left out. Rows are converted some at a time, by whoever stores them. Must not know
-files, nor whether what is in a row is allowed.
+Invariant: rows are read as they were normalised: empty text is null, and columns without a value
+are left out. The caller that stores the rows converts a few at a time. Must not know files, nor
+whether the content of a row is allowed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 import pyarrow as pa
 
 from penstock.api.rows import CACHE_COLUMNS, TOPIC_COLUMNS
-from penstock.core.write_rules import Rows
+from penstock.core.write_rules import RowColumns
 from penstock.model.tenancy import Path
 from penstock.storage.columns import extras_of
-from penstock.storage.staging import Content
+from penstock.storage.staging import PieceContent
 
 
 class CacheRow(msgspec.Struct, frozen=True, gc=False):
-    """`value` None: the key is deleted."""
+    """A row for a cache. A `value` of None deletes the key."""
 
     key: str
     value: bytes | None
@@ -30,10 +30,10 @@ class CacheRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSlice:
-    """A slice of a piece, of which some rows at a time are taken. `first_row` is its place in the
-    piece."""
+    """A slice of a piece, from which rows are taken a few at a time. `first_row` is the number of
+    its first row in the piece."""
 
-    def __init__(self, data: pa.Buffer, content: Content, first_row: int) -> None:
+    def __init__(self, data: pa.Buffer, content: PieceContent, first_row: int) -> None:
         self.first_row = first_row
         kinds = CACHE_COLUMNS if content.cache else TOPIC_COLUMNS
         schema = pa.schema([(name, kinds[name]) for name in content.columns])
@@ -45,14 +45,15 @@ class RowSlice:
         self._columns = dict(zip(content.columns, self.batch.columns, strict=True))
 
     def rows_within(self, start: int, max_rows: int, max_bytes: int) -> int:
-        """How many rows from `start` on have values of `max_bytes` together; one at least."""
+        """Returns how many rows from `start` on have values that fit into `max_bytes`; at least
+        one."""
         ends = _offsets(self._columns["value"])
         most = min(max_rows, self.rows - start)
         within = bisect_right(ends, ends[start] + max_bytes, start + 1, start + most + 1)
         return max(1, within - start - 1)
 
-    def take(self, start: int, rows: int) -> Rows:
-        """Rows for topics."""
+    def take(self, start: int, rows: int) -> RowColumns:
+        """Converts rows for topics."""
         values, value_sizes = _texts(self._columns["value"].slice(start, rows))
         keys, sizes = [""] * rows, value_sizes
         if "key" in self._columns:
@@ -67,7 +68,7 @@ class RowSlice:
         envelopes, routings = None, None
         if self._has_extras:
             envelopes, routings = extras_of(self.batch.slice(start, rows))
-        return Rows(self._topic, topics, keys, values, sizes, envelopes, routings)
+        return RowColumns(self._topic, topics, keys, values, sizes, envelopes, routings)
 
     def take_for_cache(self, start: int, rows: int) -> list[CacheRow]:
         keys = self._columns["key"].slice(start, rows).to_pylist()
@@ -86,8 +87,8 @@ _PLAIN = frozenset({"topic", "key", "value"})
 
 
 def _texts(column: pa.Array) -> tuple[list[str], list[int]]:
-    """The texts of a column, empty for null, and their lengths in UTF-8. ASCII, of which byte and
-    character are one, is decoded all at once: that is some times as fast as one by one."""
+    """Returns the texts of a column, empty for null, and their lengths in UTF-8. Pure ASCII is
+    decoded as one text and then sliced, which is several times faster."""
     offsets = _offsets(column).tolist()
     first, last = offsets[0], offsets[-1]
     sizes = list(map(sub, offsets[1:], offsets))
@@ -102,6 +103,6 @@ def _texts(column: pa.Array) -> tuple[list[str], list[int]]:
 
 
 def _offsets(column: pa.Array) -> memoryview[int]:
-    """Where each value begins and, last, where the last one ends."""
+    """Returns where each value begins and, at the end, where the last one ends."""
     buffer: memoryview[int] = memoryview(column.buffers()[1])
     return buffer.cast("B").cast("i")[column.offset : column.offset + len(column) + 1]

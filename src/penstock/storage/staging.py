@@ -1,10 +1,10 @@
-"""Staged pieces: rows that wait for the commit of their batch, a file each or, without a disk, in
+"""Staged pieces: rows that wait for the commit of their batch, in files or, without a disk, in
 memory.
 
-Invariant: a piece is there whole or not at all, and is on disk when `write` returns; nothing is
-returned from a slice whose checksum does not hold. A file is never changed: a piece that is sent
-again is another file. Blocking. Must not know which pieces are committed, nor what rows mean. The
-layout is in docs/storage-format.md.
+Invariant: a piece exists whole or not at all, and is on disk when `write` returns. Nothing is
+returned from a slice whose checksum does not match. A file is never changed: a piece that is sent
+again becomes another file. Blocking. Must not know which pieces are committed, nor what rows mean.
+The layout is in docs/storage-format.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.storage.vfs import Vfs, remove_if_there
 DIRECTORY_NAME = "staged"
 SLICE_ROWS = 8192
 SLICE_BYTES = 2 * MIB
-"""A slice is read whole, and two of a batch are held while it is stored."""
+"""A slice is read whole, and two slices of a batch are held in memory while it is stored."""
 
 MAGIC = b"PENSTAGE"
 FORMAT_VERSION = 1
@@ -38,7 +38,7 @@ _HEAD = struct.Struct("<8sIIQ")
 _NAME = re.compile(r"piece-([0-9]{20})\.rows")
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True):
+class StagedSlice(msgspec.Struct, frozen=True, array_like=True):
     """An Arrow message of `rows` rows: `length` bytes from `start` behind the header."""
 
     rows: int
@@ -47,29 +47,29 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
     crc: int
 
 
-class Content(msgspec.Struct, frozen=True):
-    """The rows of a piece as bytes. `topic` is that of rows which name none; of a piece for a
-    cache, `cache` is its path and `topic` is empty."""
+class PieceContent(msgspec.Struct, frozen=True):
+    """Describes the rows of a piece. `topic` is for rows that name none. In a piece for a cache,
+    `cache` is the cache's path and `topic` is empty."""
 
     topic: str
     cache: list[str]
     columns: list[str]
-    slices: list[Slice]
+    slices: list[StagedSlice]
 
 
-class Header(msgspec.Struct, frozen=True):
+class PieceHeader(msgspec.Struct, frozen=True):
     piece: StagedPiece
-    content: Content
+    content: PieceContent
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(PieceHeader)
 
 
-class Packed(msgspec.Struct, frozen=True):
+class PackedPiece(msgspec.Struct, frozen=True):
     """A piece's rows, ready to be written."""
 
-    content: Content
+    content: PieceContent
     rows: int
     buffers: list[pa.Buffer]
 
@@ -78,60 +78,60 @@ class Packed(msgspec.Struct, frozen=True):
         return sum(part.length for part in self.content.slices)
 
 
-def pack(table: pa.Table, topic: str, cache: list[str]) -> Packed:
+def pack(table: pa.Table, topic: str, cache: list[str]) -> PackedPiece:
     """Cuts a table of normalised columns into slices."""
-    slices: list[Slice] = []
+    slices: list[StagedSlice] = []
     buffers: list[pa.Buffer] = []
     start = 0
     for batch in table.combine_chunks().to_batches(max_chunksize=_rows_a_slice(table)):
         buffer = batch.serialize()
-        slices.append(Slice(batch.num_rows, start, buffer.size, zlib.crc32(buffer)))
+        slices.append(StagedSlice(batch.num_rows, start, buffer.size, zlib.crc32(buffer)))
         buffers.append(buffer)
         start += buffer.size
-    content = Content(topic, cache, table.column_names, slices)
-    return Packed(content, table.num_rows, buffers)
+    content = PieceContent(topic, cache, table.column_names, slices)
+    return PackedPiece(content, table.num_rows, buffers)
 
 
 def _rows_a_slice(table: pa.Table) -> int:
-    """As many as are likely to make SLICE_BYTES, by their average."""
+    """Returns how many rows of average size make SLICE_BYTES."""
     row_bytes: int = table.nbytes // max(1, table.num_rows) + 1
     return max(1, min(SLICE_ROWS, SLICE_BYTES // row_bytes))
 
 
-class OpenPiece(Protocol):
-    """A piece that is being read."""
+class StagedPieceReader(Protocol):
+    """Reads the slices of one staged piece."""
 
     piece: StagedPiece
-    content: Content
+    content: PieceContent
 
-    def read(self, part: Slice) -> pa.Buffer: ...
+    def read(self, part: StagedSlice) -> pa.Buffer: ...
 
 
-class Shelf(Protocol):
-    """Where staged pieces are, by their numbers. `found` are those of before the start."""
+class PieceStore(Protocol):
+    """Stores staged pieces by their numbers. `found` has the pieces from before the start."""
 
     found: dict[int, StagedPiece | CorruptStaged]
 
-    def write(self, piece: StagedPiece, packed: Packed) -> None:
-        """It is safe when this returns."""
+    def write(self, piece: StagedPiece, packed: PackedPiece) -> None:
+        """Stores the piece. It is durable when this returns."""
         ...
 
-    def open(self, number: int) -> OpenPiece: ...
+    def open(self, number: int) -> StagedPieceReader: ...
 
     def remove(self, number: int) -> None: ...
 
 
 class StagedInMemory:
-    """For a broker without a disk."""
+    """The store of a broker without a disk."""
 
     def __init__(self) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}
-        self._pieces: dict[int, tuple[StagedPiece, Packed]] = {}
+        self._pieces: dict[int, tuple[StagedPiece, PackedPiece]] = {}
 
-    def write(self, piece: StagedPiece, packed: Packed) -> None:
+    def write(self, piece: StagedPiece, packed: PackedPiece) -> None:
         self._pieces[piece.number] = (piece, packed)
 
-    def open(self, number: int) -> OpenPiece:
+    def open(self, number: int) -> StagedPieceReader:
         return _PieceInMemory(*self._pieces[number])
 
     def remove(self, number: int) -> None:
@@ -139,17 +139,18 @@ class StagedInMemory:
 
 
 class _PieceInMemory:
-    def __init__(self, piece: StagedPiece, packed: Packed) -> None:
+    def __init__(self, piece: StagedPiece, packed: PackedPiece) -> None:
         self.piece = piece
         self.content = packed.content
         self._packed = packed
 
-    def read(self, part: Slice) -> pa.Buffer:
+    def read(self, part: StagedSlice) -> pa.Buffer:
         return self._packed.buffers[self.content.slices.index(part)]
 
 
 class StagedFiles:
-    """In a directory of their own; `reserve_bytes` of the disk are not for them."""
+    """The store of a broker with a disk: a directory with one file for each piece. Leaves
+    `reserve_bytes` of the disk free."""
 
     def __init__(self, vfs: Vfs, directory: str, reserve_bytes: int) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}
@@ -157,43 +158,32 @@ class StagedFiles:
         self._directory = os.path.join(directory, DIRECTORY_NAME)
         self._reserve_bytes = reserve_bytes
 
-    def write(self, piece: StagedPiece, packed: Packed) -> None:
-        """Unavailable where there is no room."""
-        header = _encoder.encode(Header(piece, packed.content))
+    def write(self, piece: StagedPiece, packed: PackedPiece) -> None:
+        """Raises Unavailable if the disk is nearly full."""
+        header = _encoder.encode(PieceHeader(piece, packed.content))
         size = _HEAD.size + len(header) + packed.nbytes
         if self._vfs.free_bytes(self._directory) < size + self._reserve_bytes:
             raise Unavailable("the disk is nearly full; pieces are staged when there is room")
         head = _HEAD.pack(MAGIC, FORMAT_VERSION, _crc(header), len(header))
         slices = [memoryview(buffer) for buffer in packed.buffers]
-        self._write(self._path(piece.number), [head, header, *slices])
-
-    def _write(self, path: str, buffers: list[bytes | memoryview]) -> None:
-        """As `write_file_atomically`, without another copy of it all in memory."""
-        vfs, temporary = self._vfs, f"{path}.tmp"
+        path = self._path(piece.number)
         try:
-            fd = vfs.open(temporary, create=True)
-            try:
-                vfs.write_at(fd, buffers, 0)
-                vfs.sync(fd)
-            finally:
-                vfs.close(fd)
-            vfs.rename(temporary, path)
-            vfs.fsync_dir(self._directory)
+            self._vfs.write_file_atomically(path, head, header, *slices)
         except OSError:
-            # Whoever sends it again is given another number.
+            # Removed, since a client that sends the piece again is given another number.
             with contextlib.suppress(OSError):
-                remove_if_there(vfs, temporary)
-                remove_if_there(vfs, path)
+                remove_if_there(self._vfs, f"{path}.tmp")
+                remove_if_there(self._vfs, path)
             raise
 
-    def open(self, number: int) -> OpenPiece:
+    def open(self, number: int) -> StagedPieceReader:
         return _PieceOnDisk(self._vfs, self._path(number), number)
 
     def remove(self, number: int) -> None:
         remove_if_there(self._vfs, self._path(number))
 
     def load(self) -> None:
-        """Finds every piece there is, and removes what a crash left of others."""
+        """Finds all pieces, and removes temporary files that a crash left behind."""
         self._vfs.mkdir(self._directory)
         for name in sorted(self._vfs.listdir(self._directory)):
             path = os.path.join(self._directory, name)
@@ -212,7 +202,7 @@ class StagedFiles:
 
 
 def check_pieces(vfs: Vfs, directory: str) -> Iterator[tuple[str, CorruptStaged | None]]:
-    """The path of every piece, and what is wrong with it. Reads all of them, changes nothing."""
+    """Yields the path of every piece, and its damage or None. Reads all rows, changes nothing."""
     staged = os.path.join(directory, DIRECTORY_NAME)
     if not vfs.exists(staged):
         return
@@ -231,7 +221,8 @@ def check_pieces(vfs: Vfs, directory: str) -> Iterator[tuple[str, CorruptStaged 
 
 
 class _PieceOnDisk:
-    """CorruptStaged unless the header is sound, that of this number, and all slices are there."""
+    """Reads a piece's file. Raises CorruptStaged unless its header is undamaged, has this number,
+    and the file has the length of all slices."""
 
     def __init__(self, vfs: Vfs, path: str, number: int) -> None:
         self._vfs = vfs
@@ -246,7 +237,7 @@ class _PieceOnDisk:
         if size != wanted:
             raise CorruptStaged(path, min(size, wanted), f"{size} bytes long, it had {wanted}")
 
-    def read(self, part: Slice) -> pa.Buffer:
+    def read(self, part: StagedSlice) -> pa.Buffer:
         start = self._base + part.start
         fd = self._vfs.open_read(self._path)
         try:
@@ -254,12 +245,12 @@ class _PieceOnDisk:
         finally:
             self._vfs.close(fd)
         if len(data) != part.length or zlib.crc32(data) != part.crc:
-            raise CorruptStaged(self._path, start, "the checksum does not hold")
+            raise CorruptStaged(self._path, start, "the checksum does not match")
         return pa.py_buffer(data)
 
 
-def _read_header(vfs: Vfs, path: str) -> tuple[Header, int, int]:
-    """The header, where it ends, and the size of the file."""
+def _read_header(vfs: Vfs, path: str) -> tuple[PieceHeader, int, int]:
+    """Returns the header, the byte where it ends, and the size of the file."""
     try:
         fd = vfs.open_read(path)
     except FileNotFoundError:
@@ -278,12 +269,12 @@ def _read_header(vfs: Vfs, path: str) -> tuple[Header, int, int]:
     finally:
         vfs.close(fd)
     if _crc(data) != crc:
-        raise CorruptStaged(path, _HEAD.size, "the checksum does not hold")
+        raise CorruptStaged(path, _HEAD.size, "the checksum does not match")
     return _decoder.decode(data), _HEAD.size + length, size
 
 
 def _crc(header: bytes) -> int:
-    """Of its length and the header."""
+    """Returns the CRC-32 of the header's length and the header."""
     return zlib.crc32(header, zlib.crc32(struct.pack("<Q", len(header))))
 
 

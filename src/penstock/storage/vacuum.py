@@ -1,11 +1,11 @@
-"""Vacuum: which history files give their room back, and the rows of them that are kept.
+"""Vacuum: decides which history files are dropped or rewritten, and which rows of them are kept.
 
-A row is dead when its topic is deleted or retention has trimmed it. A file without a live row is
-dropped. One that is mostly dead, or that holds rows of a deleted topic, is rewritten: the emptiest
-first, as much in one run as COPY_BYTES and the free disk allow. Small files are merged when at
-least MERGED_FILES of them can be: a merge of fewer is put off, so that no run copies files without
-making them fewer. Invariant: batches are joined only if they are neighbours in their partition, so
-no batch spans rows of a file that stays. Must not know the log, and writes nothing.
+A row is dead when its topic is deleted or retention has trimmed it. A file without live rows is
+dropped. A file that is mostly dead, or that holds rows of a deleted topic, is rewritten: the
+emptiest first, as much in one run as COPY_BYTES and the free disk allow. Small files are merged
+when at least MERGED_FILES of them fit; merging fewer would copy files without reducing their number
+much. Invariant: batches are joined only if they are neighbours in their partition, so no batch
+spans rows of a file that stays. Must not know the log, and writes nothing.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from penstock.storage.history import (
 from penstock.storage.history_reader import HistoryReader, row_at
 
 COPY_BYTES = 512 * 1024 * 1024
-"""What one run copies at most (one file may be more): sealing must not wait long for it."""
+"""The most that one run copies, unless a single file is larger. Sealing must not wait long."""
 SMALL_BYTES = 4 * 1024 * 1024
 MERGED_FILES = 16
-"""So many small files become one: a log that is sealed often makes many, with little in each."""
+"""This many small files become one. A log that is sealed often makes many small files."""
 _FREE_PART = 4
-"""No more than this part of the free disk is filled: a full one must still be sealed."""
+"""At most a quarter of the free disk is filled, because sealing must work on a nearly full disk."""
 
 
-class Plan(msgspec.Struct):
-    """Files in neither list are dropped. `damaged` ones are kept as they are."""
+class VacuumPlan(msgspec.Struct):
+    """Files in neither `keep` nor `rewrite` are dropped. `damaged` has the errors of damaged files,
+    which are kept as they are."""
 
     keep: list[HistoryFile] = []
     rewrite: list[HistoryFile] = []
@@ -46,8 +47,8 @@ class Plan(msgspec.Struct):
 
 def plan_vacuum(
     history: list[HistoryFile], state: BrokerState, reader: HistoryReader, free_bytes: int
-) -> Plan:
-    plan = Plan()
+) -> VacuumPlan:
+    plan = VacuumPlan()
     worn: list[tuple[float, int, HistoryFile]] = []
     for file in history:
         live = _live_bytes_of(file, state)
@@ -72,8 +73,8 @@ def plan_vacuum(
     return plan
 
 
-def _plan_merge(plan: Plan, state: BrokerState, reader: HistoryReader, room: int) -> None:
-    """Chooses small files, oldest first, as long as they fit; too few of them stay as they are."""
+def _plan_merge(plan: VacuumPlan, state: BrokerState, reader: HistoryReader, room: int) -> None:
+    """Chooses small files to merge, oldest first, as many as fit. Does nothing if they are few."""
     chosen: list[HistoryFile] = []
     fitting: list[HistoryFile] = []
     for file in filter(_is_small, sorted(plan.keep, key=lambda file: file.number)):
@@ -89,9 +90,11 @@ def _plan_merge(plan: Plan, state: BrokerState, reader: HistoryReader, room: int
         plan.rewrite += chosen
 
 
-def kept_rows(plan: Plan, state: BrokerState, reader: HistoryReader) -> Iterator[PartitionRows]:
-    """The live rows of the files to rewrite, mapped: none is converted. Batches are joined up to
-    the next one of a file that stays."""
+def kept_rows(
+    plan: VacuumPlan, state: BrokerState, reader: HistoryReader
+) -> Iterator[PartitionRows]:
+    """Yields the live rows of the files to rewrite. Joins batches up to the next one of a file that
+    stays. Rows are mapped, not converted."""
     moved = {file.number for file in plan.rewrite}
     if not moved:
         return
@@ -107,7 +110,7 @@ def kept_rows(plan: Plan, state: BrokerState, reader: HistoryReader) -> Iterator
 def _run_rows(
     run: list[BatchRef], first_offset: int, reader: HistoryReader
 ) -> Iterator[PartitionRows]:
-    """The rows of neighbouring batches from `first_offset` on."""
+    """Yields the rows of neighbouring batches from `first_offset` on."""
     trimmed = row_at(reader.batch(run[0]), first_offset)
     preceding = _preceding(run)
     live = (batch.slice(row_at(batch, first_offset)) for batch in map(reader.batch, run))
@@ -116,7 +119,8 @@ def _run_rows(
 
 
 def _preceding(run: list[BatchRef]) -> int:
-    """Of the run's first batch; counted back from a later one if only that knows its own."""
+    """Returns `preceding` of the run's first batch. If it is unknown, counts back from a later
+    batch that knows its own."""
     counted = 0
     for ref in run:
         if ref.preceding >= 0:
@@ -125,8 +129,11 @@ def _preceding(run: list[BatchRef]) -> int:
     return -1
 
 
-def _is_readable(file: HistoryFile, state: BrokerState, reader: HistoryReader, plan: Plan) -> bool:
-    """Damage must not be copied under a new checksum, nor keep the log from being sealed."""
+def _is_readable(
+    file: HistoryFile, state: BrokerState, reader: HistoryReader, plan: VacuumPlan
+) -> bool:
+    """Returns False if a live batch is damaged, and notes the error. Damage must not be copied
+    under a new checksum, nor stop the log from being sealed."""
     try:
         for ref in file.batches:
             if is_live(ref, state):
@@ -151,7 +158,8 @@ def _live_bytes_of(file: HistoryFile, state: BrokerState) -> int:
 
 
 def _live_bytes(ref: BatchRef, state: BrokerState) -> int:
-    """Of a batch that is trimmed in part, an estimate: its rows are taken as evenly spread."""
+    """Returns the bytes of the batch's live rows. An estimate if it is partly trimmed: rows are
+    taken to be of equal size."""
     if not is_live(ref, state):
         return 0
     first = state.topics_by_id[ref.topic_id].partitions[ref.partition].first_offset

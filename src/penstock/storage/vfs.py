@@ -1,9 +1,8 @@
 """The only module of the storage that touches the operating system.
 
-Invariant: a write either happened whole or raised; short writes are finished here and nowhere
-else. Nothing is retried after an error. Must not know what the bytes mean. Tests replace this
-class by one that fails, so every operation the storage needs is a method here and there is no
-other way to the disk.
+Invariant: a write either happened whole or raised; short writes are completed here. Nothing is
+retried after an error. Must not know what the bytes mean. Tests replace this class by one that
+fails, so every operation that the storage needs is a method here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import sys
 from collections.abc import Sequence
 
 ZERO_STEP_BYTES = 1024 * 1024
-"""How much is zero-filled in one call: enough to be quick, little enough to be interrupted."""
+"""Bytes that are zero-filled in one call: large enough to be quick, small enough to stop between
+calls."""
 
 _ZEROS = bytes(ZERO_STEP_BYTES)
 _IOV_MAX = 1024
@@ -33,7 +33,7 @@ class Vfs:
     # Files
 
     def open(self, path: str, *, create: bool = False) -> int:
-        """For reading and writing. With `create` the file must not exist yet."""
+        """Opens a file for reading and writing. With `create`, the file must not exist yet."""
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
@@ -52,7 +52,7 @@ class Vfs:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """The file's data, and what is needed to find it again, are on disk when this returns."""
+        """Puts the file's data, and the metadata needed to read it, on disk."""
         if sys.platform == "darwin":  # fsync there leaves the data in the drive's cache
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
         else:
@@ -62,7 +62,7 @@ class Vfs:
         self._write_all(fd, buffers, offset, 0)
 
     def write_at_durable(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
-        """Written and on disk when this returns: one system call where the platform has it."""
+        """Writes and syncs, with one system call where the platform has it."""
         if self._dsync_flag:
             try:
                 self._write_all(fd, buffers, offset, self._dsync_flag)
@@ -75,12 +75,12 @@ class Vfs:
         self.sync(fd)
 
     def zero_fill(self, fd: int, offset: int, length: int) -> None:
-        """At most ZERO_STEP_BYTES a call; real zeros, since an allocated but unwritten block
-        makes the first write to it change metadata too, and its sync slower."""
+        """Writes zeros, at most ZERO_STEP_BYTES in a call. Real zeros, not only allocated blocks:
+        the first write to an allocated block changes metadata too, which makes its sync slower."""
         self._write_all(fd, [memoryview(_ZEROS)[:length]], offset, 0)
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """Shorter than `length` only where the file ends."""
+        """Reads `length` bytes, or fewer at the end of the file."""
         data = self._pread(fd, length, offset)
         if len(data) == length or not data:
             return data
@@ -101,7 +101,7 @@ class Vfs:
     # Names
 
     def mkdir(self, path: str) -> None:
-        """With its parents; no error when it is there."""
+        """Creates a directory and its parents, unless it exists."""
         os.makedirs(path, mode=0o750, exist_ok=True)
         self.fsync_dir(os.path.dirname(os.path.abspath(path)))
 
@@ -118,21 +118,22 @@ class Vfs:
         os.unlink(path)
 
     def fsync_dir(self, path: str) -> None:
-        """Names created, renamed or removed in the directory are on disk when this returns."""
+        """Puts names that were created, renamed or removed in the directory on disk."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
-    def write_file_atomically(self, path: str, data: bytes) -> None:
-        """Whoever opens `path`, after a crash too, finds the old content or the new, whole."""
+    def write_file_atomically(self, path: str, *parts: bytes | memoryview) -> None:
+        """Replaces the file at `path`. A reader, even after a crash, finds the whole old content or
+        the whole new one."""
         temporary = f"{path}.tmp"
         if self.exists(temporary):
             self.unlink(temporary)
         fd = self.open(temporary, create=True)
         try:
-            self._write_all(fd, [data], 0, 0)
+            self._write_all(fd, parts, 0, 0)
             self.sync(fd)
         finally:
             self.close(fd)
@@ -146,27 +147,16 @@ class Vfs:
         return status.f_bavail * status.f_frsize
 
     def lock_file(self, path: str) -> int:
-        """The descriptor that holds the lock until it is closed; BlockingIOError if taken."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        """Locks a file, creating it if needed, and returns the descriptor that holds the lock until
+        it is closed. Raises BlockingIOError if another process has the lock."""
+        return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
 
     def lock_directory(self, path: str) -> int:
-        """The same for a directory itself, whatever happens to the files in it."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        """Locks the directory itself, whatever happens to the files in it."""
+        return _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Tells what is at this path from anything else that was or will be there."""
+        """Identifies the file or directory that is at this path now."""
         status = os.stat(path)
         return status.st_dev, status.st_ino
 
@@ -176,7 +166,7 @@ class Vfs:
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
 
-    # The two calls that may do less than they were asked
+    # The two calls that may read or write less than asked
 
     def _pread(self, fd: int, length: int, offset: int) -> bytes:
         return os.pread(fd, length, offset)
@@ -205,6 +195,15 @@ class Vfs:
             written = self._pwritev(fd, rest[:_IOV_MAX], offset, flags)
             if written <= 0:
                 raise OSError(errno.EIO, "the file took no more bytes")
+
+
+def _locked(fd: int) -> int:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def remove_if_there(vfs: Vfs, path: str) -> None:

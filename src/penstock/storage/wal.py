@@ -29,8 +29,8 @@ from penstock.storage.frames import (
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Post, WalOptions, ignore
 from penstock.storage.recovery import Replay
-from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, Tail
-from penstock.storage.stopped import Stopped, write_stopped
+from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, TornTail
+from penstock.storage.stopped_file import Stopped, write_stopped
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal_open import Opened, open_log
 from penstock.storage.wal_reader import read_records
@@ -58,7 +58,7 @@ class Wal:
         self.on_durable: Callable[[int], object] = ignore
         self.on_failed: Callable[[BaseException], object] = ignore
         self.on_rolled: Callable[[], object] = ignore
-        self.torn_tails: list[Tail] = opened.tails
+        self.torn_tails: list[TornTail] = opened.tails
         self.commits = 0
         self.commit_seconds = 0.0
         self.last_commit_seconds = 0.0

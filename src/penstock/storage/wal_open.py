@@ -19,13 +19,13 @@ from penstock.storage.recovery import Recovered, Replay, cut_tail, settle_last, 
 from penstock.storage.segments import (
     MIN_SEGMENT_BYTES,
     Segment,
-    Tail,
+    TornTail,
     adopt_blank,
     encode_header,
     list_segments,
     prepare_segment,
 )
-from penstock.storage.stopped import check_reached, load_stopped, withdraw
+from penstock.storage.stopped_file import check_log_reaches, load_stopped, remove_stopped
 from penstock.storage.vfs import Vfs, remove_if_there
 
 logger = logging.getLogger("penstock.storage")
@@ -39,7 +39,7 @@ class Opened(msgspec.Struct):
     spare: Segment | None
     next_seq: int
     free_bytes: int
-    tails: list[Tail]
+    tails: list[TornTail]
     has_closing_mark: bool
     """The log's last frame is the closing mark of an orderly stop."""
 
@@ -61,8 +61,8 @@ def open_log(
         stopped = load_stopped(vfs, directory)
         found = walk_log(vfs, directory, first_segment=first_segment, replay=replay)
         if stopped is not None:
-            check_reached(directory, stopped, found, first_segment)
-        withdraw(vfs, directory)
+            check_log_reaches(directory, stopped, found, first_segment)
+        remove_stopped(vfs, directory)
         _clean_up(vfs, directory, first_segment, found)
         blank = _usable_blank(vfs, directory, found, options.segment_bytes, files.append)
         if found.segments:

@@ -19,7 +19,7 @@ from penstock.model.limits import MAX_OFFSET, MAX_QUEUE_DEPTH, Limits
 from penstock.model.names import clean_name
 from penstock.model.tenancy import (
     CacheConfig,
-    Delivery,
+    DeliveryMode,
     Entry,
     EvictionPolicy,
     Path,
@@ -45,7 +45,7 @@ class NamespaceBody(Body):
 class StreamSettingsBody(Body):
     """How a stream is set; durations and sizes may have a unit."""
 
-    delivery: Delivery | UnsetType | None = UNSET
+    delivery: DeliveryMode | UnsetType | None = UNSET
     durable: bool | UnsetType | None = UNSET
     retention: int | str | UnsetType | None = UNSET
     event_queue_depth: int | UnsetType | None = UNSET

@@ -14,7 +14,7 @@ from penstock.storage.log import WalOptions
 from penstock.storage.offline import verify
 from penstock.storage.repair import repair
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, decode_header, segment_name, walk_frames
-from penstock.storage.stopped import STOPPED_NAME
+from penstock.storage.stopped_file import STOPPED_NAME
 from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
 from tests.storage.harness import DIRECTORY, SMALL, Bench, read_back, written
 from tests.storage.harness import topic_record as record

@@ -1,8 +1,10 @@
-"""Everything that a start reads, judged in the same order by the same code, and nothing changed.
+"""Checks everything that a start reads, with the code of a start, and changes nothing.
 
-Invariant: `Audit.damage` is what a start would be refused for, or None if it would succeed; what
-a start does not look at (the batches of history and journal) is checked too, and told apart. The
-caller is alone in the directory (`alone_in`). Must not know what is done about what it finds.
+Owns the verdict on a data directory: which files are sound, damaged or missing, and whether a start
+would be refused. Invariant: `DirectoryCheck.damage` is the reason a start would give, or None if it
+would succeed. Damage that a start does not look for (in the batches of history and journal) is
+reported too, and marked as such. The caller holds the directory (`locked_directory`). Must not know
+how damage is repaired.
 """
 
 from __future__ import annotations
@@ -26,20 +28,27 @@ from penstock.storage.checkpoint import (
     load_unchecked_state,
     wait_for_orphan,
 )
-from penstock.storage.coverage import Fault, find_faults, index_error
 from penstock.storage.errors import CorruptLog, CorruptManifest, CorruptStopped
 from penstock.storage.file_identity import NamedFile, check_bytes, check_identity
-from penstock.storage.history import BatchRef, HistoryFile, history_name, is_in_order
+from penstock.storage.hidden_rows import HiddenRows, find_hidden
+from penstock.storage.history import (
+    BatchRef,
+    HistoryFile,
+    PartitionKey,
+    history_name,
+    is_in_order,
+    partition_key,
+)
 from penstock.storage.history_reader import HistoryReader
+from penstock.storage.index_check import IndexFault, find_index_faults, index_error
 from penstock.storage.journal_files import JournalFile, JournalReader, JournalRef
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from penstock.storage.rebuild import HiddenRows, Place, find_hidden
 from penstock.storage.recovery import Replay, walk_log
-from penstock.storage.segments import Tail, list_segments
+from penstock.storage.segments import TornTail, list_segments
 from penstock.storage.snapshot import snapshot_name
 from penstock.storage.staging import check_pieces
-from penstock.storage.stopped import check_reached, load_stopped
+from penstock.storage.stopped_file import check_log_reaches, load_stopped
 from penstock.storage.vfs import Vfs
 
 Ref = TypeVar("Ref", BatchRef, JournalRef)
@@ -48,7 +57,7 @@ SealedKind = Literal["manifest", "snapshot", "history", "journal", "staged"]
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Why a start would be refused."""
+    """The reason why a start would be refused."""
 
     path: str
     position: int
@@ -57,7 +66,8 @@ class Damage(msgspec.Struct, frozen=True):
 
 class SealedFile(msgspec.Struct, frozen=True):
     """The manifest, a file that it names, or a staged piece. `position` and `detail` say where it
-    is damaged, and `lost` which messages cannot be delivered or which rows cannot be read."""
+    is damaged. `lost` lists the messages that cannot be delivered, or the rows that cannot be read.
+    """
 
     path: str
     kind: SealedKind
@@ -72,24 +82,26 @@ class SealedFile(msgspec.Struct, frozen=True):
         return Damage(self.path, self.position, self.detail)
 
 
-class Audit(msgspec.Struct):
-    """`files` are in the order in which a start reads them; the index of their batches and the log
-    come after them. `first_segment` is 0 where the manifest cannot be read: then the log is not
-    judged. `faults` are what a start finds wrong with the index, `hidden` the rows that no reader
-    finds, for that or because they are out of order in a batch."""
+class DirectoryCheck(msgspec.Struct):
+    """The result of a check. `files` are in the order in which a start reads them.
+
+    `first_segment` is 0 if the manifest cannot be read; the log is not checked then. `faults` are
+    the errors that a start finds in the index of batches. `hidden` are rows that no reader finds,
+    because of such an error or because they are out of order in their batch.
+    """
 
     first_segment: int
     files: list[SealedFile]
     history: list[HistoryFile] = []
     journal: list[JournalFile] = []
     leftovers: list[str] = []
-    torn: list[Tail] = []
+    torn: list[TornTail] = []
     log_damage: Damage | None = None
     index_damage: Damage | None = None
-    faults: list[Fault] = []
+    faults: list[IndexFault] = []
     hidden: list[HiddenRows] = []
     is_stopped: bool = False
-    """The STOPPED file is there."""
+    """The STOPPED file exists."""
 
     @property
     def damage(self) -> Damage | None:
@@ -100,7 +112,7 @@ class Audit(msgspec.Struct):
 
 
 @contextmanager
-def alone_in(vfs: Vfs, directory: str, *, is_reading: bool = False) -> Iterator[None]:
+def locked_directory(vfs: Vfs, directory: str, *, is_reading: bool = False) -> Iterator[None]:
     """Holds the directory's lock, and waits for a sealing process that outlived its broker."""
     if not vfs.exists(directory):
         raise FileNotFoundError(f"there is no data directory {directory}")
@@ -122,32 +134,33 @@ def _await_sealing(vfs: Vfs, directory: str, *, is_reading: bool) -> None:
     try:
         vfs.close(wait_for_orphan(vfs, directory))
     except OSError as error:
-        # Nothing seals in a directory that is mounted to be read only.
+        # No process can be sealing on a read-only mount.
         if not is_reading or error.errno != errno.EROFS:
             raise
 
 
-def audit(vfs: Vfs, directory: str) -> Audit:
+def check_directory(vfs: Vfs, directory: str) -> DirectoryCheck:
+    """Reads every file of the directory and reports what a start would find."""
     path = os.path.join(directory, MANIFEST_NAME)
     try:
         manifest = load_manifest(vfs, directory)
         if manifest is None:
             check_never_sealed(vfs, directory)
     except CorruptManifest as error:
-        return Audit(0, [_bad(vfs, error, "manifest", refuses_start=True)])
+        return DirectoryCheck(0, [_bad(vfs, error, "manifest", refuses_start=True)])
     files = [] if manifest is None else [SealedFile(path, "manifest", "sound")]
     manifest = manifest or Manifest()
     snapshot, state = _snapshot(vfs, directory, manifest)
-    disordered: set[Place] = set()
+    disordered: set[PartitionKey] = set()
     files += [_history_file(vfs, directory, f, state, disordered) for f in manifest.history]
     files += [_journal_file(vfs, directory, file) for file in manifest.journal.files]
     files += [] if snapshot is None else [snapshot]
     for path, damage in check_pieces(vfs, directory):
         sound = SealedFile(path, "staged", "sound")
         files.append(sound if damage is None else _bad(vfs, damage, "staged"))
-    found = Audit(manifest.first_segment, files, manifest.history, manifest.journal.files)
+    found = DirectoryCheck(manifest.first_segment, files, manifest.history, manifest.journal.files)
     if state is not None:
-        _judge_index(vfs, directory, found, state, disordered)
+        _check_batch_index(vfs, directory, found, state, disordered)
     found.leftovers = leftovers(vfs, directory, manifest)
     for number, path in list_segments(vfs, directory):
         if number < manifest.first_segment:
@@ -157,8 +170,8 @@ def audit(vfs: Vfs, directory: str) -> Audit:
         found.is_stopped = stopped is not None
         log = walk_log(vfs, directory, first_segment=manifest.first_segment, replay=_replay(state))
         if stopped is not None:
-            check_reached(directory, stopped, log, manifest.first_segment)
-        # After an orderly stop a log that ends too early is damaged, not torn by a crash.
+            check_log_reaches(directory, stopped, log, manifest.first_segment)
+        # Only now: after an orderly stop, a log that ends too early is damaged, not torn.
         found.torn = log.tails
     except CorruptLog as error:
         found.is_stopped = found.is_stopped or isinstance(error, CorruptStopped)
@@ -166,19 +179,23 @@ def audit(vfs: Vfs, directory: str) -> Audit:
     return found
 
 
-def _judge_index(
-    vfs: Vfs, directory: str, found: Audit, state: BrokerState, disordered: set[Place]
+def _check_batch_index(
+    vfs: Vfs,
+    directory: str,
+    found: DirectoryCheck,
+    state: BrokerState,
+    disordered: set[PartitionKey],
 ) -> None:
-    found.faults = find_faults(found.history, state)
+    found.faults = find_index_faults(found.history, state)
     error = index_error(os.path.join(directory, MANIFEST_NAME), found.faults)
     if error is not None:
         found.index_damage = Damage(error.path, error.position, error.detail)
-    places = disordered | {(fault.topic_id, fault.partition) for fault in found.faults}
-    found.hidden = find_hidden(vfs, directory, found.history, state, places)
+    suspect = disordered | {(fault.topic_id, fault.partition) for fault in found.faults}
+    found.hidden = find_hidden(vfs, directory, found.history, state, suspect)
 
 
 def _replay(state: BrokerState | None) -> Replay | None:
-    """Applies each record as a start does; without a snapshot there is nothing to apply it to."""
+    """Applies each record as a start does. Without a snapshot there is no state to apply it to."""
     if state is None:
         return None
     return lambda data, _: apply(state, decode_record(data))
@@ -200,44 +217,42 @@ def _history_file(
     directory: str,
     file: HistoryFile,
     state: BrokerState | None,
-    disordered: set[Place],
+    disordered: set[PartitionKey],
 ) -> SealedFile:
-    """Adds the partitions of batches whose rows are not in order to `disordered`."""
-    try:
-        check_identity(vfs, os.path.join(directory, history_name(file.number)), file)
-    except CorruptLog as error:
-        lost = messages_of(file.batches, state)
-        return _bad(vfs, error, "history", refuses_start=True, lost=lost)
+    """Checks a history file. Adds partitions with a batch out of order to `disordered`."""
     reader = HistoryReader(vfs, directory)
-    path = os.path.join(directory, history_name(file.number))
 
     def check(ref: BatchRef) -> None:
         if not is_in_order(reader.batch(ref)):
-            disordered.add((ref.topic_id, ref.partition))
+            disordered.add(partition_key(ref))
 
-    first, damaged = _damage(file.batches, check)
-    first = first or _damage_elsewhere(vfs, path, file)
-    if first is None:
-        return SealedFile(path, "history", "sound")
-    return _bad(vfs, first, "history", lost=messages_of(damaged, state))
+    def describe_lost(refs: list[BatchRef]) -> list[str]:
+        return _describe_messages(refs, state)
+
+    path = os.path.join(directory, history_name(file.number))
+    return _check_file(vfs, path, "history", file, file.batches, check, describe_lost)
 
 
 def _journal_file(vfs: Vfs, directory: str, file: JournalFile) -> SealedFile:
     reader = JournalReader(vfs, directory)
     path = reader.path(file.number)
+    return _check_file(vfs, path, "journal", file, file.batches, reader.check, _describe_rows)
+
+
+def _check_file(
+    vfs: Vfs,
+    path: str,
+    kind: SealedKind,
+    file: NamedFile,
+    refs: list[Ref],
+    check: Callable[[Ref], object],
+    describe_lost: Callable[[list[Ref]], list[str]],
+) -> SealedFile:
+    """Checks the file's identity, each batch with `check`, and then the bytes outside batches."""
     try:
         check_identity(vfs, path, file)
     except CorruptLog as error:
-        return _bad(vfs, error, "journal", refuses_start=True, lost=rows_of(file.batches))
-    first, damaged = _damage(file.batches, reader.check)
-    first = first or _damage_elsewhere(vfs, path, file)
-    if first is None:
-        return SealedFile(path, "journal", "sound")
-    return _bad(vfs, first, "journal", lost=rows_of(damaged))
-
-
-def _damage(refs: list[Ref], check: Callable[[Ref], object]) -> tuple[CorruptLog | None, list[Ref]]:
-    """The first damage that `check` finds, and all batches that have some."""
+        return _bad(vfs, error, kind, refuses_start=True, lost=describe_lost(refs))
     first: CorruptLog | None = None
     damaged: list[Ref] = []
     for ref in refs:
@@ -246,21 +261,14 @@ def _damage(refs: list[Ref], check: Callable[[Ref], object]) -> tuple[CorruptLog
         except CorruptLog as error:
             first = first or error
             damaged.append(ref)
-    return first, damaged
-
-
-def _damage_elsewhere(vfs: Vfs, path: str, file: NamedFile) -> CorruptLog | None:
-    """Damage to bytes that are in no batch."""
     try:
-        check_bytes(vfs, path, file)
+        if first is None:
+            check_bytes(vfs, path, file)
     except CorruptLog as error:
-        return error
-    return None
-
-
-def rows_of(refs: list[JournalRef]) -> list[str]:
-    """What is in these batches, in words."""
-    return [f"positions {r.first} to {r.last} ({r.rows} rows) of the journal" for r in refs]
+        first = error
+    if first is None:
+        return SealedFile(path, kind, "sound")
+    return _bad(vfs, first, kind, lost=describe_lost(damaged))
 
 
 def _bad(
@@ -277,13 +285,17 @@ def _bad(
     )
 
 
-def messages_of(refs: list[BatchRef], state: BrokerState | None) -> list[str]:
-    """What is in these batches, in words; without a state nobody knows what is still wanted."""
-    wanted = [ref for ref in refs if state is None or is_live(ref, state)]
+def _describe_rows(refs: list[JournalRef]) -> list[str]:
+    return [f"positions {r.first} to {r.last} ({r.rows} rows) of the journal" for r in refs]
+
+
+def _describe_messages(refs: list[BatchRef], state: BrokerState | None) -> list[str]:
+    """Lists the retained messages of these batches. Without a state, all count as retained."""
     return [
         f"offsets {ref.first} to {ref.last} ({ref.msgs} messages) of partition {ref.partition} "
         f"of {_topic(ref, state)}"
-        for ref in wanted
+        for ref in refs
+        if state is None or is_live(ref, state)
     ]
 
 

@@ -21,8 +21,8 @@ from penstock.storage.errors import (
 from penstock.storage.history import history_name
 from penstock.storage.journal_files import journal_name
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
-from penstock.storage.offline import Report, verify
-from penstock.storage.seal import Job, seal
+from penstock.storage.offline import VerifyReport, verify
+from penstock.storage.seal import SealJob, seal
 from penstock.storage.segments import segment_name
 from penstock.storage.snapshot import snapshot_name
 from tests.storage.faulty_vfs import FaultyVfs
@@ -53,7 +53,7 @@ def sealed_store() -> FaultyVfs:
     ]
     write_log(vfs, DIRECTORY, [[encode_record(r) for r in segment] for segment in segments])
     for number in (1, 2):
-        seal(vfs, Job(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
+        seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=number, limits=LIMITS))
         vfs.unlink(place(segment_name(number)))
     return vfs
 
@@ -64,7 +64,7 @@ def flip(vfs: FaultyVfs, name: str, at: int) -> None:
     vfs.plant(place(name), bytes(data))
 
 
-def checked(vfs: FaultyVfs) -> Report:
+def checked(vfs: FaultyVfs) -> VerifyReport:
     """Verifies, and sees that nothing was changed and that a start says the same."""
     before = {path: vfs.content(path) for path in vfs.paths()}
     report = verify(vfs, DIRECTORY)
@@ -83,7 +83,7 @@ def checked(vfs: FaultyVfs) -> Report:
     return report
 
 
-def states(report: Report) -> dict[str, str]:
+def states(report: VerifyReport) -> dict[str, str]:
     return {os.path.basename(file.path): file.state for file in report.files}
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_batch_that_nobody_wants_any_more_loses_nothing() -> None:
     vfs = sealed_store()
     trims: list[Record] = [Trimmed(1, 1, 20, 6, 3, 3)]
     write_log(vfs, DIRECTORY, [[], [], [encode_record(record) for record in trims]])
-    seal(vfs, Job(directory=DIRECTORY, up_to_segment=3, limits=LIMITS))
+    seal(vfs, SealJob(directory=DIRECTORY, up_to_segment=3, limits=LIMITS))
     write_log(vfs, DIRECTORY, [[], [], [], []])
     manifest = load_manifest(vfs, DIRECTORY)
     assert manifest is not None

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from penstock.storage.checkpoint import load_checkpoint
-from penstock.storage.coverage import Fault, find_faults
 from penstock.storage.errors import CorruptIndex
 from penstock.storage.history import BatchRef, HistoryFile, history_name
+from penstock.storage.index_check import IndexFault, find_index_faults
 from penstock.storage.manifest import load_manifest, write_manifest
-from penstock.storage.seal import Job, seal
+from penstock.storage.seal import SealJob, seal
 from penstock.storage.segments import list_segments
 from penstock.storage.snapshot import snapshot_name
-from penstock.storage.vacuum import Plan
+from penstock.storage.vacuum import VacuumPlan
 from tests.storage.random_broker import write_segment
 from tests.storage.sealed_store import DIRECTORY, LIMITS, SealedStore, patch_engine
 
@@ -41,8 +41,8 @@ def store_of(partitions: int, trimmed: int = 0) -> SealedStore:
     return store
 
 
-def faults(store: SealedStore, history: list[HistoryFile]) -> list[Fault]:
-    return find_faults(history, store.state)
+def faults(store: SealedStore, history: list[HistoryFile]) -> list[IndexFault]:
+    return find_index_faults(history, store.state)
 
 
 def without(history: list[HistoryFile], file: int, partition: int = 0) -> list[HistoryFile]:
@@ -173,10 +173,10 @@ def test_a_sealing_run_whose_result_would_lack_rows_fails_and_keeps_the_log(
     write_segment(store.vfs, DIRECTORY, 5, 1000, [])
     monkeypatch.setattr(
         "penstock.storage.seal.plan_vacuum",
-        lambda history, *_: Plan(keep=history[1:]),
+        lambda history, *_: VacuumPlan(keep=history[1:]),
     )
     with pytest.raises(CorruptIndex, match="repair"):
-        seal(store.vfs, Job(directory=DIRECTORY, up_to_segment=5, limits=LIMITS))
+        seal(store.vfs, SealJob(directory=DIRECTORY, up_to_segment=5, limits=LIMITS))
     assert load_manifest(store.vfs, DIRECTORY) == old
     assert store.vfs.exists(os.path.join(DIRECTORY, snapshot_name(old.snapshot)))
     assert [number for number, _ in list_segments(store.vfs, DIRECTORY)] == [5]
@@ -189,13 +189,13 @@ def test_a_start_and_a_sealing_run_refuse_a_manifest_that_lacks_rows(
     store = store_of(1)
     bad = msgspec.structs.replace(store.manifest, history=without(store.manifest.history, 1))
     with monkeypatch.context() as unchecked:
-        unchecked.setattr("penstock.storage.manifest.check_coverage", lambda *_: None)
+        unchecked.setattr("penstock.storage.manifest.check_index", lambda *_: None)
         write_manifest(store.vfs, DIRECTORY, bad, store.state)
     before = {path: store.vfs.content(path) for path in store.vfs.paths()}
     with pytest.raises(CorruptIndex, match=r"history-0+1\.arrow.*penstock wal repair"):
         load_checkpoint(store.vfs, DIRECTORY, LIMITS)
     with pytest.raises(CorruptIndex):
-        seal(store.vfs, Job(directory=DIRECTORY, up_to_segment=5, limits=LIMITS))
+        seal(store.vfs, SealJob(directory=DIRECTORY, up_to_segment=5, limits=LIMITS))
     assert {path: store.vfs.content(path) for path in store.vfs.paths()} == before
 
 

@@ -1,18 +1,17 @@
-"""Coverage: do the batches that a manifest names hold every row once?
+"""Checks the index: the batches that a manifest names must hold every retained row exactly once.
 
-A pure check of the references against the state of the same moment; no file is read, and the cost
-is that of sorting the batches. Readers find a row through the batch with the least `last` at or
-above its offset, so two batches of a partition that overlap hide rows from every reader.
+Compares the batch references with the state of the same moment. Reads no file; costs one sort of
+the batches. Readers look for a row in the batch with the least `last` at or above its offset, so
+two batches of a partition that overlap hide rows from every reader.
 
-What is checked of each partition with retained messages: its batches do not overlap; the newest
-ends where the partition does; and the rows add up. The state counts the messages that were ever
-stored (`stored_msgs`) and trimmed (`trimmed_msgs`), and a batch knows how many were stored before
-its first row (`preceding`), so a hole is found where it is. Of a topic, the partitions' counts must
-make up its offsets, which rise by one. Batches of deleted topics and trimmed rows are not looked
-at.
+Checked for each partition with retained messages: batches do not overlap, the newest ends where the
+partition ends, and the rows add up. The state counts messages ever stored (`stored_msgs`) and
+trimmed (`trimmed_msgs`), and a batch knows how many were stored before its first row (`preceding`),
+so a hole is located exactly. For each topic, the counts of its partitions must add up to its next
+offset. Batches of deleted topics and trimmed rows are not checked.
 
-Two limits. A batch from a release without `preceding` is only counted: if its front is trimmed and
-its topic has several partitions, its live rows are known within bounds, not exactly. And
+Two limits. A batch of a release without `preceding` is only counted: if its beginning is trimmed
+and its topic has several partitions, its live rows are known within bounds, not exactly. And
 `trimmed_msgs` may be too high where an older release trimmed overlapping batches; that hides no row
 and is allowed.
 """
@@ -31,14 +30,12 @@ from penstock.core.topics import Partition, Topic
 from penstock.storage.errors import CorruptIndex
 from penstock.storage.history import BatchRef, HistoryFile, history_name
 
-Kind = Literal["overlap", "missing", "invalid"]
 
+class IndexFault(msgspec.Struct, frozen=True):
+    """An error in the batches of one partition, at offsets `first` to `last`. `ref` is the batch
+    with the error, None if there is no batch. `msgs` messages are missing; 0 means unknown."""
 
-class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with the batches of one partition, at offsets `first` to `last`. `ref` is the
-    batch that was looked at, None if there is none. `msgs` messages are missing; 0: unknown."""
-
-    kind: Kind
+    kind: Literal["overlap", "missing", "invalid"]
     topic_id: int
     partition: int
     first: int
@@ -48,16 +45,17 @@ class Fault(msgspec.Struct, frozen=True):
     msgs: int = 0
 
 
-def check_coverage(manifest_path: str, history: list[HistoryFile], state: BrokerState) -> None:
-    """CorruptIndex, with file and place, unless every retained row is in exactly one batch."""
-    error = index_error(manifest_path, find_faults(history, state))
+def check_index(manifest_path: str, history: list[HistoryFile], state: BrokerState) -> None:
+    """Raises CorruptIndex, with file and byte, unless every retained row is in exactly one
+    batch."""
+    error = index_error(manifest_path, find_index_faults(history, state))
     if error is not None:
         raise error
 
 
-def index_error(manifest_path: str, faults: list[Fault]) -> CorruptIndex | None:
-    """The first of these, as an error. It names the history file that the batch is in, or the
-    manifest if there is no batch to name."""
+def index_error(manifest_path: str, faults: list[IndexFault]) -> CorruptIndex | None:
+    """Returns the first fault as an error. It names the history file of the batch, or the manifest
+    if the fault has no batch."""
     if not faults:
         return None
     fault = faults[0]
@@ -68,9 +66,9 @@ def index_error(manifest_path: str, faults: list[Fault]) -> CorruptIndex | None:
     return CorruptIndex(path, fault.ref.start, fault.detail + more)
 
 
-def find_faults(history: list[HistoryFile], state: BrokerState) -> list[Fault]:
-    """Every fault, by topic and partition."""
-    faults: list[Fault] = []
+def find_index_faults(history: list[HistoryFile], state: BrokerState) -> list[IndexFault]:
+    """Returns every fault. Those of single batches come first, then by topic and partition."""
+    faults: list[IndexFault] = []
     places: dict[tuple[int, int], list[BatchRef]] = defaultdict(list)
     topics = state.topics_by_id
     for file in history:
@@ -80,7 +78,7 @@ def find_faults(history: list[HistoryFile], state: BrokerState) -> list[Fault]:
                 if ref.topic_id >= state.next_id:
                     faults.append(_invalid(ref, "its topic is not known to the snapshot"))
             elif ref.file != file.number or not 0 <= ref.partition < len(topic.partitions):
-                faults.append(_invalid(ref, "it names another file, or a partition that is not"))
+                faults.append(_invalid(ref, "it names another file or an unknown partition"))
             elif not 0 < ref.msgs <= ref.last - ref.first + 1:
                 faults.append(_invalid(ref, f"it cannot hold {ref.msgs} messages"))
             elif ref.last >= topic.partitions[ref.partition].first_offset:
@@ -98,25 +96,25 @@ def describe(topic: Topic, partition: int) -> str:
     return f"partition {partition} of topic {topic.name}"
 
 
-def _invalid(ref: BatchRef, why: str) -> Fault:
+def _invalid(ref: BatchRef, why: str) -> IndexFault:
     detail = (
         f"batch {ref.index} says it has offsets {ref.first} to {ref.last} of partition "
         f"{ref.partition} of the topic with id {ref.topic_id}, but {why}"
     )
-    return Fault("invalid", ref.topic_id, ref.partition, ref.first, ref.last, detail, ref)
+    return IndexFault("invalid", ref.topic_id, ref.partition, ref.first, ref.last, detail, ref)
 
 
-def _topic_faults(topic: Topic) -> Iterator[Fault]:
+def _topic_faults(topic: Topic) -> Iterator[IndexFault]:
     stored = sum(partition.backlog.stored_msgs for partition in topic.partitions)
     if stored != topic.next_offset:
         detail = (
             f"the partitions of topic {topic.name} have stored {stored} messages, and its offsets "
             f"end at {topic.next_offset}"
         )
-        yield Fault("invalid", topic.id, 0, 0, topic.next_offset, detail)
+        yield IndexFault("invalid", topic.id, 0, 0, topic.next_offset, detail)
 
 
-def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
+def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[IndexFault]:
     if partition.first_offset >= partition.end_offset:
         return []
     where = describe(topic, partition.index)
@@ -133,9 +131,9 @@ def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) 
             f"the last batch of {where} ends with offset {newest.last}, the partition with "
             f"{partition.end_offset - 1}"
         )
-        lost = partition.end_offset - 1
-        faults.append(_missing(topic, partition, newest.last + 1, lost, 0, detail, newest))
-    # What overlaps or has no end cannot be counted from its end.
+        last = partition.end_offset - 1
+        faults.append(_missing(topic, partition, newest.last + 1, last, 0, detail, newest))
+    # Counting back from the end needs batches that do not overlap and reach the end.
     return faults or _holes(topic, partition, refs)
 
 
@@ -143,29 +141,29 @@ def _by_end(ref: BatchRef) -> tuple[int, int]:
     return ref.last, ref.first
 
 
-def _overlaps(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
+def _overlaps(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[IndexFault]:
     faults = []
     before = refs[0]
     for ref in refs[1:]:
         if ref.first <= before.last:
+            first = max(ref.first, partition.first_offset)
             detail = (
                 f"batch {ref.index} spans offsets {ref.first} to {ref.last} of "
                 f"{describe(topic, partition.index)}, and batch {before.index} of "
                 f"{history_name(before.file)} has offsets {before.first} to {before.last} of it: "
-                f"messages from offset {max(ref.first, partition.first_offset)} to "
-                f"{before.last} cannot be reached"
+                f"messages from offset {first} to {before.last} cannot be reached"
             )
-            first = max(ref.first, partition.first_offset)
             faults.append(
-                Fault("overlap", topic.id, partition.index, first, before.last, detail, ref)
+                IndexFault("overlap", topic.id, partition.index, first, before.last, detail, ref)
             )
         before = ref
     return faults
 
 
-def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fault]:
-    """Counts back from the partition's end. `refs` do not overlap and are in order."""
-    faults: list[Fault] = []
+def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[IndexFault]:
+    """Finds missing rows by counting back from the partition's end. `refs` must be in order and
+    must not overlap."""
+    faults: list[IndexFault] = []
     end = partition.backlog.stored_msgs
     behind = partition.end_offset
     for ref in reversed(refs):
@@ -180,7 +178,7 @@ def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fau
         first, last = partition.first_offset, oldest.first - 1
         detail = (
             f"{missing} messages of {describe(topic, partition.index)} are in no batch: "
-            f"{partition.backlog.retained_msgs()} from offset {first} on are to be there"
+            f"there should be {partition.backlog.retained_msgs()} from offset {first} on"
         )
         if last < first or oldest.preceding < 0:
             last = partition.end_offset - 1
@@ -189,13 +187,13 @@ def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Fau
 
 
 def _rows_below(ref: BatchRef, offset: int) -> int:
-    """How many of the batch's rows are below `offset`, at least."""
+    """Returns the least number of the batch's rows that must be below `offset`."""
     if ref.first >= offset:
         return 0
     return max(1, ref.msgs - (ref.last + 1 - offset))
 
 
-def _hole(topic: Topic, partition: Partition, ref: BatchRef, behind: int, msgs: int) -> Fault:
+def _hole(topic: Topic, partition: Partition, ref: BatchRef, behind: int, msgs: int) -> IndexFault:
     where = describe(topic, partition.index)
     if msgs > 0:
         detail = (
@@ -207,7 +205,7 @@ def _hole(topic: Topic, partition: Partition, ref: BatchRef, behind: int, msgs: 
         f"batch {ref.index} and those behind it have {-msgs} more messages of {where} than were "
         "stored"
     )
-    return Fault("invalid", topic.id, partition.index, ref.first, ref.last, detail, ref)
+    return IndexFault("invalid", topic.id, partition.index, ref.first, ref.last, detail, ref)
 
 
 def _missing(
@@ -218,5 +216,5 @@ def _missing(
     msgs: int,
     detail: str,
     ref: BatchRef | None,
-) -> Fault:
-    return Fault("missing", topic.id, partition.index, first, last, detail, ref, msgs)
+) -> IndexFault:
+    return IndexFault("missing", topic.id, partition.index, first, last, detail, ref, msgs)
