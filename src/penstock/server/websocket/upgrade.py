@@ -101,13 +101,6 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
     return b"".join(head) + b"\r\n"
 
 
-def new_parser(protocol: object) -> httptools.HttpRequestParser:
-    """A parser like the one that uvicorn makes for a connection."""
-    parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser
-
-
 def hand_over(
     connection: HttpConnection, handshake: Handshake, request_id: bytes, rest: bytes
 ) -> None:
