@@ -426,7 +426,7 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.flow.write_paused = True
         self.flow.pause_reading()
-        self.order.writing_paused()
+        self.order.answers.filled()
         if self.stream is not None:
             self.stream.pause()
 

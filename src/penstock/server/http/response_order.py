@@ -1,15 +1,14 @@
-"""The responses of one HTTP connection, in the order of their requests.
+"""The responses of one HTTP connection, and the requests that wait to be started.
 
-Invariant: responses leave in the order of their requests. A request may start while others before
-it are under way; a stream starts when it is first, and what was pipelined behind it waits. Nothing
-starts while the connection accepts no more bytes, and no large answer is made then, nor before the
-budget for answers has room for it.
+Adds to `ResponseQueue` what only HTTP has. A request may start while others before it are under
+way; a stream starts when it is first, and what was pipelined behind it waits. Nothing starts while
+the connection accepts no more bytes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from penstock.server.http.responses import (
     error_head,
     typed_error,
 )
+from penstock.server.response_queue import Response, ResponseQueue
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
@@ -35,17 +35,14 @@ MAX_PIPELINED = 64
 """Requests of one connection under way; beyond it, reading stops until some are answered."""
 
 
-class Reply:
+class Reply(Response):
     """The response to one request. A handler sends it, now or later, with one of the methods."""
 
     __slots__ = (
         "_connection",
         "_request_id",
-        "_room_bytes",
         "_when_first",
-        "_when_room",
         "cors_head",
-        "data",
         "held_bytes",
         "is_head",
         "is_http_1_1",
@@ -55,6 +52,7 @@ class Reply:
     )
 
     def __init__(self, connection: HttpConnection, request_id: bytes, keep_alive: bool) -> None:
+        super().__init__(connection.order)
         self._connection = connection
         self._request_id = request_id
         self.keep_alive = keep_alive
@@ -64,11 +62,8 @@ class Reply:
         self.cors_head = b""
         # The body of a request that waits; counted towards what all connections may hold.
         self.held_bytes = 0
-        self.data: bytes | None = None
         self.request: Request | None = None
         self._when_first: Callable[[], None] | None = None
-        self._when_room: Callable[[], None] | None = None
-        self._room_bytes = 0
 
     def send(self, status: int, body: bytes, head: bytes = JSON_TYPE) -> None:
         connection = self._connection
@@ -115,23 +110,8 @@ class Reply:
         else:
             self.send_error(outcome)
 
-    def when_room(self, nbytes: int, send: Callable[[], None]) -> None:
-        """Runs `send` when all responses before this one have left, the connection accepts more and
-        there is memory for an answer of about `nbytes`. A small request may have a large answer,
-        and many may be released at once."""
-        self._when_room = send
-        self._room_bytes = nbytes
-        if self._connection.order.is_first(self):
-            self._connection.order.advance()
-
-    def is_answered(self) -> bool:
-        return self.data is not None or self._when_room is not None
-
-    def make(self) -> None:
-        """Makes and sends the answer, as soon as there is memory for it."""
-        send, self._when_room = self._when_room, None
-        if send is not None:
-            self._connection.order.answers.ask(self._room_bytes, partial(self._run, send))
+    def when_room(self, nbytes: int, make: Callable[[], None]) -> None:
+        super().when_room(nbytes, partial(self._run, make))
 
     def _run(self, step: Callable[[], None]) -> None:
         """Runs a step of a handler that waited for the responses before this one. Every outcome is
@@ -184,41 +164,21 @@ class Reply:
         return connection
 
 
-class ResponseOrder:
-    """The queue of one connection. `_waiting` are the requests of it that have not started.
-    `blocker` is the response that is a stream, begun or not: it holds up all that wait.
-    `answers` is the connection's part of the memory for answers in progress."""
+class ResponseOrder(ResponseQueue[Reply]):
+    """`_waiting` are the requests that have not started. `blocker` is the response that is a
+    stream, begun or not: it holds up all that wait."""
 
-    __slots__ = (
-        "_connection",
-        "_is_advancing",
-        "_is_asked",
-        "_queue",
-        "_waiting",
-        "answers",
-        "blocker",
-    )
+    __slots__ = ("_connection", "_is_advancing", "_is_asked", "_waiting", "blocker")
 
     def __init__(self, connection: HttpConnection) -> None:
+        super().__init__(
+            Claim(connection.dispatch.answers, connection.transport, self._is_answering)
+        )
         self._connection = connection
-        self.answers = Claim(connection.dispatch.answers, connection.transport, self._is_answering)
         self.blocker: Reply | None = None
-        self._queue: deque[Reply] = deque()
         self._waiting: deque[Reply] = deque()
         self._is_advancing = False
         self._is_asked = False
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Reply]:
-        return iter(self._queue)
-
-    def __contains__(self, reply: object) -> bool:
-        return reply in self._queue
-
-    def add(self, reply: Reply) -> None:
-        self._queue.append(reply)
 
     def add_started(self, reply: Reply) -> None:
         self._queue.append(reply)
@@ -235,7 +195,7 @@ class ResponseOrder:
         return not (self._waiting or self.blocker or self._connection.flow.write_paused)
 
     def clear(self) -> None:
-        self._queue.clear()
+        super().clear()
         self._waiting.clear()
         self.blocker = None
 
@@ -246,33 +206,51 @@ class ResponseOrder:
             self._connection.bodies.release(reply)
         self._waiting.clear()
 
-    def is_first(self, reply: Reply) -> bool:
-        return bool(self._queue) and self._queue[0] is reply
-
     def end_after_last(self) -> None:
         """Closes the connection after the last response that is due."""
         self._queue[-1].keep_alive = False
 
-    # -- called by replies -----------------------------------------------------------------------
-
-    def answered(self, reply: Reply) -> None:
-        """Writes a reply that has its bytes, now or after those before it."""
+    def answered(self, response: Reply) -> None:
         queue = self._queue
-        if queue and queue[0] is reply:
+        if queue and queue[0] is response:
             queue.popleft()
+            self.write(response)
             connection = self._connection
-            self._write(reply)
-            if (
-                (queue and (self._waiting or self.blocker or queue[0].is_answered()))
-                or connection.flow.read_paused
-                or connection.is_half_closed
-            ):
+            has_next = queue and (self._waiting or self.blocker or queue[0].is_answered())
+            if has_next or connection.flow.read_paused or connection.is_half_closed:
                 self.advance()
 
-    def _write(self, reply: Reply) -> None:
-        self._connection.write_reply(reply)
+    def write(self, response: Reply) -> None:
+        self._connection.write_reply(response)
         if self.answers.held_bytes and not self._connection.flow.write_paused:
             self.answers.hold(0)
+
+    def has_room(self) -> bool:
+        return not self._connection.flow.write_paused
+
+    def advance(self) -> None:
+        """Writes the responses that are first and answered, then starts the requests that may
+        start. Both can call this again: the loop that is running serves the call, so that a long
+        pipeline does not nest."""
+        self._is_asked = True
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._is_asked:
+                self._is_asked = False
+                if not self.write_answered():
+                    return
+                self.start_stream()
+                while self._waiting and not (self.blocker or self._connection.flow.write_paused):
+                    self._connection.start_waiting(self._waiting.popleft())
+        finally:
+            self._is_advancing = False
+        self._connection.order_advanced()
+
+    def start_stream(self) -> None:
+        if self._queue:
+            self._queue[0].start_stream()
 
     def stream_ended(self) -> None:
         """Goes on after the stream that was first. Its head told the client whether the connection
@@ -291,9 +269,6 @@ class ResponseOrder:
         stream = self._connection.stream
         return stream is None or stream.is_answer or self.answers.held_bytes > 0
 
-    def writing_paused(self) -> None:
-        self.answers.filled()
-
     def writing_resumed(self) -> None:
         """Releases the memory of answers that were accepted. A stream that is an answer does that
         itself."""
@@ -301,42 +276,3 @@ class ResponseOrder:
         stream = self._connection.stream
         if stream is None or not stream.is_answer:
             self.answers.hold(0)
-
-    # -- progress --------------------------------------------------------------------------------
-
-    def advance(self) -> None:
-        """Writes the responses that are first and answered, then starts the requests that may
-        start. Both can call this again: the loop that is running serves the call, so that a long
-        pipeline does not nest."""
-        self._is_asked = True
-        if self._is_advancing:
-            return
-        self._is_advancing = True
-        try:
-            while self._is_asked:
-                self._is_asked = False
-                if not self._write_answered():
-                    return
-                self.start_stream()
-                while self._waiting and not (self.blocker or self._connection.flow.write_paused):
-                    self._connection.start_waiting(self._waiting.popleft())
-        finally:
-            self._is_advancing = False
-        self._connection.order_advanced()
-
-    def _write_answered(self) -> bool:
-        """Returns False when the first answer is large and the connection accepts no more bytes."""
-        queue, connection = self._queue, self._connection
-        while queue and (first := queue[0]).is_answered():
-            if first.data is not None:
-                queue.popleft()
-                self._write(first)
-            elif connection.flow.write_paused:
-                return False
-            else:
-                first.make()
-        return True
-
-    def start_stream(self) -> None:
-        if self._queue:
-            self._queue[0].start_stream()

@@ -112,10 +112,13 @@ def hand_over(
         transport.close()
         return
     transport.write(handshake.answer(request_id))
-    is_binary = SUBPROTOCOLS[handshake.subprotocol]
-    WebSocketConnection(connection.dispatch, connection.connections, is_binary=is_binary).take_over(
-        transport, rest, is_write_paused
-    )
+    WebSocketConnection(
+        connection.dispatch,
+        connection.connections,
+        transport,
+        is_binary=SUBPROTOCOLS[handshake.subprotocol],
+        is_write_paused=is_write_paused,
+    ).start(rest)
 
 
 def get_socket(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
