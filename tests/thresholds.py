@@ -96,10 +96,8 @@ SERVER = (
     Threshold("server.routes.ranges", "WRITE_BYTES", 2 * KIB),
     Threshold("server.routes.router", "MAX_KNOWN", 4),
     Threshold("server.commands", "MAX_KNOWN_PATHS", 4),
-    Threshold("server.http.feeds", "WRITE_BYTES", 2 * KIB),
-    Threshold("server.http.feeds", "MAX_WRITE_EVENTS", 4),
-    Threshold("server.websocket.channels", "FRAME_BYTES", 2 * KIB),
-    Threshold("server.websocket.channels", "MAX_FRAME_EVENTS", 4),
+    Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),
+    Threshold("server.websocket.events", "MAX_BURST_EVENTS", 4),
     Threshold("server.websocket.channels", "FIRST_FRAME_EVENTS", 2),
 )
 

@@ -111,7 +111,7 @@ def test_version_of_the_command_and_of_the_broker(penstock: Run) -> None:
 
 
 def test_a_bare_install_is_told_what_to_install() -> None:
-    for module in ("click", "rich", "uvicorn"):
+    for module in ("click", "rich", "httptools"):
         program = (
             f"import sys; sys.modules['{module}'] = None; sys.argv = ['penstock', 'serve']\n"
             "from penstock.cli.main import main\nmain()"

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
-
-import uvicorn
-from uvicorn.server import ServerState
 
 from penstock.engine.opening import open_in_memory
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.limits import Limits
-from penstock.server.app import make_app
 from penstock.server.http.admission import Admission
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.pages import Pages
 from penstock.server.routes.table import ROUTES, path_route
+
+PAGES = Pages().routes()
 
 
 class Transport(asyncio.Transport):
@@ -59,26 +57,17 @@ class MemoryConnection:
         self.dispatch = RequestDispatch(
             self.engine,
             Admission(loopback_only=True),
-            ROUTES,
+            ROUTES | PAGES,
             path_route,
             request_timeout_ms=60_000,
             idle_timeout_ms=60_000,
             is_remembering=is_remembering,
         )
-        config = uvicorn.Config(
-            make_app(self.dispatch),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            timeout_keep_alive=75,
-        )
-        kind = type("BoundConnection", (HttpConnection,), {"dispatch": self.dispatch})
-        self._make_protocol = partial(kind, config=config, server_state=ServerState(), app_state={})
         self.connect()
 
     def connect(self) -> None:
         """A new connection to the same broker; the one before is forgotten."""
-        self.protocol: Any = self._make_protocol()
+        self.protocol: Any = HttpConnection(self.dispatch, set())
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
 

@@ -147,9 +147,8 @@ def test_a_stall_begins_anew_when_a_connection_took_all_that_it_had():
 
 def test_memory_is_given_back_when_much_less_is_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answer_budget, "GIVE_BACK_BYTES", PIECE)
-    budget = AnswerBudget(10 * PIECE)
     calls: list[None] = []
-    budget.give_back = lambda: calls.append(None)
+    budget = AnswerBudget(10 * PIECE, give_back=lambda: calls.append(None))
     claim = a_claim(budget)
     claim.ask(4 * PIECE, lambda: None)
     budget.tick(1.0)

@@ -30,7 +30,7 @@ REQUESTS = [
     produce(b'{"topic":"t","value":"longer"}'),
     produce(b'{"topic":"nowhere","value":"v"}'),
     produce(b"\r\n\r\n" + b"x" * 21),
-    produce(extra=b"MemoryConnection: close\r\n"),
+    produce(extra=b"Connection: close\r\n"),
     produce(extra=b"X-Request-Id: mine\r\n"),
     produce(extra=b"Expect: 100-continue\r\n"),
     produce(extra=b"Origin: http://elsewhere.example\r\n"),

@@ -77,7 +77,7 @@ def test_a_long_pipeline_of_upgrades_is_answered_whole() -> None:
     """driftq-65: none of them is granted."""
 
     async def test(connection: MemoryConnection) -> None:
-        wish = get(b"/v1/healthz", b"MemoryConnection: Upgrade", b"Upgrade: h2c")
+        wish = get(b"/v1/healthz", b"Connection: Upgrade", b"Upgrade: h2c")
         connection.protocol.data_received(wish * COUNT)
         await connection.rest()
         assert connection.transport.written.count(b"HTTP/1.1 200") == COUNT
@@ -90,7 +90,7 @@ def test_a_defect_in_the_connection_itself_is_answered_and_logged_once(
 ) -> None:
     """driftq-65: in a callback of the parser, and on the way to a WebSocket."""
     wish = (
-        get(b"/v1/felix/ws", b"MemoryConnection: Upgrade", b"Upgrade: websocket"),
+        get(b"/v1/felix/ws", b"Connection: Upgrade", b"Upgrade: websocket"),
         get(b"/v1/healthz"),
         get(b"/docs"),
     )

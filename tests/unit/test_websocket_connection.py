@@ -82,8 +82,10 @@ class SocketInMemory:
         )
         self.connections: set[Any] = set()
         self.transport = Transport()
-        self.socket = WebSocketConnection(self.dispatch, self.connections, is_binary=False)
-        self.socket.take_over(self.transport, b"", is_write_paused=False)
+        self.socket = WebSocketConnection(
+            self.dispatch, self.connections, self.transport, is_binary=False
+        )
+        self.socket.start(b"")
 
     def send(self, *messages: Any) -> None:
         self.socket.data_received(
@@ -92,8 +94,8 @@ class SocketInMemory:
 
     def publish(self, count: int, payload: str = "eA==") -> None:
         """By somebody else."""
-        with_it = WebSocketConnection(self.dispatch, self.connections, is_binary=False)
-        with_it.take_over(Transport(), b"", is_write_paused=False)
+        with_it = WebSocketConnection(self.dispatch, self.connections, Transport(), is_binary=False)
+        with_it.start(b"")
         batch = {"type": "publish_batch", "stream": "default", "payloads": [payload] * count}
         with_it.data_received(frame(TEXT, json.dumps(batch | SCOPE).encode()))
 

@@ -15,8 +15,6 @@ EXTRA = frozenset(
         "prometheus_client",
         "pyarrow",
         "rich",
-        "starlette",
-        "uvicorn",
         "uvloop",
     }
 )

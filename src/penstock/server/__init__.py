@@ -1,1 +1,1 @@
-"""The wire: HTTP on the fast lane, NDJSON streams, admin pages, settings, metrics."""
+"""The wire: HTTP, WebSocket and NDJSON streams, documentation, settings, metrics."""

@@ -31,9 +31,8 @@ _log = logging.getLogger("penstock.server")
 def configure_logging(
     level: Level, form: Format, *, secrets: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Replaces whatever logging was set up. Libraries are heard from warnings on; uvicorn's own
-    account of its connections only in debug. With `json`, warnings and tracebacks that Python
-    would print to stderr are events too."""
+    """Replaces whatever logging was set up. Libraries log warnings and errors only. With `json`,
+    warnings and tracebacks that Python would print to stderr are events too."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -42,8 +41,6 @@ def configure_logging(
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
-    is_debug = level == "debug"
-    logging.getLogger("uvicorn").setLevel(logging.DEBUG if is_debug else logging.WARNING)
     for secret in secrets:
         hide_secret(secret)
     if form == "json":

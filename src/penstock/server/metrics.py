@@ -18,17 +18,19 @@ from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.dispatch import RequestDispatch
 
 
-class Metrics:
+def render_metrics(dispatch: RequestDispatch) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Metrics(dispatch))
+    return generate_latest(registry)
+
+
+class _Metrics:
     def __init__(self, dispatch: RequestDispatch) -> None:
         self._dispatch = dispatch
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Called at registration. The names are not known then, so it describes none."""
+        """Returns nothing, so that registering does not collect all metrics to learn their
+        names."""
         return []
 
     def collect(self) -> Iterator[Metric]:

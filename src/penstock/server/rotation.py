@@ -8,26 +8,26 @@ be read changes nothing. Must not know how a request is judged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Collection
 
 from penstock.model.errors import InvalidArgument
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.logs import hide_secret
 from penstock.server.settings import Settings, read_control_plane_token, read_token
+from penstock.server.websocket.connection import WebSocketConnection
 
 _log = logging.getLogger("penstock.server")
 
 
 class TokenRotation:
-    """`connections` gives those that are open."""
+    """`connections` are those that are open now."""
 
     def __init__(
         self,
         settings: Settings,
         dispatch: RequestDispatch,
-        connections: Callable[[], Iterable[Any]],
+        connections: Collection[HttpConnection | WebSocketConnection],
     ) -> None:
         self._settings = settings
         self._dispatch = dispatch
@@ -58,14 +58,14 @@ class TokenRotation:
         """What is under way is answered. What has not started, and what would go on for ever, is
         not: a stream that waits for its turn, or for its group to be stored, does not begin."""
         self._dispatch.forget_heads()
-        for connection in list(self._connections()):
+        for connection in list(self._connections):
             if not isinstance(connection, HttpConnection):
                 connection.shutdown()
                 continue
             connection.order.drop_waiting()
             if connection.stream is not None:
                 connection.transport.close()
-            elif connection.order.has_stream():
+            elif connection.order.blocker is not None:
                 connection.finish()
             else:
                 connection.shutdown()

@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
 
-import uvicorn
 import uvloop
 
 from penstock.api.engine import Engine
@@ -25,23 +24,26 @@ from penstock.engine.allocator import give_back
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
-from penstock.server.app import make_app
 from penstock.server.http.admission import Admission, is_loopback
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.pages import Pages
 from penstock.server.registry.control_plane import Follower
 from penstock.server.rotation import TokenRotation
 from penstock.server.router_hook import make_router
 from penstock.server.routes.table import ROUTES, path_route
 from penstock.server.settings import Settings, read_control_plane_token, read_token
+from penstock.server.websocket.connection import WebSocketConnection
 from penstock.storage.log import WalOptions
 
 DRAIN_SECONDS = 2
 BACKLOG = 4096
 
 Announce = Callable[[str, Engine], None]
-"""Told the address once the broker answers there."""
+"""Is told the address when the broker accepts connections there."""
+
+_log = logging.getLogger("penstock.server")
 
 
 def serve(settings: Settings, announce: Announce) -> None:
@@ -68,28 +70,30 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
         admission = Admission(
             loopback_only=is_local, token=token, allowed_origins=settings.allowed_origins
         )
-        answers = AnswerBudget(settings.answer_memory_bytes, settings.stalled_timeout_ms)
-        answers.give_back = partial(loop.run_in_executor, None, give_back)
+        answers = AnswerBudget(
+            settings.answer_memory_bytes,
+            settings.stalled_timeout_ms,
+            give_back=partial(loop.run_in_executor, None, give_back),
+        )
+        address = _address(settings, listener)
         dispatch = RequestDispatch(
             engine,
             admission,
-            ROUTES,
+            ROUTES | Pages(address).routes(),
             path_route,
             request_timeout_ms=settings.request_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
             ws_ping_ms=settings.ws_ping_ms,
             answers=answers,
         )
-        server = _Server(_uvicorn_config(dispatch, make_app(dispatch)), dispatch)
+        server = _Server(dispatch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
-        rotation = TokenRotation(settings, dispatch, lambda: server.server_state.connections)
+        rotation = TokenRotation(settings, dispatch, server.connections)
         loop.add_signal_handler(signal.SIGHUP, rotation.hung_up)
         async with _following(settings, dispatch):
             _settle_memory()
-            # A newcomer's client gets an answer as soon as the address is printed.
-            loop.call_soon(announce, _address(settings, listener), engine)
-            await server.run_on(listener)
+            await server.run(listener, partial(announce, address, engine))
     finally:
         engine.close()
 
@@ -128,55 +132,51 @@ def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
     return open_on_disk(settings.data_dir, options, settings.limits(), scheduler, router=router)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which would not exit 0."""
+class _Server:
+    """Accepts connections until `stop` is called, then drains them."""
 
-    def __init__(self, config: uvicorn.Config, dispatch: RequestDispatch) -> None:
-        super().__init__(config)
+    def __init__(self, dispatch: RequestDispatch) -> None:
+        self.connections: set[HttpConnection | WebSocketConnection] = set()
         self._dispatch = dispatch
-
-    async def run_on(self, listener: socket.socket) -> None:
-        sweep = asyncio.get_running_loop().create_task(self._sweep())
-        try:
-            await self._serve(sockets=[listener])
-        finally:
-            sweep.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sweep
+        self._loop = asyncio.get_running_loop()
+        self._is_stopping = asyncio.Event()
+        self._next_sweep: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        self.should_exit = True
+        self._is_stopping.set()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def run(self, listener: socket.socket, started: Callable[[], None]) -> None:
+        """Calls `started` when clients can connect; returns when the broker has drained."""
+        connect = partial(HttpConnection, self._dispatch, self.connections)
+        server = await self._loop.create_server(connect, sock=listener, backlog=BACKLOG)
+        self._sweep()
+        try:
+            started()
+            await self._is_stopping.wait()
+            server.close()
+            listener.close()
+            await self._drain()
+        finally:
+            if self._next_sweep is not None:
+                self._next_sweep.cancel()
+
+    def _sweep(self) -> None:
+        self._next_sweep = self._loop.call_later(1, self._sweep)
+        self._dispatch.tick([each for each in self.connections if isinstance(each, HttpConnection)])
+
+    async def _drain(self) -> None:
+        """Ends streams, and waits until connections have their answers and are closed."""
         self._dispatch.is_draining = True
         self._dispatch.engine.end_streams("the broker is stopping")
-        await super().shutdown(sockets)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(1)
-            connections = [
-                connection
-                for connection in self.server_state.connections
-                if isinstance(connection, HttpConnection)
-            ]
-            self._dispatch.tick(connections)
-
-
-def _uvicorn_config(dispatch: RequestDispatch, app: Any) -> uvicorn.Config:
-    connection = type("BoundConnection", (HttpConnection,), {"dispatch": dispatch})
-    return uvicorn.Config(
-        app,
-        http=connection,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        backlog=BACKLOG,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-        server_header=False,
-    )
+        for connection in list(self.connections):
+            connection.shutdown()
+        deadline = self._loop.time() + DRAIN_SECONDS
+        while self.connections and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+        if self.connections:
+            _log.warning(
+                "%d connections did not close within %d s", len(self.connections), DRAIN_SECONDS
+            )
 
 
 def _listen(settings: Settings) -> socket.socket:

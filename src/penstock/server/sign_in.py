@@ -11,16 +11,21 @@ from __future__ import annotations
 
 SCRIPT_PATH = "/docs/sign-in.js"
 
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "vary": "Accept, Authorization",
-}
+PAGE_HEAD = (
+    b"content-type: text/html; charset=utf-8\r\n"
+    b"content-security-policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    b"x-content-type-options: nosniff\r\n"
+    b"referrer-policy: no-referrer\r\n"
+    b"cache-control: no-store\r\n"
+    b"vary: Accept, Authorization\r\n"
+)
 
-SCRIPT_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-cache"}
+SCRIPT_HEAD = (
+    b"content-type: text/javascript; charset=utf-8\r\n"
+    b"x-content-type-options: nosniff\r\n"
+    b"cache-control: no-cache\r\n"
+)
 
 PAGE = f"""<!doctype html><html lang='en'><head><meta charset='utf-8'>
 <meta name='viewport' content='width=device-width, initial-scale=1'>

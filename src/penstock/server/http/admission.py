@@ -1,4 +1,4 @@
-"""AdmissionCache: checks Host, Origin, bearer token and the headers that say where a body ends.
+"""Admission: checks Host, Origin, bearer token and the headers that say where a body ends.
 
 A browser's page from elsewhere must not reach a broker on its user's machine: a foreign Origin
 is refused, and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request
@@ -58,15 +58,14 @@ class RequestVerdict(msgspec.Struct):
     is_cross_site: bool = False
     notes: Notes = NO_NOTES
     refusal: PenstockError | None = None
-    token_refusal: PenstockError | None = None
     cross_site_refusal: PenstockError | None = None
 
     def is_preflight(self, method: bytes) -> bool:
         return method == b"OPTIONS" and self.notes.is_preflight
 
     def is_welcome(self) -> bool:
-        """Nothing of it is refused or to be asked for, whatever it wants."""
-        refusals = (self.refusal, self.token_refusal, self.cross_site_refusal)
+        """Returns whether nothing is refused on any path, and no 100 Continue is due."""
+        refusals = (self.refusal, self.notes.token_refusal, self.cross_site_refusal)
         return refusals == (None, None, None) and not self.expects_continue
 
     def has_body(self) -> bool:
@@ -125,18 +124,22 @@ class Admission:
                 or self._check_host(hosts, http_version)
                 or self._check_origin(origin, hosts)
             )
+        accept = noted.get(b"accept", b"").lower()
         cors_head = self._cors_head(origin) if verdict.refusal is None else b""
-        if noted or cors_head:
-            verdict.notes = _notes(noted, cors_head)
+        verdict.notes = Notes(
+            wants_events=b"text/event-stream" in accept,
+            wants_html=b"text/html" in accept,
+            if_match=noted.get(b"if-match"),
+            if_none_match=noted.get(b"if-none-match"),
+            is_preflight=b"access-control-request-method" in noted
+            and cors_head.startswith(b"access-control"),
+            cors_head=cors_head,
+            host=hosts[0] if hosts else b"",
+            token_refusal=self._check_token(credentials),
+        )
         if verdict.is_cross_site and origin is None:
             verdict.cross_site_refusal = PermissionDenied(
                 "a page from another site may not use the broker; see allowed_origins"
-            )
-        if self._token and not self._is_token(credentials):
-            verdict.token_refusal = Unauthenticated(
-                "this is not the broker's token"
-                if credentials
-                else "a bearer token is required: send the header 'Authorization: Bearer <token>'"
             )
         return verdict
 
@@ -180,21 +183,18 @@ class Admission:
             _VARY,
         )
 
-    def _is_token(self, credentials: bytes) -> bool:
+    def _check_token(self, credentials: bytes) -> PenstockError | None:
+        if not self._token:
+            return None
         scheme, _, token = credentials.partition(b" ")
         is_equal = hmac.compare_digest(token.strip(), self._token)
-        return is_equal and scheme.lower() == b"bearer"
-
-
-def _notes(noted: dict[bytes, bytes], cors_head: bytes) -> Notes:
-    return Notes(
-        wants_events=b"text/event-stream" in noted.get(b"accept", b"").lower(),
-        if_match=noted.get(b"if-match"),
-        if_none_match=noted.get(b"if-none-match"),
-        is_preflight=b"access-control-request-method" in noted
-        and cors_head.startswith(b"access-control"),
-        cors_head=cors_head,
-    )
+        if is_equal and scheme.lower() == b"bearer":
+            return None
+        if credentials:
+            return Unauthenticated("this is not the broker's token")
+        return Unauthenticated(
+            "a bearer token is required: send the header 'Authorization: Bearer <token>'"
+        )
 
 
 class AdmissionCache:

@@ -38,11 +38,12 @@ class AnswerBudget:
         self,
         limit_bytes: int = ANSWER_MEMORY_BYTES,
         stalled_timeout_ms: int = STALLED_TIMEOUT_MS,
+        give_back: Callable[[], object] | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.stalled_connections = 0
-        self.give_back: Callable[[], object] = _nothing
+        self._give_back = give_back
         self._peak_bytes = 0
         self._timeout_s = stalled_timeout_ms / 1000
         self._waiting: OrderedDict[Claim, tuple[int, Then]] = OrderedDict()
@@ -66,7 +67,8 @@ class AnswerBudget:
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
         if self.used_bytes < self._peak_bytes - GIVE_BACK_BYTES:
             self._peak_bytes = self.used_bytes
-            self.give_back()
+            if self._give_back is not None:
+                self._give_back()
 
     def _close(self, claim: Claim) -> None:
         self.stalled_connections += 1
@@ -160,7 +162,3 @@ class Claim:
         self._budget.drained(self)
         self._budget.forget(self)
         self.hold(0)
-
-
-def _nothing() -> None:
-    """Nobody to call."""

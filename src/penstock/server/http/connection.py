@@ -1,77 +1,96 @@
-"""One connection: uvicorn's HTTP/1.1 with the data plane answered inside the protocol.
+"""One HTTP/1.1 connection: parses requests, starts them and writes their answers.
 
-A task and a future per request are what costs; so requests of the API are answered by a plain
-call, and their replies written by the commit that makes them durable. All other requests go the
-way uvicorn sends them, to the ASGI app. The order of answers is kept in response_order.py.
+A task and a future per request would cost more than the request. So a request is answered by a
+plain call, and the commit that makes it durable writes its reply. response_order.py keeps the
+order of answers.
 
-Invariants: headers and bodies past their limits are refused before they are held; once a request
-is refused with its rest unread, or was the last, nothing that follows on it is understood; the
-parser says where a request ends, and a body of another length than announced is refused.
-
-uvicorn's internals are used here and nowhere else; tests/unit/test_uvicorn_seam.py fails when
-they move.
+Invariants: headers and bodies past their limits are refused before they are held; after a request
+that was refused with its rest unread, or that was the last, the connection handles no other; the
+parser says where a request ends, and a body whose length is not the announced one is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, MutableSet
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES, MIB
-from penstock.server.http.admission import RequestVerdict, check_request_line
+from penstock.server.http.admission import Headers, RequestVerdict, check_request_line
 from penstock.server.http.bodies import RequestBodies
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.flow import FlowControl
 from penstock.server.http.head_cache import CacheableRequest
-from penstock.server.http.requests import REQUEST_ID, Request, origin_form
-from penstock.server.http.response_order import MAX_PIPELINED, AppTurn, Reply, ResponseOrder
+from penstock.server.http.requests import Request, origin_form
+from penstock.server.http.response_order import MAX_PIPELINED, Reply, ResponseOrder
 from penstock.server.websocket import upgrade
 
 MAX_WAITING_BYTES = MIB
-"""RequestBodies of one connection that wait for their turn; beyond it, reading stops."""
+"""Bodies of one connection that wait for their requests to start; beyond it, reading stops."""
 
 LINGER_S = 1.0
 LINGER_BYTES = MIB
-"""How long, and how much, of what a refused client still sends is read and thrown away."""
+"""How long, and how much, the broker reads and discards after it has refused a request."""
 
 
-class HttpConnection(HttpToolsProtocol):
-    dispatch: ClassVar[RequestDispatch]
+class HttpConnection(asyncio.Protocol):
+    """`connections` are all that the server has open. `stream` is the response that goes on until
+    one side ends it, while there is one."""
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.order = ResponseOrder(self)
+    def __init__(self, dispatch: RequestDispatch, connections: MutableSet[Any]) -> None:
+        self.dispatch = dispatch
+        self.connections = connections
+        self.loop = asyncio.get_running_loop()
+        self.parser = new_parser(self)
+        self.transport: asyncio.Transport
+        self.flow: FlowControl
+        self.order: ResponseOrder
+        self.bodies = RequestBodies(dispatch)
         self.stream: Any = None
         self.is_chunked = True
+        self.is_half_closed = False
         self.touched = self._began = time.monotonic()
+        self._admissions = dispatch.new_admission_cache()
+        # Of the request that is being received.
         self.is_receiving = False
-        self._begun = self._thrown_bytes = self._framing_bytes = 0
-        self._first: CacheableRequest | None = None
-        self._in_head = self._has_progress = self._is_lane = self._is_upgrade = False
-        self.bodies = RequestBodies(self.dispatch)
+        self._url = b""
+        self._headers: Headers = []
         self._reply: Reply | None = None
         self._refusal: PenstockError | None = None
-        self._admissions = self.dispatch.new_admission_cache()
-        self._is_deaf = self._is_done = self._is_leaving = self._is_last = False
-        self._is_ordinary = self.is_half_closed = False
+        self._is_in_head = self._wants_upgrade = self._is_cacheable = False
+        # Of the read that is being parsed: requests that began, and whether it was of any use.
+        self._read_requests = 0
+        self._first_request: CacheableRequest | None = None
+        self._has_progress = False
+        self._framing_bytes = self._discarded_bytes = 0
+        # No request is handled after the last one; input is discarded after a refusal; nothing is
+        # written once the connection is closed, and nothing read while it becomes a WebSocket.
+        self._is_last = self._is_discarding = self._is_closed = False
+        self._hand_over: Callable[[], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.flow = FlowControl(self.transport)
+        self.order = ResponseOrder(self)
+        self.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_done = self._is_deaf = True
+        self._is_closed = self._is_discarding = True
+        self.connections.discard(self)
         self.bodies.drop()
-        self.order.disconnect_app()
-        self._drop_turns()
+        self._drop_replies()
         self.order.answers.close()
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.disconnected()
-        super().connection_lost(exc)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """A client may close its side and still read its answers; not one that streams."""
+    def eof_received(self) -> bool:
+        """Keeps the connection for a client that still reads its answers, but not for a stream."""
         self.is_half_closed = True
         return bool(self.order) and self.stream is None
 
@@ -79,14 +98,15 @@ class HttpConnection(HttpToolsProtocol):
         return not self.order and not self.is_receiving
 
     def is_overdue(self) -> bool:
-        """The rest of a request should have come by now; a byte now and then does not count."""
+        """Returns whether the rest of a request should have come by now. A byte now and then does
+        not count."""
         return self.is_receiving and self.dispatch.is_overdue(self._began, self.bodies.nbytes)
 
-    # -- what comes in -----------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            self._throw_away(data)
+        if self._is_discarding:
+            self._discard(data)
             return
         if self._is_last:
             return
@@ -94,15 +114,15 @@ class HttpConnection(HttpToolsProtocol):
         try:
             if self.is_receiving:
                 self._parse(data)
-            elif rest := data[self._take_known(data) :]:
-                self._begun, self._first = 0, None
+            elif rest := data[self._start_cached(data) :]:
+                self._read_requests, self._first_request = 0, None
                 self._parse(rest)
-                self.dispatch.head_cache.keep(rest, self._first)
+                self.dispatch.head_cache.keep(rest, self._first_request)
         except Exception as error:  # noqa: BLE001 - the last resort, logged and answered
-            self.refuse(self.dispatch.defect(error, self.url))
+            self.refuse(self.dispatch.defect(error, self._url))
 
-    def _take_known(self, data: bytes) -> int:
-        """Starts the requests whose heads were understood before; how far they go."""
+    def _start_cached(self, data: bytes) -> int:
+        """Starts the requests whose heads are in the cache; returns where the last of them ends."""
         at = 0
         while at < len(data) and self.order.may_start():
             found = self.dispatch.head_cache.request_at(data, at)
@@ -121,57 +141,59 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError as error:
-            self.refuse(self.dispatch.defect(error.__context__ or error, self.url))
+            self.refuse(self.dispatch.defect(error.__context__ or error, self._url))
         except httptools.HttpParserError as error:
             self.refuse(InvalidArgument(f"not an HTTP/1.1 request: {error}"))
         if self.is_receiving and not self._has_progress:
             self._count_framing(len(data))
 
     def _feed(self, data: bytes) -> None:
-        """Feeds the parser. It stops at each wish for another protocol, of which a read may hold
-        many; such a request is read again without it, unless it is granted."""
+        """Feeds the parser. It stops at each request for an upgrade, of which a read may hold many;
+        if the upgrade is not granted, the request is parsed again without it."""
         rest = memoryview(data)
         while rest:
             try:
                 self.parser.feed_data(rest)
                 return
-            except httptools.HttpParserUpgrade as wish:
-                rest = rest[wish.args[0] :]
-            if self._is_deaf or self._is_socket_granted(rest):
+            except httptools.HttpParserUpgrade as stop:
+                rest = rest[stop.args[0] :]
+            if self._is_discarding or self._is_socket_granted(rest):
                 return
-            head = upgrade.without_upgrade(self.parser, self.url, self.headers)
-            self.parser = upgrade.new_parser(self)
+            head = upgrade.without_upgrade(self.parser, self._url, self._headers)
+            self.parser = new_parser(self)
             self.parser.feed_data(head)
 
     def _count_framing(self, nbytes: int) -> None:
-        """Bytes that brought neither a new request nor any of its body: heads, trailers, chunk
-        extensions. The parser holds what is not complete, so this is bounded by the read."""
+        """Counts bytes that brought neither a new request nor any of its body: heads, trailers,
+        chunk extensions. The parser holds what is not complete, so its memory is bounded here."""
         self._framing_bytes += nbytes
         if self._framing_bytes > MAX_HEADER_BYTES:
             self.refuse(InvalidArgument(f"headers are over {MAX_HEADER_BYTES} bytes"))
 
+    # -- called by the parser --------------------------------------------------------------------
+
     def on_message_begin(self) -> None:
-        self.url = b""
-        self.headers = []
+        self._url = b""
+        self._headers = []
         self.is_receiving = True
         self._began = self.touched
-        self._begun += 1
-        self._in_head = True
+        self._read_requests += 1
+        self._is_in_head = True
         self._has_progress = True
         self._framing_bytes = 0
         self._refusal = None
-        self._is_ordinary = False
+        self._is_cacheable = False
 
     def on_url(self, url: bytes) -> None:
-        self.url += url
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self.headers.append((name.lower(), value))
+        if self._is_in_head:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self._is_deaf:
+        self._is_in_head = False
+        if self._is_discarding:
             return
         method = self.parser.get_method()
         version = self.parser.get_http_version()
@@ -179,42 +201,37 @@ class HttpConnection(HttpToolsProtocol):
         if refusal is not None:
             self.refuse(refusal)
             return
-        self._is_upgrade = self.parser.should_upgrade()
-        if self._is_upgrade:
+        self._wants_upgrade = self.parser.should_upgrade()
+        if self._wants_upgrade:
             return
         admission = self._admissions
-        if not admission.is_known(self.headers, version):
-            admission.judge(self.headers, version)
+        if not admission.is_known(self._headers, version):
+            admission.judge(self._headers, version)
         verdict = admission.verdict
-        path, _, query = self.url.partition(b"?")
-        if admission.is_welcome and path[:4] == b"/v1/" and len(self.url) <= MAX_HEADER_BYTES:
-            self._is_lane = True
+        path, _, query = self._url.partition(b"?")
+        if admission.is_welcome and path[:4] == b"/v1/" and len(self._url) <= MAX_HEADER_BYTES:
             request_id = self.dispatch.request_id_of(verdict)
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
             reply.cors_head = verdict.notes.cors_head
             reply.request = Request(method, path, query, verdict.notes)
-            # One that is chunked, or names itself, is not the same when its head comes again.
+            # A chunked request, or one with its own id, differs when the same head comes again.
             is_odd = verdict.is_chunked or verdict.request_id or not reply.keep_alive
-            self._is_ordinary = self._begun == 1 and not is_odd
+            self._is_cacheable = self._read_requests == 1 and not is_odd
             return
-        self._receive_with_care(method, verdict, version)
+        self._receive_unusual(method, verdict, version)
 
-    def _receive_with_care(self, method: bytes, verdict: RequestVerdict, version: str) -> None:
-        """Whatever is not an ordinary request of the connection."""
-        path, _, query = origin_form(self.url).partition(b"?")
-        refusal = self.dispatch.refusal_of(verdict, path, self.url, method)
-        if refusal is None and self.dispatch.is_for_app(path, method, verdict):
-            self._is_lane = False
-            self._hand_to_app(verdict)
-            return
-        self._is_lane = True
+    def _receive_unusual(self, method: bytes, verdict: RequestVerdict, version: str) -> None:
+        """Receives a request that may be refused, is not HTTP/1.1, waits for 100 Continue, or is
+        not for /v1."""
+        path, _, query = origin_form(self._url).partition(b"?")
+        refusal = self.dispatch.refusal_of(verdict, path, self._url, method)
         request_id = self.dispatch.request_id_of(verdict)
         reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
         reply.path = path
         reply.cors_head = verdict.notes.cors_head
         if refusal is not None:
             reply.is_head = method == b"HEAD"
-            # Without a body the request ends here, and the connection can go on.
+            # Without a body the request ends here, and the connection can be used again.
             if verdict.has_body():
                 self.refuse(refusal)
             else:
@@ -226,25 +243,19 @@ class HttpConnection(HttpToolsProtocol):
         reply.request = Request(method, path, query, verdict.notes)
 
     def on_body(self, body: bytes) -> None:
-        if self._is_deaf or self._is_upgrade:
+        if self._is_discarding or self._wants_upgrade:
             return
         self._has_progress = True
         self._framing_bytes = 0
-        if not self._is_lane:
-            super().on_body(body)
-            return
         refusal = self.bodies.add(body)
         if refusal is not None:
             self.refuse(refusal)
 
     def on_message_complete(self) -> None:
-        if self._is_deaf or self._is_upgrade:
+        if self._is_discarding or self._wants_upgrade:
             return
         self.is_receiving = False
         self._is_last = not self.parser.should_keep_alive()
-        if not self._is_lane:
-            super().on_message_complete()
-            return
         verdict = self._admissions.verdict
         if self.bodies.nbytes != verdict.content_length and not verdict.is_chunked:
             self.refuse(InvalidArgument("the body is not as long as Content-Length says"))
@@ -255,45 +266,46 @@ class HttpConnection(HttpToolsProtocol):
         request = reply.request
         if request is not None:
             request.body = self.bodies.whole()
-            if self._is_ordinary:
-                self._first = CacheableRequest(self.url, self.headers, request)
+            if self._is_cacheable:
+                self._first_request = CacheableRequest(self._url, self._headers, request)
         if request is not None and self.order.may_start():
             self.bodies.drop()
             reply.request = None
             self._start(request, reply)
         else:
-            self._wait_for_turn(reply)
+            self._start_later(reply)
 
-    def _wait_for_turn(self, reply: Reply) -> None:
+    def _start_later(self, reply: Reply) -> None:
         self.bodies.hold(reply)
-        self.order.add(reply)
         if self._refusal is not None:
+            self.order.add(reply)
             reply.send_error(self._refusal)
         else:
-            self.order.go_on()
+            self.order.add_waiting(reply)
+            self.order.advance()
         if self._is_full():
             self.flow.pause_reading()
 
-    # -- what goes out -----------------------------------------------------------------------
+    # -- called by the order of responses --------------------------------------------------------
 
-    def start_turn(self, turn: Reply | AppTurn) -> None:
-        if isinstance(turn, AppTurn):
-            turn.is_started = True
-            super()._start_asgi_task(turn.cycle, turn.app)
-        elif turn.request is not None:
-            request, turn.request = turn.request, None
-            self.bodies.release(turn)
-            self.dispatch.handle(request, turn)
+    def start_waiting(self, reply: Reply) -> None:
+        """Starts a request that had to wait, or the upgrade to a WebSocket."""
+        if reply.request is not None:
+            request, reply.request = reply.request, None
+            self.bodies.release(reply)
+            self.dispatch.handle(request, reply)
+        elif self._hand_over is not None:
+            reply.when_first(self._hand_over)
 
     def write_reply(self, reply: Reply) -> None:
-        if reply.data is not None and not self._is_done:
+        if reply.data is not None and not self._is_closed:
             self.transport.write(reply.data)
             if not reply.keep_alive:
                 self.finish()
 
-    def turns_moved(self) -> None:
-        """Some answers have left: there is room for more requests, or none are to come."""
-        if self._is_done:
+    def order_advanced(self) -> None:
+        """Reads again when there is room for more requests; closes when none can come."""
+        if self._is_closed:
             return
         if self.is_half_closed and not self.order:
             self.finish()
@@ -301,33 +313,39 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _is_full(self) -> bool:
-        is_crowded = (
-            len(self.order) > MAX_PIPELINED or self.bodies.waiting_bytes > MAX_WAITING_BYTES
+        return (
+            len(self.order) > MAX_PIPELINED
+            or self.bodies.waiting_bytes > MAX_WAITING_BYTES
+            or self._hand_over is not None
         )
-        return is_crowded or self._is_leaving
+
+    # -- streams ---------------------------------------------------------------------------------
 
     def write_chunk(self, body: bytes | memoryview) -> None:
         self.transport.write(b"%x\r\n%s\r\n" % (len(body), body) if self.is_chunked else body)
 
     def end_stream(self) -> None:
-        """The broker ends the stream; a client sees a complete answer, and may ask again."""
-        if not self._is_done:
+        """Completes the response; the client may use the connection again."""
+        if not self._is_closed:
             self.stream = None
             self.touched = time.monotonic()
             if self.is_chunked:
                 self.transport.write(b"0\r\n\r\n")
-            self.order.stream_is_done()
+            self.order.stream_ended()
 
     def break_stream(self) -> None:
-        """The stream cannot go on; a client sees that it is not complete."""
+        """Cuts the response off, so that the client sees that it is not complete."""
         self.stream = None
         self.transport.abort()
 
+    # -- refusal, upgrade and end ----------------------------------------------------------------
+
     def refuse(self, error: PenstockError) -> None:
-        """Answers an error in its turn, then ends the connection; what follows is not read."""
-        if self._is_deaf:
+        """Answers an error after the responses before it, then closes. Discards all further
+        input."""
+        if self._is_discarding:
             return
-        self._is_deaf = True
+        self._is_discarding = True
         self.is_receiving = False
         self.bodies.drop()
         reply, self._reply = self._reply, None
@@ -338,17 +356,18 @@ class HttpConnection(HttpToolsProtocol):
         reply.keep_alive = False
         self.order.add(reply)
         reply.send_error(error)
-        self.order.go_on()
+        self.order.advance()
 
-    def _throw_away(self, data: bytes) -> None:
-        self._thrown_bytes += len(data)
-        if self._thrown_bytes > LINGER_BYTES:
+    def _discard(self, data: bytes) -> None:
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > LINGER_BYTES:
             self.transport.close()
 
     def finish(self) -> None:
-        is_refused, self._is_deaf, self._is_done = self._is_deaf, True, True
+        """Closes the connection when the transport has written what it holds."""
+        is_refused, self._is_discarding, self._is_closed = self._is_discarding, True, True
         self.bodies.drop()
-        self._drop_turns()
+        self._drop_replies()
         if is_refused and self.transport.can_write_eof():
             # Closing on unread bytes would reset the connection, and the answer with it.
             self.transport.write_eof()
@@ -356,94 +375,72 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _drop_turns(self) -> None:
-        for turn in self.order:
-            if isinstance(turn, Reply):
-                self.bodies.release(turn)
+    def _drop_replies(self) -> None:
+        for reply in self.order:
+            self.bodies.release(reply)
         self.order.clear()
 
-    # -- taking turns with the app -------------------------------------------------------------
-
-    def _hand_to_app(self, verdict: RequestVerdict) -> None:
-        """uvicorn builds its scope from what was parsed here, as if it had parsed it itself."""
-        url, headers = self.url, self.headers
-        super().on_message_begin()
-        self.url = origin_form(url)
-        self.headers.extend(headers)
-        self.scope["state"][REQUEST_ID] = self.dispatch.request_id_of(verdict)
-        self.expect_100_continue = verdict.expects_continue
-        # Order is kept here; to uvicorn every request looks like the first.
-        self.cycle = None  # type: ignore[assignment]
-        super().on_headers_complete()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self.order.add(AppTurn(cycle, app, self._admissions.verdict.notes.cors_head))
-        self.order.go_on()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        # The dispatch ends silent connections; uvicorn's timer knows nothing of streams.
-        self._unset_keepalive_if_required()
-        self.order.app_is_done()
-
     def _is_socket_granted(self, rest: memoryview) -> bool:
-        """Gives the connection and `rest` to a WebSocket, in its turn, if that may be."""
-        path = origin_form(self.url).partition(b"?")[0]
-        if not upgrade.is_socket_wanted(self.parser.get_method(), path, self.headers):
+        """Gives the connection and `rest` to a WebSocket, after the responses before it, if the
+        request asks for one and is admitted."""
+        path = origin_form(self._url).partition(b"?")[0]
+        if not upgrade.is_socket_wanted(self.parser.get_method(), path, self._headers):
             return False
-        verdict = self._admissions.judge(self.headers, self.parser.get_http_version())
+        verdict = self._admissions.judge(self._headers, self.parser.get_http_version())
         if not self._admissions.is_welcome:
             return False
         request_id = self.dispatch.request_id_of(verdict)
         reply = self._reply = Reply(self, request_id, keep_alive=True)
         reply.path = path
         try:
-            handshake = upgrade.read_handshake(self.headers, verdict)
+            handshake = upgrade.read_handshake(self._headers, verdict)
         except PenstockError as error:
             self.refuse(error)
             return True
         self._reply = None
         self.is_receiving = False
-        self._is_leaving = True
         self.flow.pause_reading()
-        hand_over = partial(upgrade.hand_over, self, handshake, request_id, bytes(rest))
-        reply.on_start = partial(reply.when_first, hand_over)
-        self.order.add(reply)
-        self.order.go_on()
+        self._hand_over = partial(upgrade.hand_over, self, handshake, request_id, bytes(rest))
+        self.order.add_waiting(reply)
+        self.order.advance()
         return True
 
     def retire(self) -> None:
-        """The connection is another protocol's from now on."""
-        self._is_done = self._is_deaf = True
-        self._drop_turns()
+        """Gives the transport up: it is another protocol's from now on."""
+        self._is_closed = self._is_discarding = True
+        self._drop_replies()
         self.order.answers.close()
-        self._unset_keepalive_if_required()
         self.connections.discard(self)
         self.flow.resume_reading()
 
-    # -- flow and end ----------------------------------------------------------------------------
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.flow.pause_reading()
-        self.order.writing_paused()
-        if self.stream is not None:
-            self.stream.pause()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.order.writing_resumed()
-        if self.stream is not None:
-            self.stream.resume()
-        self.order.go_on()
-
     def shutdown(self) -> None:
-        """What is under way is answered; nothing more is understood."""
-        self._is_deaf = True
+        """Answers what is under way, then closes. Discards all further input."""
+        self._is_discarding = True
         if not self.order:
             self.transport.close()
             return
         self.order.end_after_last()
 
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(InvalidArgument(msg))
+    # -- called by the transport -----------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        self.flow.write_paused = True
+        self.flow.pause_reading()
+        self.order.answers.filled()
+        if self.stream is not None:
+            self.stream.pause()
+
+    def resume_writing(self) -> None:
+        self.flow.write_paused = False
+        self.order.writing_resumed()
+        if self.stream is not None:
+            self.stream.resume()
+        self.order.advance()
+
+
+def new_parser(connection: HttpConnection) -> httptools.HttpRequestParser:
+    """Returns a parser that reports to `connection`. It ignores bytes after the last request,
+    which the connection ignores too."""
+    parser = httptools.HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser

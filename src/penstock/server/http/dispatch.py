@@ -113,8 +113,9 @@ class RequestDispatch:
         )
 
     def handle(self, request: Request, reply: Reply) -> None:
-        """Every outcome is an answer; a defect of ours is a 500 in the common shape."""
-        self.requests += 1
+        """Runs the handler of the request. Every outcome is an answer; a defect is a 500."""
+        if request.path[:4] == b"/v1/":
+            self.requests += 1
         reply.path = request.path
         reply.is_head = request.method == b"HEAD"
         reply.cors_head = request.notes.cors_head
@@ -133,12 +134,6 @@ class RequestDispatch:
         _log.error("a request failed", exc_info=error, extra={"path": path.decode("latin-1")})
         return Internal("internal error; the broker's log says more")
 
-    def is_app_path(self, path: bytes) -> bool:
-        return path in (b"/metrics", b"/docs") or path.startswith(b"/docs/")
-
-    def is_for_app(self, path: bytes, method: bytes, verdict: RequestVerdict) -> bool:
-        return self.is_app_path(path) and not verdict.is_preflight(method)
-
     def next_request_id(self) -> bytes:
         self._last_id += 1
         return b"%b-%x" % (self._id_prefix, self._last_id)
@@ -155,10 +150,10 @@ class RequestDispatch:
         is_open = path in self.open_paths or verdict.is_preflight(method)
         if verdict.refusal is not None:
             return verdict.refusal
-        if verdict.cross_site_refusal is not None and not self.is_app_path(path):
+        if verdict.cross_site_refusal is not None and not _is_page(path):
             return verdict.cross_site_refusal
-        if verdict.token_refusal is not None and not is_open:
-            return verdict.token_refusal
+        if verdict.notes.token_refusal is not None and not is_open:
+            return verdict.notes.token_refusal
         if len(target) > MAX_HEADER_BYTES:
             return InvalidArgument(f"the request target is over {MAX_HEADER_BYTES} bytes")
         if verdict.content_length > self.max_body_bytes:
@@ -202,6 +197,11 @@ class RequestDispatch:
         if handler is None:
             raise MethodNotAllowed(", ".join(sorted(method.decode() for method in methods)))
         return handler
+
+
+def _is_page(path: bytes) -> bool:
+    """Returns whether a link on another site may lead to this path."""
+    return path in (b"/metrics", b"/docs") or path.startswith(b"/docs/")
 
 
 def _unknown(path: bytes) -> str:

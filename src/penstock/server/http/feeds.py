@@ -1,9 +1,9 @@
-"""Streams and caches to listen to over plain HTTP: NDJSON lines, or server-sent events.
+"""Feeds: the events of a stream or a cache over plain HTTP, as NDJSON or server-sent events.
 
-A feed takes only while its connection is below the high-water mark, so that what a slow reader
-does not read waits, and overflows, in its own subscription or watch. The first line says that it
-has begun; if the broker ends it, the last says why. A reader that is gone ends it at once, and one
-that went without a word when it has not been reached for a while.
+A feed takes events only while its connection is below the high-water mark. What a slow reader does
+not read waits, and overflows, in its own subscription or watch. The first line says that the feed
+has begun; if the broker ends it, the last line says why. A feed ends when its reader disconnects,
+or when the reader could not be reached twice in a row.
 """
 
 from __future__ import annotations
@@ -16,39 +16,34 @@ import msgspec
 
 from penstock.api.caches import WatchHandle
 from penstock.api.streams import Subscription
-from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
-from penstock.model.limits import KIB
+from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
 from penstock.server.commands import subscribe_of, watch_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, truth, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
+from penstock.server.http.streamed_response import StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
 from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
-from penstock.server.websocket.events import EventLines, encode_watch
+from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
 
-MIN_HEARTBEAT_MS = 100
 MAX_HEARTBEAT_MS = 3_600_000
 SSE_HEARTBEAT_MS = 15_000
-"""Browsers and what is between take a silent stream for a dead one."""
-
-WRITE_BYTES = 64 * KIB
-"""What one write is to have, by the size of the events before it; it holds one event at least."""
-MAX_WRITE_EVENTS = 1024
+"""Browsers and proxies take a silent stream for a dead one."""
 
 END_GRACE_S = 2.0
-"""For a reader that does not read, to learn why it was ended."""
+"""How long a reader that does not read has, to read why its feed was ended."""
 
 _SSE_TYPE = b"content-type: text/event-stream\r\ncache-control: no-store\r\n"
 
 
 class FeedFormat(msgspec.Struct, frozen=True):
-    """How a feed looks on the wire."""
+    """The bytes around the events of a feed."""
 
     head: bytes
     heartbeat: bytes
@@ -65,23 +60,25 @@ class FeedFormat(msgspec.Struct, frozen=True):
         return b"%b%b%b" % (self.before(kind), encode_json(body), self.after)
 
 
-# The connection ends with the feed: a client that is not told might use it again.
+# The connection closes after the feed. A client that is not told might use it again.
 NDJSON = FeedFormat(NDJSON_TYPE + CLOSE, b"\n", is_sse=False)
 SSE = FeedFormat(_SSE_TYPE + CLOSE, b":\n\n", is_sse=True)
 
 
 class FeedSource(Protocol):
-    """What a feed takes from: a subscription or a watch."""
+    """A subscription or a watch, encoded in the format of the feed."""
 
     def opening(self, form: FeedFormat) -> bytes:
-        """The first line."""
+        """Returns the first line. Called before `take`."""
         ...
 
     def take(self, max_events: int) -> tuple[int, bytes]:
-        """How many there were, and all of them as bytes."""
+        """Returns how many events it took, and their bytes."""
         ...
 
-    def ids(self) -> dict[str, str]: ...
+    def ids(self) -> dict[str, str]:
+        """Returns the ids that the error at the end has."""
+        ...
 
     def close(self) -> None: ...
 
@@ -131,56 +128,57 @@ class WatchSource:
         self._handle.close()
 
 
-class EventFeed:
-    """Sink of a subscription or a watch, and stream of a connection."""
+class EventFeed(StreamedResponse[FeedSource]):
+    """The sink of a subscription or a watch. Every `check_s` it checks that the reader can still
+    be reached."""
 
-    is_answer = False
-
-    def __init__(self, reply: Reply, form: FeedFormat, heartbeat_ms: int, look_s: float) -> None:
-        self._reply = reply
+    def __init__(self, reply: Reply, form: FeedFormat, heartbeat_ms: int, check_s: float) -> None:
+        super().__init__(reply, form.head, heartbeat_ms, form.heartbeat)
         self._form = form
-        self._heartbeat_ms = heartbeat_ms
-        self._look_s = look_s
-        self._connection: HttpConnection | None = None
-        self._source: FeedSource | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._next_look: asyncio.TimerHandle | None = None
+        self._check_s = check_s
+        self._next_check: asyncio.TimerHandle | None = None
         self._is_doubtful = False
         self._lag: Lag | None = None
-        self._burst = 1
+        self._burst = BurstSize(first_events=1)
+
+    def send_opening(self, connection: HttpConnection, source: FeedSource) -> None:
+        connection.write_chunk(source.opening(self._form))
+
+    def begin(self, connection: HttpConnection, source: FeedSource) -> None:
+        probe_when_idle(connection.transport, self._check_s)
+        self._next_check = connection.loop.call_later(self._check_s, self._check)
+        self.wake()
 
     # -- called by the engine ------------------------------------------------------------------
 
     def subscribed(self, outcome: Subscription | PenstockError) -> None:
-        self._open(outcome if isinstance(outcome, PenstockError) else SubscriptionSource(outcome))
+        self.opened(outcome if isinstance(outcome, PenstockError) else SubscriptionSource(outcome))
 
     def watched(self, outcome: WatchHandle | PenstockError) -> None:
-        self._open(outcome if isinstance(outcome, PenstockError) else WatchSource(outcome))
+        self.opened(outcome if isinstance(outcome, PenstockError) else WatchSource(outcome))
 
     def wake(self) -> None:
         connection, source = self._connection, self._source
         if connection is None or source is None:
             return
-        if self._lag is not None:
-            self._write_lag(connection)
+        self._write_lag(connection)
         while not connection.flow.write_paused:
-            count, data = source.take(self._burst)
+            count, data = source.take(self._burst.events)
             if not count:
                 break
             connection.write_chunk(data)
-            self._burst = max(1, min(MAX_WRITE_EVENTS, WRITE_BYTES * count // len(data)))
-            if self._lag is not None:
-                self._write_lag(connection)
+            self._burst.learn(count, len(data))
+            self._write_lag(connection)
 
     def lagging(self, lag: Lag) -> None:
-        """Written when the connection takes something: told at once, it could not be read."""
+        """Keeps the alert until the connection accepts bytes: before, nobody could read it."""
         self._lag = lag
         if self._connection is not None and not self._connection.flow.write_paused:
             self._connection.loop.call_soon(self.wake)
 
     def ended(self, error: PenstockError) -> None:
         connection, source = self._connection, self._source
-        self._leave()
+        self.detach()
         if connection is None or source is None:
             return
         connection.write_chunk(self._form.encode("error", typed_error(error, **source.ids())))
@@ -190,49 +188,19 @@ class EventFeed:
 
     # -- called by the connection --------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Nothing is taken while the connection is full; `wake` looks by itself."""
-
     def resume(self) -> None:
         self.wake()
 
-    def disconnected(self) -> None:
-        source = self._source
-        self._leave()
-        if source is not None:
-            source.close()
+    def detach(self) -> None:
+        super().detach()
+        if self._next_check is not None:
+            self._next_check.cancel()
 
     # -- within --------------------------------------------------------------------------------
 
-    def _open(self, outcome: FeedSource | PenstockError) -> None:
-        if isinstance(outcome, PenstockError):
-            self._reply.send_error(outcome)
-            return
-        if not self._reply.is_wanted():
-            outcome.close()
-            return
-        self._source = outcome
-        connection = self._connection = self._reply.open_stream(self._form.head)
-        connection.stream = self
-        connection.write_chunk(outcome.opening(self._form))
-        if connection.is_half_closed:
-            # Nothing else would ever tell that this client is gone.
-            self.disconnected()
-            connection.end_stream()
-            return
-        self._set_heartbeat(connection)
-        probe_when_idle(connection.transport, self._look_s)
-        self._next_look = connection.loop.call_later(self._look_s, self._look)
-        self.wake()
-
-    def _leave(self) -> None:
-        self._connection = self._source = None
-        for timer in (self._timer, self._next_look):
-            if timer is not None:
-                timer.cancel()
-
-    def _look(self) -> None:
-        """A reader that cannot be reached, now and the last time, is gone: nothing would tell."""
+    def _check(self) -> None:
+        """Ends the connection of a reader that could not be reached, neither now nor the last
+        time."""
         connection = self._connection
         if connection is None:
             return
@@ -240,23 +208,12 @@ class EventFeed:
         if was_doubtful and self._is_doubtful:
             connection.transport.abort()
         else:
-            self._next_look = connection.loop.call_later(self._look_s, self._look)
+            self._next_check = connection.loop.call_later(self._check_s, self._check)
 
     def _write_lag(self, connection: HttpConnection) -> None:
         lag, self._lag = self._lag, None
         if lag is not None:
             connection.write_chunk(self._form.encode("lag", lag_answer(lag)))
-
-    def _beat(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            if not connection.flow.write_paused:
-                connection.write_chunk(self._form.heartbeat)
-            self._set_heartbeat(connection)
-
-    def _set_heartbeat(self, connection: HttpConnection) -> None:
-        if self._heartbeat_ms:
-            self._timer = connection.loop.call_later(self._heartbeat_ms / 1000, self._beat)
 
 
 def get_subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -279,10 +236,7 @@ def get_watch(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
 def _feed(
     dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
 ) -> EventFeed:
-    if request.method == b"HEAD":
-        raise MethodNotAllowed("GET")
-    if dispatch.is_draining:
-        raise Unavailable("the broker is stopping")
+    check_streamable(dispatch, request)
     wanted = params.get("format") or ("sse" if request.notes.wants_events else "ndjson")
     if wanted not in ("sse", "ndjson"):
         raise InvalidArgument("format must be ndjson or sse")
@@ -292,6 +246,4 @@ def _feed(
         heartbeat_ms = SSE_HEARTBEAT_MS if form.is_sse else 0
     if not 0 <= heartbeat_ms <= MAX_HEARTBEAT_MS:
         raise InvalidArgument(f"heartbeat_ms must be 0 to {MAX_HEARTBEAT_MS}")
-    return EventFeed(
-        reply, form, heartbeat_ms and max(heartbeat_ms, MIN_HEARTBEAT_MS), dispatch.ws_ping_s
-    )
+    return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)

@@ -8,31 +8,33 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from penstock.model.errors import InvalidArgument
+from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_OFFSET
 
 T = TypeVar("T")
-
-REQUEST_ID = "penstock_request_id"
-"""Where the ASGI app finds the id of its request, in the state of the scope."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """What a request's headers say to those who answer it.
+    """The parts of a request's headers that its handler needs.
 
-    `wants_events`: a stream is to be one of server-sent events. `if_match` and `if_none_match` are
-    the headers of these names, None without. `is_preflight`: a browser asks, before the request of
-    a page, whether that is allowed. `cors_head` are header lines for the answer, which let a page
-    of an allowed origin read it.
+    `wants_events`: a stream is to be sent as server-sent events. `wants_html`: a browser shows the
+    answer as a page. `if_match` and `if_none_match` are the headers of these names, None without.
+    `is_preflight`: a browser asks, before it sends the request of a page, whether it may.
+    `cors_head` are header lines for the answer that let a page of an allowed origin read it.
+    `host` is the header of this name. `token_refusal` says why the token of the request, or the
+    lack of one, would be refused where a token is needed.
     """
 
     wants_events: bool = False
+    wants_html: bool = False
     if_match: bytes | None = None
     if_none_match: bytes | None = None
     is_preflight: bool = False
     cors_head: bytes = b""
+    host: bytes = b""
+    token_refusal: PenstockError | None = None
 
 
 NO_NOTES = Notes()

@@ -90,12 +90,6 @@ def error_head(error: PenstockError) -> bytes:
     return b""
 
 
-def header_pairs(head: bytes) -> list[tuple[bytes, bytes]]:
-    """Header lines as names and values."""
-    lines = head.split(b"\r\n")[:-1]
-    return [(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
-
-
 def batch_error(error: PenstockError) -> dict[str, Any]:
     """An error as one item of a batch's results."""
     body: dict[str, Any] = msgspec.structs.asdict(error_body(error))

@@ -16,14 +16,14 @@ from penstock.api.caches import WatchHandle
 from penstock.api.engine import Engine
 from penstock.api.streams import Subscription
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, ResourceExhausted
-from penstock.model.limits import KIB, MAX_SUBSCRIPTIONS
+from penstock.model.limits import MAX_SUBSCRIPTIONS
 from penstock.model.streams import Lag
 from penstock.server.commands import include_of, path_of, subscribe_of, watch_of
 from penstock.server.http.responses import encode_json, typed_error
 from penstock.server.message_actions import Done
 from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
 from penstock.server.websocket.binary import encode_events
-from penstock.server.websocket.events import encode_runs, encode_singly, encode_watch
+from penstock.server.websocket.events import BurstSize, encode_runs, encode_singly, encode_watch
 from penstock.server.websocket.messages import (
     CacheUnwatchMessage,
     CacheWatchMessage,
@@ -33,11 +33,8 @@ from penstock.server.websocket.messages import (
     UnsubscribeMessage,
 )
 
-FRAME_BYTES = 64 * KIB
-"""About as much is taken from one channel before the others have their turn."""
-MAX_FRAME_EVENTS = 1024
 FIRST_FRAME_EVENTS = 64
-"""Until it is known how large the events of a channel are."""
+"""Events in the first frame of a channel, before it is known how large they are."""
 
 
 class Outlet(Protocol):
@@ -62,7 +59,7 @@ class Channel:
         self._outlet = channels.outlet
         self.id = ""
         self.is_open = False
-        self.max_events = FIRST_FRAME_EVENTS
+        self._burst = BurstSize(FIRST_FRAME_EVENTS)
         self._end: PenstockError | None = None
 
     def open(self) -> None:
@@ -94,9 +91,6 @@ class Channel:
     def close(self) -> None:
         raise NotImplementedError
 
-    def learn_size(self, events: int, nbytes: int) -> None:
-        self.max_events = max(1, min(MAX_FRAME_EVENTS, events * FRAME_BYTES // (nbytes or 1)))
-
 
 class EventChannel(Channel):
     """`is_single`: every event is a frame of its own."""
@@ -117,7 +111,7 @@ class EventChannel(Channel):
         if self._lag is not None:
             lag, self._lag = self._lag, None
             self._outlet.send_text(encode_json(lag_answer(lag)))
-        max_events = self.max_events
+        max_events = self._burst.events
         runs = self.subscription.take(max_events)
         if not runs:
             return False
@@ -125,16 +119,16 @@ class EventChannel(Channel):
         if self._outlet.is_binary:
             payload = encode_events(int(self.id[1:]), runs)
             self._outlet.send_binary(payload)
-            self.learn_size(count, len(payload))
+            self._burst.learn(count, len(payload))
         elif self._is_single:
             payloads = encode_singly(self.id, runs)
             for payload in payloads:
                 self._outlet.send_text(payload)
-            self.learn_size(count, sum(map(len, payloads)))
+            self._burst.learn(count, sum(map(len, payloads)))
         else:
             payload = encode_runs(self.id, runs)
             self._outlet.send_text(payload)
-            self.learn_size(count, len(payload))
+            self._burst.learn(count, len(payload))
         return count >= max_events
 
     def tell_end(self, error: PenstockError) -> None:
@@ -148,7 +142,7 @@ class WatchChannel(Channel):
     handle: WatchHandle
 
     def take(self) -> bool:
-        max_events = self.max_events
+        max_events = self._burst.events
         events = self.handle.take(max_events)
         if not events:
             return False
@@ -156,7 +150,7 @@ class WatchChannel(Channel):
         for payload in encode_watch(self.id, events):
             self._outlet.send_text(payload)
             nbytes += len(payload)
-        self.learn_size(len(events), nbytes)
+        self._burst.learn(len(events), nbytes)
         return len(events) >= max_events
 
     def tell_end(self, error: PenstockError) -> None:

@@ -40,6 +40,7 @@ from penstock.server.websocket.framing import (
     frame_head,
     read_close,
 )
+from penstock.server.websocket.message_timer import MessageTimer
 from penstock.server.websocket.messages import (
     CacheUnwatchMessage,
     CacheWatchMessage,
@@ -52,7 +53,7 @@ from penstock.server.websocket.messages import (
     decode_one,
     is_array,
 )
-from penstock.server.websocket.response_order import Place, Places
+from penstock.server.websocket.response_order import MessageOrder, MessageReply
 
 MAX_UNANSWERED = 1024
 MAX_UNANSWERED_BYTES = MIB
@@ -76,21 +77,31 @@ _log = logging.getLogger("penstock.server")
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """`connections` are told when the broker stops. `_farewell` is the last frame, once known."""
+    """Takes the transport over from an HTTP connection: `start` handles the bytes that were read
+    behind the request. `connections` are all that the server has open. `_farewell` is the last
+    frame, once known."""
 
     def __init__(
-        self, dispatch: RequestDispatch, connections: MutableSet[Any], *, is_binary: bool
+        self,
+        dispatch: RequestDispatch,
+        connections: MutableSet[Any],
+        transport: asyncio.Transport,
+        *,
+        is_binary: bool,
+        is_write_paused: bool = False,
     ) -> None:
         self._dispatch = dispatch
         self._connections = connections
+        self._transport = transport
         self.is_binary = is_binary
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._answers: Claim
+        self._answers = Claim(dispatch.answers, transport, self._is_answering)
         self._frames = FrameReader(dispatch.max_body_bytes)
         self._counted_bytes = 0
         self._channels = Channels(dispatch.engine, self)
-        self._places = Places(self._leave, self.has_room, dispatch.max_body_bytes)
+        self._order = MessageOrder(
+            self._answers, self._send_reply, self.has_room, dispatch.max_body_bytes
+        )
         self._bound: dict[type, Callable[[Any, Done], None]] = {
             SubscribeMessage: self._channels.subscribe,
             UnsubscribeMessage: self._channels.unsubscribe,
@@ -103,7 +114,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_turn_due = False
         self._is_in_turn = False
         self._turn_left = 0
-        self._is_write_paused = False
+        self._is_write_paused = is_write_paused
         self._is_read_paused = False
         self._farewell: bytes | None = None
         self._is_said = False
@@ -111,19 +122,13 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_lost = False
         self._thrown_bytes = 0
         self._touched = self._loop.time()
-        self._message_began: float | None = None
-        self._message_timer: asyncio.TimerHandle | None = None
+        self._message_timer = MessageTimer(self._allowed_s, self._message_expired)
         self._watchdog: asyncio.TimerHandle | None = None
 
-    def take_over(self, transport: asyncio.Transport, rest: bytes, is_write_paused: bool) -> None:
-        """Goes on where another protocol stopped, with what that had read and not understood."""
-        self._transport = transport
-        self._answers = Claim(self._dispatch.answers, transport, self._is_answering)
-        self._places.ask = self._answers.ask
-        self._is_write_paused = is_write_paused
-        if is_write_paused:
+    def start(self, rest: bytes) -> None:
+        if self._is_write_paused:
             self._answers.filled()
-        transport.set_protocol(self)
+        self._transport.set_protocol(self)
         self._connections.add(self)
         self._dispatch.sockets += 1
         self._watchdog = self._loop.call_later(self._dispatch.ws_ping_s, self._look)
@@ -135,15 +140,14 @@ class WebSocketConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self._channels.close()
-        self._places.clear()
+        self._order.clear()
         self._answers.close()
         self._out.clear()
         self._connections.discard(self)
         self._dispatch.sockets -= 1
         self._dispatch.body_bytes -= self._counted_bytes
         self._set_watchdog(None)
-        if self._message_timer is not None:
-            self._message_timer.cancel()
+        self._message_timer.close()
 
     def eof_received(self) -> bool:
         """A peer that has nothing more to say reads no events either."""
@@ -177,26 +181,30 @@ class WebSocketConnection(asyncio.Protocol):
             return
         self._is_in_turn = True
         try:
-            self._places.go_on()
+            self._order.advance()
             is_all_read = self._read()
             self._count()
-            self._time_message(is_all_read)
+            if is_all_read and self._frames.is_begun:
+                self._message_timer.begin()
+            else:
+                self._message_timer.stop()
             self._send_events()
         finally:
             self._is_in_turn = False
         if self._farewell is not None:
             self._say_farewell()
             self._pause_reading(False)
-            if self._places.may_leave() and not self._is_write_paused:
+            if self._order.is_first_answered() and not self._is_write_paused:
                 self.turn_soon()
             return
         self._pause_reading(not is_all_read and self._frames.unread_bytes > MAX_UNREAD_BYTES)
         has_more = not (is_all_read or self._is_full()) or self._channels.is_waiting()
-        if (has_more or self._places.may_leave()) and not self._is_write_paused:
+        if (has_more or self._order.is_first_answered()) and not self._is_write_paused:
             self.turn_soon()
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
+        self._message_timer.stop()
         self._answers.filled()
 
     def resume_writing(self) -> None:
@@ -237,8 +245,8 @@ class WebSocketConnection(asyncio.Protocol):
         return False
 
     def _is_full(self) -> bool:
-        places = self._places
-        return len(places) >= MAX_UNANSWERED or places.held_bytes > MAX_UNANSWERED_BYTES
+        order = self._order
+        return len(order) >= MAX_UNANSWERED or order.held_bytes > MAX_UNANSWERED_BYTES
 
     def _count(self) -> None:
         """Messages that are not whole are bodies being received, as those of requests are."""
@@ -253,7 +261,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _receive(self, opcode: int, payload: bytes) -> None:
         self._turn_left -= 1 + len(payload) // KIB
         if not self._frames.is_in_message:
-            self._message_began = None
+            self._message_timer.stop()
         if opcode == TEXT:
             self._receive_text(payload)
         elif opcode == BINARY:
@@ -268,16 +276,16 @@ class WebSocketConnection(asyncio.Protocol):
         self._dispatch.socket_messages += 1
         if not is_array(payload):
             message = decode_one(payload)
-            self._perform(message, Place(self._places, [message], len(payload)).done)
+            self._perform(message, MessageReply(self._order, [message], len(payload)).done)
             return
         try:
             messages = decode_many(payload)
         except PenstockError as error:
-            Place(self._places, [Refused(error)], len(payload)).done(error)
+            MessageReply(self._order, [Refused(error)], len(payload)).done(error)
             return
         self._turn_left -= len(messages)
-        place = Place(self._places, messages, len(payload), is_array=True)
-        perform_all(messages, self._perform, place.done_all)
+        reply = MessageReply(self._order, messages, len(payload), is_array=True)
+        perform_all(messages, self._perform, reply.done_all)
 
     def _receive_binary(self, payload: bytes) -> None:
         self._dispatch.socket_messages += 1
@@ -287,7 +295,7 @@ class WebSocketConnection(asyncio.Protocol):
             return
         frame = decode_publish(payload)
         message = frame.message if isinstance(frame, BinaryPublish) else frame
-        self._perform(frame, Place(self._places, [message], len(payload)).done)
+        self._perform(frame, MessageReply(self._order, [message], len(payload)).done)
 
     def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
         """Every outcome is an answer; a defect of ours too."""
@@ -318,12 +326,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._send(BINARY, payload)
         self.turn_soon()
 
-    def _leave(self, frames: list[bytes], names: list[str]) -> None:
-        """A request's answers, in their turn."""
-        for frame in frames:
+    def _send_reply(self, reply: MessageReply) -> None:
+        for frame in reply.data:
             self._send(TEXT, frame)
-        for name in names:
-            self._channels.open(name)
+        for channel_id in reply.channel_ids():
+            self._channels.open(channel_id)
         self.turn_soon()
 
     def _send(self, opcode: int, payload: bytes) -> None:
@@ -370,7 +377,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.turn_soon()
 
     def _say_farewell(self) -> None:
-        if self._is_said or self._places or self._farewell is None:
+        if self._is_said or self._order or self._farewell is None:
             return
         self._is_said = True
         self._transport.write(self._farewell)
@@ -403,30 +410,12 @@ class WebSocketConnection(asyncio.Protocol):
 
     # -- a peer that is slow, or silent --------------------------------------------------------
 
-    def _time_message(self, is_all_read: bool) -> None:
-        """Times a message that has come in part, unless the broker itself has stopped reading."""
-        if not (is_all_read and self._frames.is_begun):
-            self._message_began = None
-        elif self._message_began is None:
-            self._message_began = self._loop.time()
-            if self._message_timer is None:
-                self._check_message()
+    def _allowed_s(self) -> float:
+        return self._dispatch.allowed_s(self._frames.held_bytes)
 
-    def _check_message(self) -> None:
-        """Ends the connection when the rest of a message should have come by now; a byte now and
-        then, or a ping between its fragments, does not count."""
-        self._message_timer = None
-        if self._is_write_paused:
-            self._message_began = None
-        began = self._message_began
-        if began is None or self._farewell is not None:
-            return
-        due_s = began + self._dispatch.allowed_s(self._frames.held_bytes)
-        if self._loop.time() < due_s:
-            self._message_timer = self._loop.call_at(due_s, self._check_message)
-        else:
-            text = "the message was not completed in time"
-            self._end(POLICY_VIOLATION, text, InvalidArgument(text))
+    def _message_expired(self) -> None:
+        text = "the message was not completed in time"
+        self._end(POLICY_VIOLATION, text, InvalidArgument(text))
 
     def _look(self) -> None:
         """Pings a peer that is silent, and gives up one whose machine does not even acknowledge

@@ -13,12 +13,30 @@ import msgspec
 
 from penstock.api.streams import EventRun
 from penstock.model.caching import WatchEvent
+from penstock.model.limits import KIB
 from penstock.server.websocket.answers import CacheEvent
+
+BURST_BYTES = 64 * KIB
+"""About as much is taken from one subscription or watch at once; one event at least."""
+MAX_BURST_EVENTS = 1024
 
 _KEY = "json"
 _EVENT = b'{"type":"event","subscription_id":"%b","payload":'
 
 _encode = msgspec.json.Encoder().encode
+
+
+class BurstSize:
+    """The number of events to take at once, by the size of the events before them."""
+
+    __slots__ = ("events",)
+
+    def __init__(self, first_events: int) -> None:
+        self.events = first_events
+
+    def learn(self, events: int, nbytes: int) -> None:
+        """Notes the size of the events that were taken last."""
+        self.events = max(1, min(MAX_BURST_EVENTS, events * BURST_BYTES // (nbytes or 1)))
 
 
 def encode_runs(subscription_id: str, runs: Sequence[EventRun]) -> bytes:

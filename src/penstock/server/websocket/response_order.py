@@ -1,111 +1,62 @@
-"""The order of answers on a socket: each request has its place, and leaves in its turn.
+"""The replies to the messages of one WebSocket, in the order of the messages.
 
-Invariant: answers leave in the order of their requests; one that is held back holds back those
-behind it. A place is answered once. Must not know how an answer travels.
+Must not know how a reply travels: the connection writes its frames.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from penstock.model.errors import PenstockError
+from penstock.server.http.answer_budget import Claim
 from penstock.server.http.responses import TypedErrorBody, encode_json, typed_error
 from penstock.server.message_actions import Outcome
+from penstock.server.response_queue import Response, ResponseQueue
 from penstock.server.websocket.answers import Ok, Subscribed
 from penstock.server.websocket.arrays import answer_bytes, encode_outcomes
 from penstock.server.websocket.messages import Message, Refused
 
-Leave = Callable[[list[bytes], list[str]], None]
-"""Takes the answers of a request, a frame each, and the channels that they name."""
 
-HasRoom = Callable[[], bool]
-Ask = Callable[[int, Callable[[], None]], None]
-"""Takes about how many bytes an answer has, and what makes it when there is memory for it."""
+class MessageReply(Response):
+    """The reply to a message, or to an array of messages. `nbytes` is the size of the request."""
 
-
-class Places:
-    """Requests that have no answer yet, or have one that must wait. `held_bytes` is their size.
-    `ask` is set before the first request comes."""
-
-    ask: Ask
-
-    def __init__(self, leave: Leave, has_room: HasRoom, max_answer_bytes: int) -> None:
-        self._leave = leave
-        self._has_room = has_room
-        self._is_asking = False
-        self._queue: deque[Place] = deque()
-        self.max_answer_bytes = max_answer_bytes
-        self.held_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, place: Place) -> None:
-        self._queue.append(place)
-        self.held_bytes += place.nbytes
-
-    def may_leave(self) -> bool:
-        return bool(self._queue) and self._queue[0].is_done and not self._is_asking
-
-    def go_on(self) -> None:
-        """Lets those leave that are first and answered. An answer becomes bytes only when there
-        is room for it, on the connection and in memory: what is small to ask for can be large."""
-        while self.may_leave() and self._has_room():
-            self._is_asking = True
-            self.ask(self._queue[0].answer_bytes(), self._leave_first)
-
-    def _leave_first(self) -> None:
-        self._is_asking = False
-        if self._queue:
-            place = self._queue.popleft()
-            self.held_bytes -= place.nbytes
-            self._leave(place.frames(), place.names())
-
-    def clear(self) -> None:
-        self._queue.clear()
-        self.held_bytes = 0
-
-
-class Place:
-    """Of one request: a message, or an array of them."""
-
-    __slots__ = ("_is_array", "_messages", "_outcomes", "_places", "is_done", "nbytes")
+    __slots__ = ("_is_array", "_is_done", "_max_bytes", "_messages", "_outcomes", "nbytes")
 
     def __init__(
         self,
-        places: Places,
+        order: MessageOrder,
         messages: list[Message | Refused],
         nbytes: int,
         *,
         is_array: bool = False,
     ) -> None:
-        self._places = places
+        super().__init__(order)
         self._messages = messages
         self._is_array = is_array
+        self._max_bytes = order.max_answer_bytes
+        self._is_done = False
         self._outcomes: list[Outcome] = []
         self.nbytes = nbytes
-        self.is_done = False
-        places.add(self)
+        order.add(self)
 
     def done(self, outcome: Outcome) -> None:
-        """Of a single message."""
+        """Answers a single message."""
         self.done_all([outcome])
 
     def done_all(self, outcomes: list[Outcome]) -> None:
-        """Of an array of messages."""
-        if not self.is_done:
-            self.is_done = True
+        """Answers an array of messages. Only the first call counts."""
+        if not self._is_done:
+            self._is_done = True
             self._outcomes = outcomes
-            self._places.go_on()
+            self.when_room(answer_bytes(outcomes), self._encode)
 
-    def answer_bytes(self) -> int:
-        return answer_bytes(self._outcomes)
+    def _encode(self) -> None:
+        self.data = self._frames()
+        self._queue.answered(self)
 
-    def frames(self) -> list[bytes]:
+    def _frames(self) -> list[bytes]:
         if self._is_array:
-            limit = self._places.max_answer_bytes
-            return [encode_outcomes(self._messages, self._outcomes, error_answer, limit)]
+            return [encode_outcomes(self._messages, self._outcomes, error_answer, self._max_bytes)]
         outcome = self._outcomes[0]
         if isinstance(outcome, PenstockError):
             return [encode_json(error_answer(self._messages[0], outcome))]
@@ -113,15 +64,47 @@ class Place:
             return [encode_json(answer) for answer in outcome]
         return [] if outcome is None else [encode_json(outcome)]
 
-    def names(self) -> list[str]:
-        """Of the channels that the answer names."""
-        names: list[str] = []
+    def channel_ids(self) -> list[str]:
+        """Returns the ids of the subscriptions and watches that this reply announces."""
+        ids: list[str] = []
         for outcome in self._outcomes:
             if isinstance(outcome, Subscribed):
-                names.append(outcome.subscription_id)
+                ids.append(outcome.subscription_id)
             elif isinstance(outcome, Ok) and outcome.watch_id is not None:
-                names.append(outcome.watch_id)
-        return names
+                ids.append(outcome.watch_id)
+        return ids
+
+
+class MessageOrder(ResponseQueue[MessageReply]):
+    """`held_bytes` is the size of the messages that have no reply yet, or one that must wait."""
+
+    def __init__(
+        self,
+        answers: Claim,
+        send: Callable[[MessageReply], None],
+        has_room: Callable[[], bool],
+        max_answer_bytes: int,
+    ) -> None:
+        super().__init__(answers)
+        self._send = send
+        self._has_room = has_room
+        self.max_answer_bytes = max_answer_bytes
+        self.held_bytes = 0
+
+    def add(self, response: MessageReply) -> None:
+        super().add(response)
+        self.held_bytes += response.nbytes
+
+    def write(self, response: MessageReply) -> None:
+        self.held_bytes -= response.nbytes
+        self._send(response)
+
+    def has_room(self) -> bool:
+        return self._has_room()
+
+    def clear(self) -> None:
+        super().clear()
+        self.held_bytes = 0
 
 
 def error_answer(message: Message | Refused, error: PenstockError) -> TypedErrorBody:

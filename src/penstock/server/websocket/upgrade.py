@@ -101,13 +101,6 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
     return b"".join(head) + b"\r\n"
 
 
-def new_parser(protocol: object) -> httptools.HttpRequestParser:
-    """A parser like the one that uvicorn makes for a connection."""
-    parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser
-
-
 def hand_over(
     connection: HttpConnection, handshake: Handshake, request_id: bytes, rest: bytes
 ) -> None:
@@ -119,10 +112,13 @@ def hand_over(
         transport.close()
         return
     transport.write(handshake.answer(request_id))
-    is_binary = SUBPROTOCOLS[handshake.subprotocol]
-    WebSocketConnection(connection.dispatch, connection.connections, is_binary=is_binary).take_over(
-        transport, rest, is_write_paused
-    )
+    WebSocketConnection(
+        connection.dispatch,
+        connection.connections,
+        transport,
+        is_binary=SUBPROTOCOLS[handshake.subprotocol],
+        is_write_paused=is_write_paused,
+    ).start(rest)
 
 
 def get_socket(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:

@@ -1,0 +1,82 @@
+"""The paths beside the API: metrics, documentation and the page that asks for the token.
+
+Invariant: a path here answers errors and has an X-Request-Id as every path under /v1 has. /docs is
+reachable without the token, and then shows nothing but the page that asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.model.errors import PenstockError
+from penstock.server import asyncapi, openapi, sign_in
+from penstock.server.docs_page import render_page
+from penstock.server.http.dispatch import RequestDispatch, Routes
+from penstock.server.http.requests import Request
+from penstock.server.http.responses import JSON_TYPE, encode_json, error_body, error_head
+from penstock.server.metrics import render_metrics
+
+if TYPE_CHECKING:
+    from penstock.server.http.response_order import Reply
+
+_METRICS_TYPE = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+_PAGE_HEAD = (
+    b"content-type: text/html; charset=utf-8\r\n"
+    b"content-security-policy: default-src 'none'; style-src 'unsafe-inline'\r\n"
+    b"x-content-type-options: nosniff\r\n"
+)
+
+
+class Pages:
+    """Makes the documents once, at the start. `address` is where the examples of the documentation
+    point for a client that sends no Host."""
+
+    def __init__(self, address: str = "http://localhost") -> None:
+        self._address = address
+        self._document = openapi.build_document()
+        self._openapi = encode_json(self._document)
+        self._asyncapi = encode_json(asyncapi.build_document())
+        self._script = sign_in.SCRIPT.encode()
+
+    def routes(self) -> Routes:
+        return {
+            b"/metrics": {b"GET": self._get_metrics},
+            b"/docs": {b"GET": self._get_docs},
+            b"/docs/openapi.json": {b"GET": self._get_openapi},
+            b"/docs/asyncapi.json": {b"GET": self._get_asyncapi},
+            sign_in.SCRIPT_PATH.encode(): {b"GET": self._get_script},
+        }
+
+    def _get_metrics(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        # Whatever their size, they need no room in the budget for answers: an operator needs them
+        # most when there is none.
+        reply.when_room(0, lambda: reply.send(200, render_metrics(dispatch), _METRICS_TYPE))
+
+    def _get_docs(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        if request.notes.token_refusal is not None:
+            _ask_for_token(request, reply, request.notes.token_refusal)
+            return
+        host = request.notes.host.decode("latin-1").strip()
+        url = f"http://{host}" if host else self._address
+        reply.when_room(
+            len(self._openapi),
+            lambda: reply.send(200, render_page(self._document, url).encode(), _PAGE_HEAD),
+        )
+
+    def _get_openapi(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        reply.when_room(len(self._openapi), lambda: reply.send(200, self._openapi))
+
+    def _get_asyncapi(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        reply.when_room(len(self._asyncapi), lambda: reply.send(200, self._asyncapi))
+
+    def _get_script(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        reply.send(200, self._script, sign_in.SCRIPT_HEAD)
+
+
+def _ask_for_token(request: Request, reply: Reply, refusal: PenstockError) -> None:
+    """Sends the page that asks for the token to a browser, the error to a program."""
+    if request.notes.wants_html:
+        reply.send(200, sign_in.PAGE.encode(), sign_in.PAGE_HEAD)
+        return
+    head = JSON_TYPE + error_head(refusal) + b"vary: Accept, Authorization\r\n"
+    reply.send(refusal.http_status, encode_json(error_body(refusal)), head)
