@@ -20,6 +20,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument, PenstockError, Unauthenticated, Unavailable
+from penstock.model.options import TEXT, Option
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching import submit
 from penstock.spark.launching.catalog import Chosen, choose
@@ -29,7 +30,7 @@ from penstock.spark.launching.screen import Screen, progress_text
 from penstock.spark.launching.signals import Stop
 from penstock.spark.launching.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
 from penstock.spark.options import BrokerSettings
-from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 from tests.broker_process import BrokerProcess, eventually
@@ -150,7 +151,7 @@ def test_without_once_all_run_side_by_side_until_a_stop(
 
 def test_options_reach_the_pipelines_that_have_them(monkeypatch: pytest.MonkeyPatch):
     def pipeline(name: str, *options: str) -> Pipeline:
-        return Pipeline(name, "", lambda run: None, tuple(Option(o, "a text") for o in options))
+        return Pipeline(name, "", lambda run: None, tuple(Option(o, TEXT) for o in options))
 
     known = [pipeline("archive", "topics", "max_rows"), pipeline("metrics", "max_rows")]
     monkeypatch.setattr("penstock.spark.launching.catalog.find", lambda words: known)
@@ -161,7 +162,9 @@ def test_options_reach_the_pipelines_that_have_them(monkeypatch: pytest.MonkeyPa
     ]
     with pytest.raises(InvalidArgument, match="none of archive, metrics has an option topic"):
         choose((), [("topic", "a")])
-    with pytest.raises(InvalidArgument, match=r"pipeline metrics has no option topics; it has max"):
+    with pytest.raises(
+        InvalidArgument, match=r"pipeline metrics: unknown option topics; there are max"
+    ):
         choose((), [("metrics.topics", "a")])
 
 
