@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.spark.launching.catalog import choose
-from penstock.spark.launching.register import Entry, Register, born_of
+from penstock.spark.launching.register import Register, RunEntry, born_of
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
 
@@ -134,7 +134,7 @@ def test_a_java_that_does_not_start_is_one_line(
     assert [run["state"] for run in runs(state, "--all")] == ["failed"]
 
 
-def entered(state: dict[str, str], name: str, lake: str = "/lake", **changed: Any) -> Entry:
+def entered(state: dict[str, str], name: str, lake: str = "/lake", **changed: Any) -> RunEntry:
     """A run of this process."""
     register = Register(Path(state["XDG_STATE_HOME"]) / "penstock" / "pipelines")
     entry = register.enter(name, [name], lake, "local[*]", "http://b:1", once=False)

@@ -28,7 +28,7 @@ MANY_TOPICS = 8
 """Beyond it, all topics of the broker are asked for at once, a page at a time."""
 
 
-class Place(NamedTuple):
+class TopicPartition(NamedTuple):
     """`topic_id` 0: not known, such as in a checkpoint of an older version."""
 
     topic: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
         of_topic: dict[str, str | int] = {"topic_id": self.topic_id} if self.topic_id else {}
         return {"start": start, "end": end} | of_topic
 
-    def by_name(self) -> Place:
+    def by_name(self) -> TopicPartition:
         """The place, whichever topic has the name."""
         return self._replace(topic_id=0)
 
@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return f"/v1/topics/{segment(self.topic)}/partitions/{self.partition}"
 
 
-JOURNAL = Place("", 0)
+JOURNAL = TopicPartition("", 0)
 
 
 class Span(NamedTuple):
@@ -74,18 +74,18 @@ class Span(NamedTuple):
     next: int
 
 
-Positions = dict[Place, int]
-Spans = dict[Place, Span]
+Positions = dict[TopicPartition, int]
+Spans = dict[TopicPartition, Span]
 
 
-def span_of(spans: Spans, place: Place) -> Span | None:
+def span_of(spans: Spans, place: TopicPartition) -> Span | None:
     """Of a place without an id, that of whichever topic has the name."""
     if place.topic_id or place == JOURNAL:
         return spans.get(place)
     return next((span for other, span in spans.items() if other.by_name() == place), None)
 
 
-class Log(Protocol):
+class SourceLog(Protocol):
     def find(self) -> list[str]:
         """The topics there are now, and those that must be there; of the journal one that stands
         for it."""
@@ -114,12 +114,17 @@ class Log(Protocol):
     def decode(self, offset: Mapping[str, Any]) -> Positions: ...
 
 
-def log_of(broker: Broker, settings: SourceSettings) -> Log:
-    return Journal(broker) if settings.log == "journal" else Records(broker, settings.topics)
+def log_of(broker: Broker, settings: SourceSettings) -> SourceLog:
+    return JournalLog(broker) if settings.log == "journal" else RecordLog(broker, settings.topics)
 
 
 def splits(
-    broker: Broker, place: Place, start: int, end: int, rows: int, max_rows: int | None = None
+    broker: Broker,
+    place: TopicPartition,
+    start: int,
+    end: int,
+    rows: int,
+    max_rows: int | None = None,
 ) -> tuple[list[Split], int]:
     """The range in parts of at most `rows` rows, together at most `max_rows`; and their end."""
     found: list[Split] = []
@@ -158,7 +163,7 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
         broker.call("POST", path, body=encode(said), patience=once)
 
 
-class Records:
+class RecordLog:
     """`topics` are names, which must exist, and patterns, which may match none."""
 
     def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
@@ -169,7 +174,7 @@ class Records:
     def find(self) -> list[str]:
         if not self._patterns:
             return self._names
-        there = _decoded(TopicNames, self._broker.call("GET", "/v1/topics")).topics
+        there = _decoded(TopicNamesAnswer, self._broker.call("GET", "/v1/topics")).topics
         return sorted({*self._names, *filter(self.is_wanted, there)})
 
     def is_named(self, topic: str) -> bool:
@@ -199,7 +204,7 @@ class Records:
     def at_time(self, topic: str, time_ms: int) -> Positions:
         found = self._offsets(topic, {"time_ms": time_ms})
         return {
-            Place(topic, report.partition, found.topic_id): report.next
+            TopicPartition(topic, report.partition, found.topic_id): report.next
             if report.at_time is None
             else report.at_time
             for report in found.partitions
@@ -220,18 +225,18 @@ class Records:
             )
         ids = offset.get("ids", {})
         return {
-            Place(topic, int(partition), ids.get(topic, 0)): position
+            TopicPartition(topic, int(partition), ids.get(topic, 0)): position
             for topic, partitions in records.items()
             for partition, position in partitions.items()
         }
 
-    def _offsets(self, topic: str, query: dict[str, str | int]) -> TopicOffsets:
+    def _offsets(self, topic: str, query: dict[str, str | int]) -> TopicOffsetsAnswer:
         path = f"/v1/topics/{segment(topic)}/offsets"
         try:
             content = self._broker.call("GET", path, query=query)
         except NotFound:
             raise self._absence(topic) from None
-        return _decoded(TopicOffsets, content)
+        return _decoded(TopicOffsetsAnswer, content)
 
     def _absence(self, topic: str) -> NotFound:
         return NotFound(f"topic {topic!r} does not exist at {self._broker.url}")
@@ -245,7 +250,7 @@ class Records:
             after = page.after
 
 
-class Journal:
+class JournalLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
@@ -280,14 +285,16 @@ class Journal:
             )
         return {JOURNAL: int(offset["journal"])}
 
-    def _offsets(self, query: dict[str, str | int]) -> JournalOffsets:
+    def _offsets(self, query: dict[str, str | int]) -> JournalOffsetsAnswer:
         content = self._broker.call("GET", "/v1/journal/offsets", query=query)
-        return _decoded(JournalOffsets, content)
+        return _decoded(JournalOffsetsAnswer, content)
 
 
 def _spans(found: NamedOffsets) -> Spans:
     return {
-        Place(found.topic, report.partition, found.topic_id): Span(report.earliest, report.next)
+        TopicPartition(found.topic, report.partition, found.topic_id): Span(
+            report.earliest, report.next
+        )
         for report in found.partitions
     }
 
@@ -299,18 +306,18 @@ def is_pattern(topic: str) -> bool:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-class TopicOffsets(msgspec.Struct):
+class TopicOffsetsAnswer(msgspec.Struct):
     partitions: list[OffsetReport]
     topic_id: int = 0
 
 
-class JournalOffsets(msgspec.Struct):
+class JournalOffsetsAnswer(msgspec.Struct):
     earliest: int
     next: int
     at_time: int | None = None
 
 
-class TopicNames(msgspec.Struct):
+class TopicNamesAnswer(msgspec.Struct):
     topics: list[str]
 
 

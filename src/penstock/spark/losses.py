@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from penstock.model.errors import NotFound, OutOfRange
-from penstock.spark.logs import Place, Positions, Span
+from penstock.spark.logs import Positions, Span, TopicPartition
 from penstock.spark.options import SourceSettings
 
 _log = logging.getLogger("penstock.spark")
@@ -28,7 +28,7 @@ class Losses:
         return cls(fail=settings.fail_on_data_loss, fail_on_deletion=settings.fail_on_deleted_topic)
 
     def between(
-        self, place: Place, start: int, end: int, span: Span, *, is_looking: bool = False
+        self, place: TopicPartition, start: int, end: int, span: Span, *, is_looking: bool = False
     ) -> tuple[int, int]:
         """What is left of a range that is wanted whole. Who is only looking is not told what is
         skipped: it is said once, when the range is planned."""
@@ -39,7 +39,7 @@ class Losses:
             self._trimmed(place, start, behind, span)
         return max(start, behind), end
 
-    def _trimmed(self, place: Place, start: int, behind: int, span: Span) -> None:
+    def _trimmed(self, place: TopicPartition, start: int, behind: int, span: Span) -> None:
         """Retention has removed the beginning."""
         what = f"{place}: offsets {start} to {behind - 1} are no longer kept"
         if self._fail:
@@ -49,7 +49,7 @@ class Losses:
             )
         _log.warning("%s: %d offsets are skipped", what, behind - start)
 
-    def _rewound(self, place: Place, wanted: int, span: Span) -> tuple[int, int]:
+    def _rewound(self, place: TopicPartition, wanted: int, span: Span) -> tuple[int, int]:
         """Offsets never go back, so what is there now is not what was read before."""
         what = f"{place} ends at offset {span.next}, and this query is at {wanted}"
         if self._fail_on_deletion:

@@ -15,12 +15,12 @@ PIECE_BYTES = 8 << 20
 """Far below what a broker takes as a body, and long enough that a sync a piece is not felt."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     rows: int
     body: bytes
 
 
-def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator[Piece]:
+def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator[RowPiece]:
     """Arrow IPC streams; all batches have the schema of the first. Rowless ones are left out."""
     open_piece: _OpenPiece | None = None
     for batch in batches:
@@ -47,9 +47,9 @@ class _OpenPiece:
         self._rows += batch.num_rows
         return int(self._out.tell())
 
-    def close(self) -> Piece:
+    def close(self) -> RowPiece:
         self._stream.close()
-        return Piece(self._rows, self._out.getvalue().to_pybytes())
+        return RowPiece(self._rows, self._out.getvalue().to_pybytes())
 
 
 def _no_larger_than(limit: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock.model.errors import InvalidArgument, NotFound, NotYet
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Log, Place, Positions, Spans, splits
+from penstock.spark.logs import JOURNAL, Positions, SourceLog, Spans, TopicPartition, splits
 from penstock.spark.losses import Losses
 from penstock.spark.options import Bound, SourceSettings
 
@@ -22,19 +22,19 @@ SMALL_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Slice:
+class TaskSlice:
     """The part of a place that a task reads: from `start` to before `end`."""
 
-    place: Place
+    place: TopicPartition
     start: int
     end: int
     rows: int
 
 
-Ranges = dict[Place, tuple[int, int]]
+Ranges = dict[TopicPartition, tuple[int, int]]
 
 
-def find_spans(log: Log) -> Spans:
+def find_spans(log: SourceLog) -> Spans:
     """Of all that is to be read; a topic that was named and does not exist is an error."""
     found: Spans = {}
     for spans in log.spans_of(log.find()).values():
@@ -44,7 +44,7 @@ def find_spans(log: Log) -> Spans:
     return found
 
 
-def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
+def starting(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
     """Where a read that has read nothing yet begins."""
     found = _positions(log, settings.start, "startingOffsets", spans)
     losses = Losses.of(settings)
@@ -54,12 +54,12 @@ def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
     }
 
 
-def ending(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
+def ending(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
     """Where a batch read ends."""
     return _positions(log, settings.end, "endingOffsets", spans)
 
 
-def _positions(log: Log, bound: Bound, option: str, spans: Spans) -> Positions:
+def _positions(log: SourceLog, bound: Bound, option: str, spans: Spans) -> Positions:
     _check_names(bound, option, spans)
     if bound.time_ms is not None:
         found = at_time(log, spans, bound.time_ms)
@@ -76,7 +76,7 @@ def _positions(log: Log, bound: Bound, option: str, spans: Spans) -> Positions:
     return found
 
 
-def at_time(log: Log, places: Iterable[Place], time_ms: int) -> Positions:
+def at_time(log: SourceLog, places: Iterable[TopicPartition], time_ms: int) -> Positions:
     """Where rows of that time or later begin."""
     wanted = set(places)
     topics = sorted({place.topic for place in wanted})
@@ -93,7 +93,7 @@ def _check_names(bound: Bound, option: str, spans: Spans) -> None:
         if topic not in topics:
             raise InvalidArgument(f"{option} names topic {topic!r}, which is not among those read")
         for partition in partitions:
-            if Place(topic, partition) not in known:
+            if TopicPartition(topic, partition) not in known:
                 raise InvalidArgument(f"{option}: topic {topic!r} has no partition {partition}")
 
 
@@ -114,7 +114,7 @@ def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
     }
 
 
-def shares(limit: int, has: dict[Place, int]) -> dict[Place, int]:
+def shares(limit: int, has: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """`limit` in proportion to what each has, which is more than it together; what rounding leaves
     goes where it leaves most."""
     total = sum(has.values())
@@ -128,7 +128,7 @@ def shares(limit: int, has: dict[Place, int]) -> dict[Place, int]:
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Slice]:
+def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[TaskSlice]:
     """The ranges in slices of at most `rows_per_partition` rows, and at least `min_partitions` of
     them if there are that many rows."""
     found = _slices(broker, ranges, settings.rows_per_partition)
@@ -138,19 +138,19 @@ def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Sli
     return found
 
 
-def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[Slice]:
+def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[TaskSlice]:
     return [
-        Slice(place, split.start, split.end, split.rows)
+        TaskSlice(place, split.start, split.end, split.rows)
         for place, (start, end) in sorted(ranges.items())
         for split in splits(broker, place, start, end, rows)[0]
     ]
 
 
-def tasks(found: Iterable[Slice], at_least: int) -> list[tuple[Slice, ...]]:
+def tasks(found: Iterable[TaskSlice], at_least: int) -> list[tuple[TaskSlice, ...]]:
     """One slice a task, but for small ones, as long as there are `at_least` tasks."""
     todo = list(found)
     room = min(SMALL_ROWS, sum(one.rows for one in todo) // at_least)
-    packed: list[list[Slice]] = []
+    packed: list[list[TaskSlice]] = []
     left = 0
     for one in todo:
         if one.rows > left:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Place, Positions, publish
+from penstock.spark.logs import JOURNAL, Positions, TopicPartition, publish
 from penstock.spark.options import BrokerSettings
 
 LAST_WORDS_MS = 5000
@@ -29,7 +29,7 @@ LAST_WORDS_MS = 5000
 log = logging.getLogger(__name__)
 
 
-class Member(NamedTuple):
+class FollowedGroup(NamedTuple):
     """A group at a broker, in a topic or, without one, the journal."""
 
     url: str
@@ -41,7 +41,7 @@ class Member(NamedTuple):
         return f"group {self.group} in {self.topic or 'the journal'}"
 
 
-class Reached(msgspec.Struct):
+class SourceOffset(msgspec.Struct):
     """The part of a source's offsets that names a group's progress; others have no group."""
 
     group: str = ""
@@ -52,24 +52,24 @@ class Reached(msgspec.Struct):
 
     def positions(self) -> Positions:
         found = {
-            Place(topic, number, self.ids.get(topic, 0)): at
+            TopicPartition(topic, number, self.ids.get(topic, 0)): at
             for topic, partitions in self.records.items()
             for number, at in partitions.items()
         }
         return found if self.journal is None else found | {JOURNAL: self.journal}
 
 
-_read = msgspec.json.Decoder(Reached, strict=False).decode
+_read = msgspec.json.Decoder(SourceOffset, strict=False).decode
 
 
-class GroupProgress(StreamingQueryListener):
+class ProgressListener(StreamingQueryListener):
     """Events come one after the other, and those of all queries wait for each other: a broker is
     told in one try."""
 
     def __init__(self) -> None:
         self._brokers: dict[str, BrokerSettings] = {}
-        self._owed: dict[Member, Positions] = {}
-        self._failing: set[Member] = set()
+        self._owed: dict[FollowedGroup, Positions] = {}
+        self._failing: set[FollowedGroup] = set()
 
     def know(self, settings: BrokerSettings) -> None:
         """The token for a broker; others are told with that of the environment, if any."""
@@ -96,7 +96,7 @@ class GroupProgress(StreamingQueryListener):
             return  # a source of another kind
         if reached.group and reached.url:
             for place, at in reached.positions().items():
-                member = Member(reached.url, reached.group, place.topic, place.topic_id)
+                member = FollowedGroup(reached.url, reached.group, place.topic, place.topic_id)
                 self._owed.setdefault(member, {})[place] = at
 
     def _pay(self) -> None:
@@ -111,12 +111,12 @@ class GroupProgress(StreamingQueryListener):
                 self._failing.discard(member)
             del self._owed[member]
 
-    def _pay_one(self, member: Member) -> None:
+    def _pay_one(self, member: FollowedGroup) -> None:
         settings = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
         with Broker(settings) as broker:
             publish(broker, member.group, self._owed[member])
 
-    def _warn(self, member: Member, error: PenstockError) -> None:
+    def _warn(self, member: FollowedGroup, error: PenstockError) -> None:
         """Once, until it is mended."""
         if member in self._failing:
             return
@@ -133,7 +133,7 @@ class GroupProgress(StreamingQueryListener):
             log.warning("progress of %s was not told: %s", member, error)
 
 
-_listeners: WeakKeyDictionary[SparkSession, GroupProgress] = WeakKeyDictionary()
+_listeners: WeakKeyDictionary[SparkSession, ProgressListener] = WeakKeyDictionary()
 
 
 @atexit.register
@@ -153,6 +153,6 @@ def follow(spark: SparkSession, url: str | None = None, token: str | None = None
     settings = BrokerSettings.of(url=url, token=token)
     listener = _listeners.get(spark)
     if listener is None:
-        listener = _listeners[spark] = GroupProgress()
+        listener = _listeners[spark] = ProgressListener()
         spark.streams.addListener(listener)
     listener.know(settings)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.logs import Log, Place
+from penstock.spark.logs import SourceLog, TopicPartition
 from penstock.spark.options import LogName, SourceSettings
 from penstock.spark.planning import Ranges, at_time
 from penstock.spark.schemas import position_column
@@ -93,7 +93,7 @@ class PushdownReader(BatchReader):
         self._request = replace(self._request, filters=exact)
         return filters
 
-    def _ranges(self, log: Log) -> Ranges:
+    def _ranges(self, log: SourceLog) -> Ranges:
         ranges = {
             place: self._narrowed(bounds)
             for place, bounds in super()._ranges(log).items()
@@ -101,7 +101,7 @@ class PushdownReader(BatchReader):
         }
         return self._narrowed_by_time(log, ranges)
 
-    def _may_want(self, place: Place) -> bool:
+    def _may_want(self, place: TopicPartition) -> bool:
         is_named = self._topics is None or place.topic in self._topics
         return is_named and self._partitions.holds(place.partition)
 
@@ -111,7 +111,7 @@ class PushdownReader(BatchReader):
         start = start if low is None else max(start, low)
         return start, end if high is None else min(end, high + 1)
 
-    def _narrowed_by_time(self, log: Log, ranges: Ranges) -> Ranges:
+    def _narrowed_by_time(self, log: SourceLog, ranges: Ranges) -> Ranges:
         """Times never go back in a partition, so that a time is a position."""
         low, high = self._times_ms.low, self._times_ms.high
         if low is not None and low > 0:

@@ -20,7 +20,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.logs import log_of, span_of
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
-from penstock.spark.planning import Slice
+from penstock.spark.planning import TaskSlice
 from penstock.spark.schemas import Shape, asked_of_broker
 
 
@@ -32,7 +32,7 @@ class RowRequest:
     schema: StructType
     filters: Mapping[str, str | int] = field(default_factory=dict)
 
-    def query(self, one: Slice, at: int) -> dict[str, str | int]:
+    def query(self, one: TaskSlice, at: int) -> dict[str, str | int]:
         columns = asked_of_broker(self.settings.log, self.schema)
         chosen = {"columns": ",".join(columns)} if columns else {}
         if self.settings.log == "records":
@@ -41,14 +41,14 @@ class RowRequest:
         return one.place.between(at, one.end) | chosen | dict(self.filters)
 
 
-def read(request: RowRequest, todo: tuple[Slice, ...]) -> Iterator[pa.RecordBatch]:
+def read(request: RowRequest, todo: tuple[TaskSlice, ...]) -> Iterator[pa.RecordBatch]:
     _spare_the_collector()
     with Broker(request.settings) as broker:
         for one in todo:
             yield from _read_slice(broker, request, one)
 
 
-def _read_slice(broker: Broker, request: RowRequest, one: Slice) -> Iterator[pa.RecordBatch]:
+def _read_slice(broker: Broker, request: RowRequest, one: TaskSlice) -> Iterator[pa.RecordBatch]:
     place = one.place
     shape = Shape(request.settings.log, request.schema, place.topic, place.partition)
     patience = broker.patience()
@@ -69,7 +69,7 @@ def _read_slice(broker: Broker, request: RowRequest, one: Slice) -> Iterator[pa.
 
 
 def _behind_loss(
-    broker: Broker, settings: SourceSettings, one: Slice, at: int, error: PenstockError
+    broker: Broker, settings: SourceSettings, one: TaskSlice, at: int, error: PenstockError
 ) -> int:
     """Where to go on, if the loss may be passed over."""
     losses = Losses.of(settings)

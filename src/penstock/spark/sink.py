@@ -38,7 +38,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
 from penstock.spark.pieces import cut
 from penstock.spark.sink_columns import as_sent, check_for_cache, check_for_topics
-from penstock.spark.staging import ALREADY, Committed, Staged, Staging
+from penstock.spark.staging import ALREADY, CommitAnswer, ProducerBatch, StagedPart
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -68,7 +68,7 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         is_only = self._settings.txn_batch is None
         with Broker(self._settings) as broker:
-            staging = Staging(broker, self._producer, self._batch)
+            staging = ProducerBatch(broker, self._producer, self._batch)
             staged = _staged(messages)
             answer = staging.commit(staged, once=is_only)
             if answer.status == ALREADY:
@@ -105,7 +105,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         if not staged:
             raise Internal("Spark has committed a batch without a task")
         with Broker(self._settings) as broker:
-            staging = Staging(broker, staged[0].producer, batchId)
+            staging = ProducerBatch(broker, staged[0].producer, batchId)
             answer = staging.commit(staged)
             if answer.status == ALREADY:
                 _check_lineage(staging)
@@ -141,7 +141,7 @@ def _check_target(settings: SinkSettings) -> None:
             raise NotFound(f"{kind} {name!r} does not exist at {broker.url}") from None
 
 
-def _check_lineage(staging: Staging) -> None:
+def _check_lineage(staging: ProducerBatch) -> None:
     """A query that is started again repeats its last batch and no other. One that is further
     behind has lost its checkpoint, has an older one, or shares its producerId: its rows would all
     be taken for repetitions."""
@@ -156,7 +156,9 @@ def _check_lineage(staging: Staging) -> None:
         )
 
 
-def _tell_of_others(staging: Staging, answer: Committed, staged: Sequence[Staged]) -> None:
+def _tell_of_others(
+    staging: ProducerBatch, answer: CommitAnswer, staged: Sequence[StagedPart]
+) -> None:
     """What is stored once is what came first. Other rows under the same number are no error: a
     function that asks a model may say something else when its batch is repeated."""
     rows = sum(one.rows for one in staged)
@@ -177,25 +179,25 @@ def _task() -> TaskContext:
 
 def _stage(
     settings: SinkSettings, producer: str, batch: int, batches: Iterator[pa.RecordBatch]
-) -> Staged:
+) -> StagedPart:
     target = {"cache": settings.cache} if settings.cache else {"topic": settings.topic}
     with Broker(settings) as broker:
-        return Staging(broker, producer, batch).send(
+        return ProducerBatch(broker, producer, batch).send(
             _task().partitionId(),
             cut(map(as_sent, batches)),
             {k: v for k, v in target.items() if v},
         )
 
 
-def _staged(messages: list[Any]) -> list[Staged]:
+def _staged(messages: list[Any]) -> list[StagedPart]:
     """A task that failed has no message."""
-    return [message for message in messages if isinstance(message, Staged)]
+    return [message for message in messages if isinstance(message, StagedPart)]
 
 
 def _drop(settings: SinkSettings, producer: str, batch: int) -> None:
     """What is left is dropped by the broker when the producer goes on; this is sooner."""
     try:
         with Broker(settings) as broker:
-            Staging(broker, producer, batch).drop()
+            ProducerBatch(broker, producer, batch).drop()
     except PenstockError as error:
         log.warning("batch %d of %s was not dropped: %s", batch, producer, error)

@@ -31,12 +31,20 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Log, Place, Positions, Spans, log_of, publish, span_of
+from penstock.spark.logs import (
+    Positions,
+    SourceLog,
+    Spans,
+    TopicPartition,
+    log_of,
+    publish,
+    span_of,
+)
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
 from penstock.spark.planning import (
     Ranges,
-    Slice,
+    TaskSlice,
     ending,
     find_spans,
     limited,
@@ -55,7 +63,7 @@ _GONE = "gone"
 class Task(InputPartition):
     """What one task reads."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[TaskSlice, ...]
 
 
 def _read(request: RowRequest, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -84,7 +92,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._request, partition)
 
-    def _ranges(self, log: Log) -> Ranges:
+    def _ranges(self, log: SourceLog) -> Ranges:
         spans = find_spans(log)
         starts = starting(log, self._settings, spans)
         ends = ending(log, self._settings, spans)
@@ -273,7 +281,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = done
 
 
-def _identified(positions: Positions, known: Iterable[Place]) -> Positions:
+def _identified(positions: Positions, known: Iterable[TopicPartition]) -> Positions:
     """The same, where topics have no id with that of those known: a checkpoint of an older version
     tells none."""
     by_name = {place.by_name(): place for place in known}

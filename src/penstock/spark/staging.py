@@ -17,7 +17,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from penstock.client.calls import encode, segment
 from penstock.model.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.spark.broker import Broker
-from penstock.spark.pieces import Piece
+from penstock.spark.pieces import RowPiece
 
 ARROW = "application/vnd.apache.arrow.stream"
 STORING = "storing"
@@ -25,7 +25,7 @@ ALREADY = "already_committed"
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class StagedPart(WriterCommitMessage):
     """What a task has staged: it travels from the executor to the driver's commit. Without pieces
     the batch was committed before, and `rows` is what it would have been now."""
 
@@ -36,7 +36,7 @@ class Staged(WriterCommitMessage):
     rows: int
 
 
-class Committed(msgspec.Struct):
+class CommitAnswer(msgspec.Struct):
     """The broker's answer to a commit; `done` rows are stored so far."""
 
     status: str
@@ -44,15 +44,15 @@ class Committed(msgspec.Struct):
     done: int = 0
 
 
-class Producer(msgspec.Struct):
+class ProducerAnswer(msgspec.Struct):
     last_batch: int
 
 
-_read_committed = msgspec.json.Decoder(Committed).decode
-_read_producer = msgspec.json.Decoder(Producer).decode
+_read_committed = msgspec.json.Decoder(CommitAnswer).decode
+_read_producer = msgspec.json.Decoder(ProducerAnswer).decode
 
 
-class Staging:
+class ProducerBatch:
     """`batch` of `producer`. Used by tasks to send, and by the driver to end it."""
 
     def __init__(self, broker: Broker, producer: str, batch: int) -> None:
@@ -61,7 +61,7 @@ class Staging:
         self._broker = broker
         self._path = f"/v1/writes/{segment(producer)}/{batch}"
 
-    def send(self, part: int, pieces: Iterator[Piece], target: dict[str, str]) -> Staged:
+    def send(self, part: int, pieces: Iterator[RowPiece], target: dict[str, str]) -> StagedPart:
         """Every piece is on the broker's disk when this returns. `target`: topic or cache."""
         attempt = uuid.uuid4().hex
         count = rows = 0
@@ -69,12 +69,12 @@ class Staging:
             if not self._sent(f"{part}/{count}", piece, target | {"attempt": attempt}):
                 # Spark wants its rows taken, though nobody needs them.
                 rows += piece.rows + sum(more.rows for more in pieces)
-                return Staged(self.producer, part, attempt, 0, rows)
+                return StagedPart(self.producer, part, attempt, 0, rows)
             count += 1
             rows += piece.rows
-        return Staged(self.producer, part, attempt, count, rows)
+        return StagedPart(self.producer, part, attempt, count, rows)
 
-    def commit(self, staged: Sequence[Staged], *, once: bool = False) -> Committed:
+    def commit(self, staged: Sequence[StagedPart], *, once: bool = False) -> CommitAnswer:
         """Returns when every row is stored, now or by an earlier commit of the batch."""
         parts = [
             {"part": one.part, "attempt": one.attempt, "pieces": one.pieces, "rows": one.rows}
@@ -102,7 +102,7 @@ class Staging:
             return -1
         return _read_producer(answer).last_batch
 
-    def _sent(self, path: str, piece: Piece, query: dict[str, str]) -> bool:
+    def _sent(self, path: str, piece: RowPiece, query: dict[str, str]) -> bool:
         """False when the batch needs no pieces any more."""
         try:
             self._broker.call(
@@ -114,11 +114,11 @@ class Staging:
             return False
         return True
 
-    def _unfinished(self, answer: Committed) -> str:
+    def _unfinished(self, answer: CommitAnswer) -> str:
         return (
             f"batch {self.batch} of {self.producer} is committed, and {answer.done} of its "
             f"{answer.rows} rows are stored; the broker stores the others by itself"
         )
 
-    def _ask_to_commit(self, body: bytes) -> Committed:
+    def _ask_to_commit(self, body: bytes) -> CommitAnswer:
         return _read_committed(self._broker.call("POST", f"{self._path}/commit", body=body))

@@ -24,7 +24,7 @@ from penstock.model.options import TEXT, Option
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching import submit
 from penstock.spark.launching.catalog import Chosen, choose
-from penstock.spark.launching.cluster import Asked, command, environment
+from penstock.spark.launching.cluster import SignalForwarder, command, environment
 from penstock.spark.launching.register import RUN_ID, Figures, Register, born_of
 from penstock.spark.launching.screen import Screen, progress_text
 from penstock.spark.launching.signals import Stop
@@ -239,7 +239,7 @@ def test_a_signal_goes_to_the_driver_and_until_there_is_one_to_spark_submit(
     monkeypatch.setenv(RUN_ID, run_id)
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(sleep) as driver, subprocess.Popen(sleep) as submitted:
-        asked = Asked(run_id, submitted)
+        asked = SignalForwarder(run_id, submitted)
         entry = Register().enter("archive", ["archive"], "/lake", "yarn", "http://b", once=True)
         entry.pid, entry.born = driver.pid, born_of(driver.pid)
         Register().keep(entry)

@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(TableSchema).decode
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFiles:
     """Files that Spark has written, by name, and how many rows they have."""
 
     token: str
@@ -166,7 +166,7 @@ class Table:
 
     # -- the two halves of writing -------------------------------------------------------------
 
-    def stage(self, frame: DataFrame, writer: str) -> Staged:
+    def stage(self, frame: DataFrame, writer: str) -> StagedFiles:
         """Has Spark write the rows where nobody looks. A try has a directory of its own, for tasks
         of a driver that was killed may still be writing."""
         wanted = fitted(frame, self.path, self.schema)
@@ -176,9 +176,9 @@ class Table:
         self._files.make_dirs(folder)
         rows = self._write(wanted, self._files.path(folder))
         names = self._files.find(f"{folder}/{self._data}") if rows else []
-        return Staged(token, folder, tuple(sorted(names)), rows)
+        return StagedFiles(token, folder, tuple(sorted(names)), rows)
 
-    def stage_joined(self, bins: Sequence[Bin]) -> tuple[Staged, list[str]]:
+    def stage_joined(self, bins: Sequence[Bin]) -> tuple[StagedFiles, list[str]]:
         """The rows of small files in larger ones, and the names of the small."""
         old = [name for each in bins for name in each.names]
         reader = self.spark.read.schema(self.schema).option("basePath", self._files.path())
@@ -187,7 +187,7 @@ class Table:
 
     def commit(
         self,
-        staged: Staged,
+        staged: StagedFiles,
         writer: str,
         batch: int,
         removals: Sequence[str] = (),
@@ -205,7 +205,7 @@ class Table:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _rows_of(self, staged: Staged) -> DataFrame:
+    def _rows_of(self, staged: StagedFiles) -> DataFrame:
         if not staged.names:
             return self.spark.createDataFrame([], self.schema)
         return self.spark.read.schema(self.schema).parquet(self._files.path(staged.folder))
@@ -243,7 +243,7 @@ class Table:
         moving = {to for commit in self._commits.pending() for _, to in commit.moves}
         return [name for name in found if name not in moving]
 
-    def _check_within(self, staged: Staged, wanted: set[tuple[str, ...]]) -> None:
+    def _check_within(self, staged: StagedFiles, wanted: set[tuple[str, ...]]) -> None:
         for name in staged.names:
             partition = partition_of(name.removeprefix(f"{staged.folder}/"))
             if partition not in wanted:

@@ -67,7 +67,7 @@ def submit(launch: Launch, token: str | None = None) -> int:
         )
     except OSError as error:
         raise FailedPrecondition(f"{said[0]} cannot be started: {error.strerror}") from error
-    asked = Asked(run_id, process)
+    asked = SignalForwarder(run_id, process)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, asked)
     while True:
@@ -75,7 +75,7 @@ def submit(launch: Launch, token: str | None = None) -> int:
             return process.wait(_LOOK_S)
 
 
-class Asked:
+class SignalForwarder:
     """Passes a signal on: to the driver, or as long as there is none, to spark-submit."""
 
     def __init__(self, run_id: str, process: subprocess.Popen[bytes]) -> None:

@@ -48,7 +48,7 @@ class Figures(msgspec.Struct):
     error: str = ""
 
 
-class Entry(msgspec.Struct):
+class RunEntry(msgspec.Struct):
     """A run. `born` is when its process was started, as the system says it."""
 
     id: str
@@ -102,10 +102,10 @@ class Register:
         *,
         once: bool,
         asked: Mapping[str, str] | None = None,
-    ) -> Entry:
+    ) -> RunEntry:
         """A run of this process."""
         now, given = time.time(), os.environ.get(RUN_ID, "")
-        entry = Entry(
+        entry = RunEntry(
             id=given if _ID.fullmatch(given) else uuid.uuid4().hex,
             name=name,
             pid=os.getpid(),
@@ -123,7 +123,7 @@ class Register:
         self.prune()
         return entry
 
-    def claim(self, entry: Entry, pipeline: str, name: str) -> None:
+    def claim(self, entry: RunEntry, pipeline: str, name: str) -> None:
         """A query or job is this run's. Refused if another run has it on that lake: two would take
         each other's batches for their own. Told first and looked at then, so that of two at the
         same moment one at most goes on."""
@@ -145,7 +145,7 @@ class Register:
                     if other.asked.get(pipeline) == settings:
                         raise _taken(pipeline, lake, other)
 
-    def keep(self, entry: Entry) -> None:
+    def keep(self, entry: RunEntry) -> None:
         """Whole or not at all. A disk that is full, or a home that is not there, stops nothing."""
         path = self._directory / f"{entry.id}.json"
         with suppress(OSError):
@@ -154,20 +154,20 @@ class Register:
             draft.write_bytes(msgspec.json.encode(entry))
             draft.replace(path)
 
-    def end(self, entry: Entry, exit_code: int, *, was_stopped: bool = False) -> None:
+    def end(self, entry: RunEntry, exit_code: int, *, was_stopped: bool = False) -> None:
         entry.ended_s, entry.exit_code = time.time(), exit_code
         entry.was_stopped = entry.was_stopped or was_stopped
         self.keep(entry)
 
-    def find(self, run_id: str) -> Entry | None:
+    def find(self, run_id: str) -> RunEntry | None:
         try:
             return msgspec.json.decode(
-                (self._directory / f"{run_id}.json").read_bytes(), type=Entry
+                (self._directory / f"{run_id}.json").read_bytes(), type=RunEntry
             )
         except (OSError, msgspec.DecodeError):
             return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RunEntry]:
         """The oldest first."""
         found = [self.find(path.stem) for path in self._directory.glob("*.json")]
         return sorted((each for each in found if each is not None), key=lambda e: e.started_s)
@@ -182,7 +182,7 @@ class Register:
                 with suppress(OSError):
                     (self._directory / f"{entry.id}.json").unlink()
 
-    def stop(self, entry: Entry, timeout_s: float) -> bool:
+    def stop(self, entry: RunEntry, timeout_s: float) -> bool:
         """Asks the run's process to stop, and waits. False: it has not, in that time."""
         deadline = time.monotonic() + timeout_s
         if entry.is_running:
@@ -202,7 +202,7 @@ def place_of(lake: str) -> str:
     return lake.rstrip("/") if ":" in lake else os.path.realpath(lake)
 
 
-def _taken(name: str, lake: str, other: Entry) -> FailedPrecondition:
+def _taken(name: str, lake: str, other: RunEntry) -> FailedPrecondition:
     return FailedPrecondition(
         f"{name} runs on {lake} already, in process {other.pid}; "
         f"`penstock pipeline stop {other.pid}` ends it"

@@ -30,7 +30,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen, choose
-from penstock.spark.launching.register import Entry, Figures, Register
+from penstock.spark.launching.register import Figures, Register, RunEntry
 from penstock.spark.launching.screen import Screen
 from penstock.spark.launching.signals import (
     Stop,
@@ -214,7 +214,7 @@ def _supervise(
     chosen: Sequence[Chosen],
     broker: BrokerSettings,
     register: Register,
-    entry: Entry,
+    entry: RunEntry,
 ) -> int:
     screen = Screen()
     if SparkSession.getActiveSession() is None and not is_submitted():
@@ -270,7 +270,7 @@ def _placed(launch: Launch) -> str:
     return launch.lake
 
 
-def _keep(register: Register, entry: Entry, figures: list[Figures]) -> None:
+def _keep(register: Register, entry: RunEntry, figures: list[Figures]) -> None:
     entry.activities, entry.seen_s = figures, time.time()
     register.keep(entry)
 

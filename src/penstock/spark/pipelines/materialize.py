@@ -69,7 +69,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Target:
+class MaterializeTarget:
     """tenant/namespace/cache, or the name of a table."""
 
     kind: str
@@ -131,7 +131,7 @@ def entries(news: DataFrame, ttl_ms: int | None) -> DataFrame:
 
 def start(run: Run) -> None:
     settings = run.settings
-    target: Target = settings["to"]
+    target: MaterializeTarget = settings["to"]
     if target.kind == "table":
         _is_claimed(table(run.lake, target.name), settings["topic"])
     query = writer_name(f"{settings['topic']}.{target.kind}.{target.name}")
@@ -228,13 +228,13 @@ def _has_other_buckets(target: Table, buckets: int) -> bool:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _target(text: str) -> Target:
+def _target(text: str) -> MaterializeTarget:
     kind, _, name = text.partition(":")
     if kind == "cache":
-        return Target(kind, CACHE.parse(name))
+        return MaterializeTarget(kind, CACHE.parse(name))
     if kind != "table" or "/" in name:
         raise WrongValue
-    target = Target(kind, parse_name(name))
+    target = MaterializeTarget(kind, parse_name(name))
     if is_own_table(target.name):
         raise WrongValue("is a name that Penstock keeps for its own tables")
     return target

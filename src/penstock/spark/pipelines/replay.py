@@ -38,7 +38,7 @@ from penstock.model.options import (
     whole_number,
 )
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Records, is_pattern
+from penstock.spark.logs import RecordLog, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
 from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
@@ -131,7 +131,7 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
     if run.settings["from"] == "lake":
         return _archived(run, topics)
     with Broker(run.broker) as broker:
-        records = Records(broker, topics)
+        records = RecordLog(broker, topics)
         found = records.find()
         for topic in filter(records.is_named, found):
             records.spans(topic)

@@ -22,7 +22,7 @@ READ_TRIES = 5
 _FILE_IS_GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 
 
-class Job(Activity):
+class PipelineJob(Activity):
     """`after`: in a run that ends, the job begins when these have ended, and not at all if one of
     them has failed. `every_s` None: once."""
 

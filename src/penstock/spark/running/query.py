@@ -41,7 +41,7 @@ class StopAsked(Exception):
     """Leaves a batch for the next start of the query."""
 
 
-class Query(Activity):
+class PipelineQuery(Activity):
     kind = "query"
 
     def __init__(

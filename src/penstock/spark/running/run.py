@@ -19,8 +19,8 @@ from penstock.spark.options import BrokerSettings
 from penstock.spark.progress import follow
 from penstock.spark.running.activity import Activity
 from penstock.spark.running.failure import PipelineFailed
-from penstock.spark.running.job import Job
-from penstock.spark.running.query import Query, WriteBatch
+from penstock.spark.running.job import PipelineJob
+from penstock.spark.running.query import PipelineQuery, WriteBatch
 from penstock.spark.running.watch import watch_of
 from penstock.spark.sink import QUERY_ID
 
@@ -83,7 +83,7 @@ class Run:
         """Begins a streaming query whose batches `write` takes, each at least once by its number:
         it must do nothing the second time."""
         self._claim(self.name, query)
-        begun = Query(self.name, query, self.spark, write, self.broker, self._warn)
+        begun = PipelineQuery(self.name, query, self.spark, write, self.broker, self._warn)
         name = f"{self.name}-{query}"
         watch_of(self.spark).expect(name, begun)
         writer = (
@@ -102,7 +102,7 @@ class Run:
         """Begins a job that makes tables anew. It returns its rows. A run that takes what is there
         does it once, when what was begun before has ended; else it is done each `every_s`."""
         self._claim(self.name, job)
-        begun = Job(
+        begun = PipelineJob(
             self.name,
             job,
             self.spark,

@@ -18,7 +18,15 @@ from typing import Any
 from penstock.model.errors import PenstockError
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Journal, Log, Place, Positions, Records, splits
+from penstock.spark.logs import (
+    JOURNAL,
+    JournalLog,
+    Positions,
+    RecordLog,
+    SourceLog,
+    TopicPartition,
+    splits,
+)
 from penstock.spark.options import BrokerSettings
 from penstock.spark.planning import find_spans
 
@@ -95,7 +103,7 @@ def positions(offset: str | None) -> Positions | None:
     if not isinstance(records, dict):
         return None
     return {
-        Place(topic, int(partition)): position
+        TopicPartition(topic, int(partition)): position
         for topic, partitions in records.items()
         for partition, position in partitions.items()
     }
@@ -125,9 +133,9 @@ def _lag(broker: Broker, stretch: _Stretch) -> int | None:
         return None
 
 
-def _earliest(broker: Broker, places: Iterable[Place]) -> Positions:
+def _earliest(broker: Broker, places: Iterable[TopicPartition]) -> Positions:
     topics = {place.topic for place in places}
-    log: Log = Journal(broker) if topics == {JOURNAL.topic} else Records(broker, topics)
+    log: SourceLog = JournalLog(broker) if topics == {JOURNAL.topic} else RecordLog(broker, topics)
     return {place.by_name(): span.earliest for place, span in find_spans(log).items()}
 
 

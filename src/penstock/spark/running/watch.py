@@ -12,17 +12,17 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from penstock.spark.running.query import Query
+from penstock.spark.running.query import PipelineQuery
 
 
-class Watch(StreamingQueryListener):
+class QueryListener(StreamingQueryListener):
     """Queries are known by their names, which Spark keeps apart while they run."""
 
     def __init__(self) -> None:
-        self._by_name: WeakValueDictionary[str, Query] = WeakValueDictionary()
-        self._by_id: WeakValueDictionary[str, Query] = WeakValueDictionary()
+        self._by_name: WeakValueDictionary[str, PipelineQuery] = WeakValueDictionary()
+        self._by_id: WeakValueDictionary[str, PipelineQuery] = WeakValueDictionary()
 
-    def expect(self, name: str, query: Query) -> None:
+    def expect(self, name: str, query: PipelineQuery) -> None:
         self._by_name[name] = query
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -44,12 +44,12 @@ class Watch(StreamingQueryListener):
             query.heard_last()
 
 
-_watches: WeakKeyDictionary[SparkSession, Watch] = WeakKeyDictionary()
+_watches: WeakKeyDictionary[SparkSession, QueryListener] = WeakKeyDictionary()
 
 
-def watch_of(spark: SparkSession) -> Watch:
+def watch_of(spark: SparkSession) -> QueryListener:
     watch = _watches.get(spark)
     if watch is None:
-        watch = _watches[spark] = Watch()
+        watch = _watches[spark] = QueryListener()
         spark.streams.addListener(watch)
     return watch
