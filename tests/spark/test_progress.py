@@ -138,8 +138,8 @@ def test_a_broker_that_wants_a_token_gets_the_one_that_is_known(
     listener = ProgressListener()
     listener.onQueryProgress(progressed(offset(broker, topic, p0=1)))
     assert lags(broker, topic) is None
-    assert "told by its query alone, when it looks for the next batch" in caplog.text
-    assert f"no token that {broker.url} takes" in caplog.text
+    assert "is published only when its query plans the next batch" in caplog.text
+    assert f"no token that {broker.url} accepts" in caplog.text
     assert "follow(spark, url, token)" in caplog.text
     assert "option" not in caplog.text
     listener.know(BrokerSettings(url=broker.url, token="secret"))

@@ -157,7 +157,7 @@ def test_other_rows_under_a_number_that_is_stored_are_told(
             assert not caplog.records
             sink.commit([sent], 0)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert f"batch 0 of producer {name} was stored before with 3 rows, and has 5 rows now" in said
+    assert f"batch 0 of producer {name} was stored before with 3 rows; the 5 rows of now" in said
     assert values(copy.broker, copy.target) == numbered(range(3))
 
 

@@ -1,8 +1,8 @@
-"""What is read next, and by how many tasks. Runs on the driver.
+"""Plans what is read next, and by how many tasks. Runs on the driver.
 
-Invariant: the slices of a plan cover what is asked for, without overlap. A limit of rows is exact,
-and shared by the places in proportion to what each has, so that none waits for another. Must not
-know Spark's offsets.
+Invariant: the slices of a plan cover the wanted ranges without overlap. A limit of rows is exact,
+and each partition gets a share of it in proportion to its rows, so that none waits for another.
+Must not know Spark's offsets.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.spark.losses import Losses
 from penstock.spark.options import Bound, SourceSettings
 
 SMALL_ROWS = 8192
-"""A task costs as much as reading so many rows; smaller slices share one."""
+"""Starting a task costs as much as reading this many rows, so smaller slices share a task."""
 
 
 @dataclass(frozen=True)
 class TaskSlice:
-    """The part of a place that a task reads: from `start` to before `end`."""
+    """Rows of one partition that a task reads: from `start` to before `end`."""
 
     place: TopicPartition
     start: int
@@ -35,7 +35,8 @@ Ranges = dict[TopicPartition, tuple[int, int]]
 
 
 def find_spans(log: SourceLog) -> Spans:
-    """Of all that is to be read; a topic that was named and does not exist is an error."""
+    """Returns the spans of everything to be read. Raises NotFound if a topic given by name does not
+    exist."""
     found: Spans = {}
     for spans in log.spans_of(log.find()).values():
         if isinstance(spans, NotFound):
@@ -45,7 +46,7 @@ def find_spans(log: SourceLog) -> Spans:
 
 
 def starting(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
-    """Where a read that has read nothing yet begins."""
+    """Returns where a query that has read nothing yet begins."""
     found = _positions(log, settings.start, "startingOffsets", spans)
     losses = Losses.of(settings)
     return {
@@ -55,7 +56,7 @@ def starting(log: SourceLog, settings: SourceSettings, spans: Spans) -> Position
 
 
 def ending(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
-    """Where a batch read ends."""
+    """Returns where a batch read ends."""
     return _positions(log, settings.end, "endingOffsets", spans)
 
 
@@ -77,12 +78,14 @@ def _positions(log: SourceLog, bound: Bound, option: str, spans: Spans) -> Posit
 
 
 def at_time(log: SourceLog, places: Iterable[TopicPartition], time_ms: int) -> Positions:
-    """Where rows of that time or later begin."""
+    """Returns the first positions at that time or later."""
     wanted = set(places)
     topics = sorted({place.topic for place in wanted})
     found = {place: at for topic in topics for place, at in log.at_time(topic, time_ms).items()}
     if wanted - found.keys():
-        raise NotFound(f"{min(wanted - found.keys())} was deleted, and another made, meanwhile")
+        raise NotFound(
+            f"{min(wanted - found.keys())} was deleted and made again while the read was planned"
+        )
     return {place: found[place] for place in wanted}
 
 
@@ -101,7 +104,7 @@ def _check_names(bound: Bound, option: str, spans: Spans) -> None:
 
 
 def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
-    """Where each range ends, so that they have at most `max_rows` rows together."""
+    """Returns where each range ends, so that all of them have at most `max_rows` rows together."""
     has = {
         place: sum(split.rows for split in splits(broker, place, *ends, MAX_SPLIT_ROWS)[0])
         for place, ends in ranges.items()
@@ -115,8 +118,8 @@ def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
 
 
 def shares(limit: int, has: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """`limit` in proportion to what each has, which is more than it together; what rounding leaves
-    goes where it leaves most."""
+    """Divides `limit` in proportion to the rows of each partition, which together have more than
+    `limit`. The remainder goes to the partitions that rounding cost most."""
     total = sum(has.values())
     given = {place: limit * rows // total for place, rows in has.items()}
     by_rest = sorted(has, key=lambda place: (-(limit * has[place] % total), place))
@@ -129,8 +132,8 @@ def shares(limit: int, has: dict[TopicPartition, int]) -> dict[TopicPartition, i
 
 
 def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[TaskSlice]:
-    """The ranges in slices of at most `rows_per_partition` rows, and at least `min_partitions` of
-    them if there are that many rows."""
+    """Cuts the ranges into slices of at most `rows_per_partition` rows. There are at least
+    `min_partitions` slices if there are that many rows."""
     found = _slices(broker, ranges, settings.rows_per_partition)
     rows = sum(one.rows for one in found)
     if len(found) < settings.min_partitions and rows > len(found):
@@ -147,7 +150,7 @@ def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[TaskSlice]:
 
 
 def tasks(found: Iterable[TaskSlice], at_least: int) -> list[tuple[TaskSlice, ...]]:
-    """One slice a task, but for small ones, as long as there are `at_least` tasks."""
+    """Gives each slice its own task. Small slices share one, as long as `at_least` tasks remain."""
     todo = list(found)
     room = min(SMALL_ROWS, sum(one.rows for one in todo) // at_least)
     packed: list[list[TaskSlice]] = []

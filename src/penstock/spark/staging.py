@@ -1,8 +1,8 @@
-"""One batch of a producer at the broker: staged in pieces, then committed whole, or dropped.
+"""One batch of a producer at the broker: staged in pieces, then committed as a whole, or dropped.
 
-Invariant: a batch is stored once, whoever asks for it how often. Tasks stage under a name of their
-attempt, which no other attempt has; the commit names the attempts that count. A batch that is found
-committed while it is staged again is done, and nothing of it is sent. Must not know Spark's rows.
+Invariant: a batch is stored once, however often it is sent and committed. A task stages under a
+name of its own attempt, and the commit names the attempts that count. If the batch turns out to be
+committed already, the rest of it is not sent. Must not know Spark's rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ ALREADY = "already_committed"
 
 @dataclass(frozen=True)
 class StagedPart(WriterCommitMessage):
-    """What a task has staged: it travels from the executor to the driver's commit. Without pieces
-    the batch was committed before, and `rows` is what it would have been now."""
+    """The part of a batch that one task has staged; Spark sends it from the executor to the
+    driver's commit. With 0 pieces, the batch was committed before, and `rows` is how many it would
+    have had now."""
 
     producer: str
     part: int
@@ -37,7 +38,7 @@ class StagedPart(WriterCommitMessage):
 
 
 class CommitAnswer(msgspec.Struct):
-    """The broker's answer to a commit; `done` rows are stored so far."""
+    """The broker's answer to a commit. `done` rows are stored so far."""
 
     status: str
     rows: int = 0
@@ -53,7 +54,7 @@ _read_producer = msgspec.json.Decoder(ProducerAnswer).decode
 
 
 class ProducerBatch:
-    """`batch` of `producer`. Used by tasks to send, and by the driver to end it."""
+    """Batch number `batch` of `producer`. Tasks send its pieces; the driver commits or drops it."""
 
     def __init__(self, broker: Broker, producer: str, batch: int) -> None:
         self.producer = producer
@@ -62,12 +63,13 @@ class ProducerBatch:
         self._path = f"/v1/writes/{segment(producer)}/{batch}"
 
     def send(self, part: int, pieces: Iterator[RowPiece], target: dict[str, str]) -> StagedPart:
-        """Every piece is on the broker's disk when this returns. `target`: topic or cache."""
+        """Sends the pieces of a task. All of them are on the broker's disk when this returns.
+        `target` has the topic or the cache."""
         attempt = uuid.uuid4().hex
         count = rows = 0
         for piece in pieces:
             if not self._sent(f"{part}/{count}", piece, target | {"attempt": attempt}):
-                # Spark wants its rows taken, though nobody needs them.
+                # Spark requires a task to take all of its rows.
                 rows += piece.rows + sum(more.rows for more in pieces)
                 return StagedPart(self.producer, part, attempt, 0, rows)
             count += 1
@@ -75,7 +77,8 @@ class ProducerBatch:
         return StagedPart(self.producer, part, attempt, count, rows)
 
     def commit(self, staged: Sequence[StagedPart], *, once: bool = False) -> CommitAnswer:
-        """Returns when every row is stored, now or by an earlier commit of the batch."""
+        """Returns when every row is stored, by this commit or by an earlier one of the same
+        batch."""
         parts = [
             {"part": one.part, "attempt": one.attempt, "pieces": one.pieces, "rows": one.rows}
             for one in staged
@@ -95,7 +98,7 @@ class ProducerBatch:
         self._broker.call("DELETE", self._path)
 
     def last_committed(self) -> int:
-        """The producer's last batch, -1 before its first."""
+        """Returns the number of the producer's last batch, -1 before the first."""
         try:
             answer = self._broker.call("GET", f"/v1/writes/{segment(self.producer)}")
         except NotFound:
@@ -103,7 +106,7 @@ class ProducerBatch:
         return _read_producer(answer).last_batch
 
     def _sent(self, path: str, piece: RowPiece, query: dict[str, str]) -> bool:
-        """False when the batch needs no pieces any more."""
+        """Sends a piece. Returns False if the batch is committed already."""
         try:
             self._broker.call(
                 "PUT", f"{self._path}/{path}", body=piece.body, content_type=ARROW, query=query
@@ -116,8 +119,8 @@ class ProducerBatch:
 
     def _unfinished(self, answer: CommitAnswer) -> str:
         return (
-            f"batch {self.batch} of {self.producer} is committed, and {answer.done} of its "
-            f"{answer.rows} rows are stored; the broker stores the others by itself"
+            f"batch {self.batch} of {self.producer} is committed, but only {answer.done} of its "
+            f"{answer.rows} rows are stored yet; the broker stores the others without being asked"
         )
 
     def _ask_to_commit(self, body: bytes) -> CommitAnswer:

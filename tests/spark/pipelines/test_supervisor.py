@@ -28,7 +28,12 @@ from penstock.spark.launching.cluster import SignalForwarder, command, environme
 from penstock.spark.launching.register import RUN_ID, Figures, Register, born_of
 from penstock.spark.launching.screen import Screen, progress_text
 from penstock.spark.launching.signals import Stop
-from penstock.spark.launching.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
+from penstock.spark.launching.supervisor import (
+    LOGGERS_OF_RAISED_ERRORS,
+    PYTHON_LOGGERS_OF_RAISED_ERRORS,
+    Supervisor,
+    quieten,
+)
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
@@ -136,7 +141,7 @@ def test_without_once_all_run_side_by_side_until_a_stop(
         assert works.acquire(timeout=20)
         eventually(lambda: "ZeroDivisionError" in stage.err.getvalue())
     finally:
-        stage.stop.ask()
+        stage.stop.request()
         running.join(60)
     assert outcome == [False]
     first, second, third = stage.summary()
@@ -300,7 +305,7 @@ def test_what_spark_also_raises_is_not_logged(spark: SparkSession):
 
     def fail() -> list[str]:
         listener = logging.handlers.BufferingHandler(100)
-        loggers = [PySparkLogger.getLogger(name) for name in TOLD_IN_PYTHON]
+        loggers = [PySparkLogger.getLogger(name) for name in PYTHON_LOGGERS_OF_RAISED_ERRORS]
         for logger in loggers:
             logger.addHandler(listener)
         with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
@@ -314,16 +319,16 @@ def test_what_spark_also_raises_is_not_logged(spark: SparkSession):
     def level(name: str) -> str:
         return str(log4j.LogManager.getLogger(name).getLevel().name())
 
-    before = {name: level(name) for name in TOLD_BY_US}
+    before = {name: level(name) for name in LOGGERS_OF_RAISED_ERRORS}
     assert "ERROR" in before.values()
     assert fail() != []
     quieten(spark)
     try:
-        assert {level(name) for name in TOLD_BY_US} == {"OFF"}
+        assert {level(name) for name in LOGGERS_OF_RAISED_ERRORS} == {"OFF"}
         assert fail() == []
     finally:
-        for name in TOLD_BY_US:
+        for name in LOGGERS_OF_RAISED_ERRORS:
             known = log4j.Level.toLevel(before[name])
             log4j.core.config.Configurator.setLevel(name, known)
-        for name in TOLD_IN_PYTHON:
+        for name in PYTHON_LOGGERS_OF_RAISED_ERRORS:
             logging.getLogger(name).setLevel(logging.NOTSET)
