@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.spark.launching.catalog import choose
-from penstock.spark.launching.register import Entry, Register, born_of
+from penstock.spark.launching.register import Register, RunEntry, born_of
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
 
@@ -82,9 +82,13 @@ def test_the_options_of_replay_say_what_they_take() -> None:
         (["nowhere.py"], 2, "there is no file nowhere.py"),
         (["archive", "--master", "moon://x"], 2, "--master 'moon://x' is none that Spark knows"),
         (["archive", "--set", "topics"], 2, "--set 'topics' has no value"),
-        (["archive", "--set", "topcs=a"], 2, "pipeline archive has no option topcs; it has topics"),
+        (
+            ["archive", "--set", "topcs=a"],
+            2,
+            "pipeline archive: unknown option topcs; did you mean topics?",
+        ),
         (["archive", "--every", "soon"], 2, "--every 'soon' is no duration"),
-        (["materialize"], 2, "needs option topic"),
+        (["materialize"], 2, "option topic is required"),
         (["archive", "--token-file", "nowhere"], 2, "--token-file: [Errno 2]"),
         (["archive", "--url", "http://127.0.0.1:9"], 1, "UNAVAILABLE: no broker answers at"),
     ],
@@ -130,7 +134,7 @@ def test_a_java_that_does_not_start_is_one_line(
     assert [run["state"] for run in runs(state, "--all")] == ["failed"]
 
 
-def entered(state: dict[str, str], name: str, lake: str = "/lake", **changed: Any) -> Entry:
+def entered(state: dict[str, str], name: str, lake: str = "/lake", **changed: Any) -> RunEntry:
     """A run of this process."""
     register = Register(Path(state["XDG_STATE_HOME"]) / "penstock" / "pipelines")
     entry = register.enter(name, [name], lake, "local[*]", "http://b:1", once=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.launching.register import Entry, Register
+from penstock.spark.launching.register import Register, RunEntry
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.quick_java import quick_java
 
@@ -49,7 +49,7 @@ class Running:
     def said(self) -> str:
         return self._log.read_text()
 
-    def entry(self) -> Entry:
+    def entry(self) -> RunEntry:
         (entry,) = self._register.entries()
         return entry
 

@@ -19,7 +19,7 @@ from penstock.model.ranges import RangeRequest, Selection
 from penstock.model.records import Message
 from penstock.model.splits import SplitRequest
 from penstock.spark import planning, reading
-from penstock.spark.logs import Place
+from penstock.spark.logs import TopicPartition
 from penstock.spark.options import SourceSettings
 from penstock.spark.schemas import schema_of
 from tests.engine.harness import Broker
@@ -96,7 +96,7 @@ def by_sparks_plan(broker: Broker, topic: str) -> Rows:
     stub: Any = _EngineAsBroker(broker)
     found = broker.must(broker.engine.ranges.offsets, topic, None)
     ranges = {
-        Place(topic, one.partition, found.topic_id): (one.earliest, one.next)
+        TopicPartition(topic, one.partition, found.topic_id): (one.earliest, one.next)
         for one in found.partitions
     }
     planned = planning.tasks(planning.slices(stub, ranges, settings), 1)

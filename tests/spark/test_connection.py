@@ -17,9 +17,9 @@ from penstock.model.errors import (
     Unavailable,
 )
 from penstock.spark.broker import Broker, Patience
-from penstock.spark.logs import Place
+from penstock.spark.logs import TopicPartition
 from penstock.spark.options import BrokerSettings, SourceSettings
-from penstock.spark.planning import Slice
+from penstock.spark.planning import TaskSlice
 from penstock.spark.reading import RowRequest, read
 from tests.spark.canned import canned, json_answer, offsets_stream, rows_answer
 from tests.spark.sources import free_port
@@ -107,7 +107,7 @@ def test_a_read_that_breaks_off_goes_on_behind_the_last_row_it_gave():
     first = offsets_stream([0, 1, 2])[:-8]
     rest = offsets_stream([5, 6], [9])
     with canned(rows_answer(first), AWAY, rows_answer(rest)) as server:
-        rows = read_slice(server.settings(retry_s=20), Slice(Place("t", 0), 0, 10, 6))
+        rows = read_slice(server.settings(retry_s=20), TaskSlice(TopicPartition("t", 0), 0, 10, 6))
         assert rows == [0, 1, 2, 5, 6, 9]
         starts = [request.split(b"start=")[1].split(b"&")[0] for request in server.requests]
         assert starts == [b"0", b"3", b"3"]
@@ -117,7 +117,7 @@ def test_a_read_that_goes_forward_is_never_given_up():
     """Each of its breaks is within the bound, and all of them together are far beyond it."""
     answers = [rows_answer(offsets_stream([offset])[:-8]) for offset in range(30)]
     with canned(*answers, rows_answer(offsets_stream([30]))) as server:
-        one = Slice(Place("t", 0), 0, 40, 31)
+        one = TaskSlice(TopicPartition("t", 0), 0, 40, 31)
         assert read_slice(server.settings(retry_s=0.2), one) == list(range(31))
 
 
@@ -125,10 +125,10 @@ def test_a_read_without_progress_is_given_up():
     with canned(*[rows_answer(b"")] * 100) as server:
         settings = server.settings(retry_s=0.2)
         with pytest.raises(Unavailable, match="option retrySeconds"):
-            read_slice(settings, Slice(Place("t", 0), 0, 10, 6))
+            read_slice(settings, TaskSlice(TopicPartition("t", 0), 0, 10, 6))
 
 
-def read_slice(settings: BrokerSettings, one: Slice) -> list[int]:
+def read_slice(settings: BrokerSettings, one: TaskSlice) -> list[int]:
     source = SourceSettings(url=settings.url, retry_s=settings.retry_s, topics=("t",))
     request = RowRequest(source, StructType().add("offset", LongType()))
     return [offset for batch in read(request, (one,)) for offset in batch["offset"].to_pylist()]

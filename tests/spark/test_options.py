@@ -93,13 +93,13 @@ def test_the_journal_has_one_position():
         ("log", "events", "records or journal"),
         ("startingOffsets", "first", "earliest, latest or offsets"),
         ("startingOffsets", "[1]", "earliest, latest or offsets"),
-        ("startingOffsets", '{"orders": 12}', "needs its partitions"),
+        ("startingOffsets", '{"orders": 12}', "has no partitions for topic"),
         ("startingOffsets", '{"orders": {"x": 12}}', "earliest, latest or offsets"),
         ("startingOffsets", '{"orders": {"0": -1}}', "earliest, latest or offsets"),
         ("startingOffsets", '{"orders": {"0": true}}', "earliest, latest or offsets"),
         ("startingOffsets", "12", "a position of log=journal"),
         ("startingTimestamp", "yesterday", "RFC 3339"),
-        ("startingTimestamp", "2025-01-31T12:00:00", "without a zone"),
+        ("startingTimestamp", "2025-01-31T12:00:00", "has no time zone"),
         ("startingTimestamp", "1969-01-01T00:00:00Z", "before 1970"),
         ("endingOffsets", "last", "earliest, latest or offsets"),
         ("endingTimestamp", "noon", "RFC 3339"),
@@ -156,8 +156,11 @@ def test_an_unknown_option_is_refused_with_its_near_match():
     ("options", "said"),
     [
         ({}, "option topic is required"),
-        ({"log": "journal", "topic": "orders"}, "option topic has no meaning here"),
-        ({"log": "journal", "group": "g"}, "option group: of the journal the broker knows only"),
+        ({"log": "journal", "topic": "orders"}, "option topic has no meaning with log=journal"),
+        (
+            {"log": "journal", "group": "g"},
+            "option group: 'g' is not allowed; with log=journal it takes",
+        ),
         ({"log": "journal", "startingOffsets": '{"orders": {"0": 1}}'}, "one position"),
         (
             {"topic": "orders", "startingOffsets": "earliest", "startingTimestamp": "0"},
@@ -255,7 +258,7 @@ def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
         ("write", {"producerId": "p"}, "option producerId is for writeStream"),
         ("writeStream", {"txn": "t"}, "option txn is for write, not for writeStream"),
         ("write", {"txnBatch": "1"}, "option txnBatch counts the batches of a txn: name it too"),
-        ("write", {"txn": "t", "txnBatch": "-1"}, "option txnBatch '-1' does not fit"),
+        ("write", {"txn": "t", "txnBatch": "-1"}, "option txnBatch: '-1' is not allowed"),
         ("write", {"topics": "a"}, "did you mean topic"),
     ],
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.model.errors import NotFound, OutOfRange
-from penstock.spark.logs import Place, Span
+from penstock.spark.logs import Span, TopicPartition
 from penstock.spark.losses import Losses
-from penstock.spark.planning import SMALL_ROWS, Slice, shares, tasks
+from penstock.spark.planning import SMALL_ROWS, TaskSlice, shares, tasks
 
-A, B, C = Place("a", 0), Place("a", 1), Place("b", 0)
+A, B, C = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
 @pytest.mark.parametrize(
@@ -23,21 +23,21 @@ A, B, C = Place("a", 0), Place("a", 1), Place("b", 0)
     ],
 )
 def test_a_limit_is_shared_in_proportion_to_what_each_has(
-    limit: int, has: dict[Place, int], given: dict[Place, int]
+    limit: int, has: dict[TopicPartition, int], given: dict[TopicPartition, int]
 ):
     assert shares(limit, has) == given
 
 
 def test_shares_are_the_limit_together_and_no_more_than_each_has():
-    has = {Place("t", partition): partition**3 % 97 for partition in range(50)}
+    has = {TopicPartition("t", partition): partition**3 % 97 for partition in range(50)}
     for limit in range(1, sum(has.values())):
         given = shares(limit, has)
         assert sum(given.values()) == limit
         assert all(given[place] <= has[place] for place in has)
 
 
-def small(rows: int, place: Place = A) -> Slice:
-    return Slice(place, 0, rows, rows)
+def small(rows: int, place: TopicPartition = A) -> TaskSlice:
+    return TaskSlice(place, 0, rows, rows)
 
 
 def test_small_slices_share_a_task_and_large_ones_do_not():

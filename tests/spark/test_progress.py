@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark.options import BrokerSettings
-from penstock.spark.progress import GroupProgress, follow
+from penstock.spark.progress import ProgressListener, follow
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
 from tests.spark.conftest import StartBroker
@@ -72,7 +72,7 @@ def test_a_session_has_one_listener(spark: SparkSession, broker: BrokerProcess):
 
 
 def test_what_a_batch_has_reached_is_told(broker: BrokerProcess, topic: str):
-    listener = GroupProgress()
+    listener = ProgressListener()
     listener.onQueryProgress(progressed(offset(broker, topic, p0=8, p1=3)))
     assert lags(broker, topic) == [6, 9]
 
@@ -80,7 +80,7 @@ def test_what_a_batch_has_reached_is_told(broker: BrokerProcess, topic: str):
 def test_how_far_the_journal_is_archived_is_told(broker: BrokerProcess, topic: str):
     end = broker.client.get("/v1/journal/offsets?fresh=true").json()["next"]
     told = {"journal": end, "group": "archive", "url": broker.url}
-    GroupProgress().onQueryProgress(progressed(json.dumps(told)))
+    ProgressListener().onQueryProgress(progressed(json.dumps(told)))
     assert broker.client.get("/v1/journal/offsets").json()["archived"] == end
 
 
@@ -90,7 +90,7 @@ def test_what_could_not_be_told_is_told_with_the_next_event(start_broker: StartB
     broker.put(topic, "a")
     end = offset(broker, topic, p0=1)
     broker.kill()
-    listener = GroupProgress()
+    listener = ProgressListener()
     listener.onQueryProgress(progressed(end))
     broker.start()
     listener.onQueryIdle(None)
@@ -100,7 +100,7 @@ def test_what_could_not_be_told_is_told_with_the_next_event(start_broker: StartB
 def test_what_the_broker_refuses_is_left(
     broker: BrokerProcess, topic: str, caplog: pytest.LogCaptureFixture
 ):
-    listener = GroupProgress()
+    listener = ProgressListener()
     bad, good = offset(broker, topic, p0=10**6), offset(broker, topic, p0=2)
     for end in (bad, bad, good):
         listener.onQueryProgress(progressed(end))
@@ -112,14 +112,14 @@ def test_what_the_broker_refuses_is_left(
     "end", [None, "", "17", "null", '{"topic-0": 3}', '{"records": 3}', '{"journal": 5}', "no json"]
 )
 def test_sources_of_another_kind_are_left_alone(end: str | None):
-    listener = GroupProgress()
+    listener = ProgressListener()
     listener.onQueryProgress(progressed(end))
 
 
 def test_the_broker_that_the_source_reads_is_told_and_no_other(
     broker: BrokerProcess, topic: str, caplog: pytest.LogCaptureFixture
 ):
-    listener = GroupProgress()
+    listener = ProgressListener()
     listener.know(BrokerSettings(url=broker.url))
     elsewhere = {"records": {topic: {"0": 5}}, "group": "g", "url": "http://127.0.0.1:1"}
     listener.onQueryProgress(progressed(json.dumps(elsewhere)))
@@ -135,11 +135,11 @@ def test_a_broker_that_wants_a_token_gets_the_one_that_is_known(
     broker.client.headers["Authorization"] = "Bearer secret"
     topic = broker.create_topic("t")
     broker.put(topic, "a")
-    listener = GroupProgress()
+    listener = ProgressListener()
     listener.onQueryProgress(progressed(offset(broker, topic, p0=1)))
     assert lags(broker, topic) is None
-    assert "told by its query alone, when it looks for the next batch" in caplog.text
-    assert f"no token that {broker.url} takes" in caplog.text
+    assert "is published only when its query plans the next batch" in caplog.text
+    assert f"no token that {broker.url} accepts" in caplog.text
     assert "follow(spark, url, token)" in caplog.text
     assert "option" not in caplog.text
     listener.know(BrokerSettings(url=broker.url, token="secret"))

@@ -14,8 +14,8 @@ from penstock.spark.options import LogName
 from penstock.spark.schemas import (
     RECORD_COLUMNS,
     Shape,
-    asked_of_broker,
     check,
+    requested_columns,
     schema_of,
 )
 from penstock.storage.columns import SCHEMA
@@ -65,7 +65,7 @@ def test_a_schema_of_the_users_own_may_only_leave_columns_out(name: str, kind: A
 def test_the_broker_is_asked_for_the_position_and_what_is_wanted(
     log: LogName, columns: tuple[str, ...], asked: tuple[str, ...]
 ):
-    assert asked_of_broker(log, schema_of(log, columns)) == asked
+    assert requested_columns(log, schema_of(log, columns)) == asked
 
 
 def test_batches_get_their_topic_and_partition_and_are_not_copied():

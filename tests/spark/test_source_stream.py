@@ -145,4 +145,4 @@ def test_a_group_that_cannot_be_told_is_a_warning_and_no_failure(
     reader.stop()
     assert sum(end["records"][topic].values()) > 0
     assert len(caplog.records) == 1, "said once"
-    assert "is not told" in caplog.text
+    assert "is not published" in caplog.text

@@ -11,8 +11,8 @@ import pytest
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError, Unavailable
 from penstock.spark.broker import Broker, Patience
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pieces import Piece
-from penstock.spark.staging import Staged, Staging
+from penstock.spark.pieces import RowPiece
+from penstock.spark.staging import ProducerBatch, StagedPart
 
 Answer = dict[str, Any] | PenstockError
 COMMIT = ("POST", "/v1/writes/p%2Fq/7/commit")
@@ -56,22 +56,22 @@ class ScriptedBroker(Broker):
         self.now += seconds
 
 
-def staging(answers: dict[tuple[str, str], list[Answer]]) -> tuple[ScriptedBroker, Staging]:
+def staging(answers: dict[tuple[str, str], list[Answer]]) -> tuple[ScriptedBroker, ProducerBatch]:
     broker = ScriptedBroker(answers)
-    return broker, Staging(broker, "p/q", 7)
+    return broker, ProducerBatch(broker, "p/q", 7)
 
 
 def put(part: int, piece: int) -> tuple[str, str]:
     return "PUT", f"/v1/writes/p%2Fq/7/{part}/{piece}"
 
 
-def staged(part: int, rows: int) -> Staged:
-    return Staged("p/q", part, f"attempt-{part}", 1 if rows else 0, rows)
+def staged(part: int, rows: int) -> StagedPart:
+    return StagedPart("p/q", part, f"attempt-{part}", 1 if rows else 0, rows)
 
 
 def test_pieces_are_numbered_and_counted():
     broker, batch = staging({put(3, 0): [{}], put(3, 1): [{}]})
-    sent = batch.send(3, iter([Piece(5, b"one"), Piece(6, b"two")]), {"topic": "t"})
+    sent = batch.send(3, iter([RowPiece(5, b"one"), RowPiece(6, b"two")]), {"topic": "t"})
     assert broker.asked == [put(3, 0), put(3, 1)]
     assert broker.bodies == [b"one", b"two"]
     assert broker.queries == [{"topic": "t", "attempt": sent.attempt}] * 2
@@ -87,7 +87,7 @@ def test_no_two_attempts_share_a_name():
 def test_a_batch_that_is_committed_already_is_counted_and_not_sent():
     refused = FailedPrecondition("already committed")
     broker, batch = staging({put(0, 0): [refused], PRODUCER: [{"last_batch": 7}]})
-    pieces = iter([Piece(1, b"a"), Piece(1, b"b")])
+    pieces = iter([RowPiece(1, b"a"), RowPiece(1, b"b")])
     sent = batch.send(0, pieces, {"topic": "t"})
     assert (sent.pieces, sent.rows) == (0, 2)
     assert broker.asked == [put(0, 0), PRODUCER]
@@ -98,7 +98,7 @@ def test_a_batch_that_is_committed_already_is_counted_and_not_sent():
 def test_a_refusal_of_a_batch_that_is_not_committed_is_an_error(known: Answer):
     _, batch = staging({put(0, 0): [FailedPrecondition("no")], PRODUCER: [known]})
     with pytest.raises(FailedPrecondition, match="no"):
-        batch.send(0, iter([Piece(1, b"a")]), {"topic": "t"})
+        batch.send(0, iter([RowPiece(1, b"a")]), {"topic": "t"})
 
 
 def test_a_commit_names_the_attempts_that_have_rows():
@@ -143,9 +143,12 @@ def test_a_commit_that_goes_no_further_is_given_up_after_a_time():
 
 @pytest.mark.parametrize(
     ("call", "method", "path"),
-    [(Staging.drop, "DELETE", "/v1/writes/p%2Fq/7"), (Staging.last_committed, *PRODUCER)],
+    [
+        (ProducerBatch.drop, "DELETE", "/v1/writes/p%2Fq/7"),
+        (ProducerBatch.last_committed, *PRODUCER),
+    ],
 )
-def test_names_are_escaped_in_paths(call: Callable[[Staging], Any], method: str, path: str):
+def test_names_are_escaped_in_paths(call: Callable[[ProducerBatch], Any], method: str, path: str):
     broker, batch = staging({(method, path): [{"last_batch": 1}]})
     call(batch)
     assert broker.asked == [(method, path)]

@@ -17,7 +17,7 @@ from penstock.client.credentials import Credentials, Token
 from penstock.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from penstock.spark.launching.register import Entry
+    from penstock.spark.launching.register import RunEntry
     from penstock.spark.running.pipeline import Pipeline
 
 
@@ -191,7 +191,7 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
         show(f"stopped {printable(each.name)} (process {each.pid}{failed})")
 
 
-def _end_of(entry: Entry) -> str:
+def _end_of(entry: RunEntry) -> str:
     return "killed" if entry.exit_code is None else f"exit code {entry.exit_code}"
 
 
@@ -254,7 +254,7 @@ def _show_options(each: Pipeline) -> None:
     )
 
 
-def _concerns(entry: Entry, known: list[Entry]) -> bool:
+def _concerns(entry: RunEntry, known: list[RunEntry]) -> bool:
     """It runs, or it has died and nobody has started it again since."""
     if entry.state != "died":
         return entry.is_running
@@ -266,11 +266,11 @@ def _concerns(entry: Entry, known: list[Entry]) -> bool:
     )
 
 
-def _is_meant(entry: Entry, name: str) -> bool:
+def _is_meant(entry: RunEntry, name: str) -> bool:
     return name in (entry.name, str(entry.pid), *entry.pipelines)
 
 
-def _rows(entry: Entry) -> list[tuple[object, ...]]:
+def _rows(entry: RunEntry) -> list[tuple[object, ...]]:
     since = _ago(time.time() - entry.started_s)
     lake = os.path.relpath(entry.lake) if entry.lake.startswith(os.getcwd()) else entry.lake
     if not entry.activities:
@@ -291,7 +291,7 @@ def _rows(entry: Entry) -> list[tuple[object, ...]]:
     ]
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _told(entry: RunEntry) -> dict[str, Any]:
     import msgspec
 
     return msgspec.structs.asdict(entry) | {"state": entry.state}

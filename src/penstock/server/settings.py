@@ -1,7 +1,7 @@
-"""What an operator can set, and where each value came from.
+"""The broker's settings, and where each value came from.
 
-In rising order: the profile's default, the configuration file (TOML), the environment
-(`PENSTOCK_<NAME>`), a flag. Every name is spelled the same in all of them.
+A value is taken from, in rising order: the profile's default, the configuration file (TOML), the
+environment (`PENSTOCK_<NAME>`), a flag. Every name is spelled the same in all of them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,26 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from penstock.api.durability import FsyncMode
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import CONTRACT_LIMITS, KIB, MIB, Limits
-from penstock.model.units import parse_duration_ms, parse_size
+from penstock.model.options import (
+    TEXT,
+    YES_OR_NO,
+    Kind,
+    Option,
+    WrongValue,
+    choice,
+    duration_ms,
+    list_of,
+    size_bytes,
+    unknown_name,
+    whole_number,
+)
 from penstock.server.http.answer_budget import ANSWER_MEMORY_BYTES, STALLED_TIMEOUT_MS
 
 Profile = Literal["work", "contract"]
@@ -84,17 +96,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 SECRET = frozenset({"token"})
 MINIMUM = {
     "port": 0,
-    "idempotency_ttl_ms": 1,
     "segment_bytes": 64 * KIB,
     "reserve_bytes": 0,
     "memory_bytes": MIB,
     "tail_bytes": 0,
-    "fsync_interval_ms": 1,
     "lag_alert_events": 0,
     "disconnect_slow_ms": 0,
     "journal_retention_ms": 0,
 }
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+MAX_PORT = 65535
 
 Origins = dict[str, str]
 
@@ -102,7 +112,7 @@ Origins = dict[str, str]
 def load_settings(
     flags: Mapping[str, Any], config: str = "", environ: Mapping[str, str] | None = None
 ) -> tuple[Settings, Origins]:
-    """The settings in force and, for each name, where its value came from."""
+    """Returns the settings in force and, for each name, where its value came from."""
     environ = os.environ if environ is None else environ
     config = config or environ.get("PENSTOCK_CONFIG", "")
     sources: list[tuple[str, Mapping[str, Any]]] = []
@@ -110,15 +120,19 @@ def load_settings(
         sources.append((f"file {config}", _read_file(config)))
     sources.append(("environment", _read_environment(environ)))
     sources.append(("flag", {name: value for name, value in flags.items() if value is not None}))
+    options = _options()
     values: dict[str, Any] = {}
     origins: Origins = {}
     for origin, found in sources:
         for name, value in found.items():
-            values[name] = _parse(name, value, origin)
+            if name not in options:
+                raise InvalidArgument(f"{unknown_name(name, options, 'setting')} (in {origin})")
+            values[name] = _read(options[name], value, origin)
             origins[name] = origin
     _add_profile(values, origins)
-    settings = _build(values)
-    return settings, {name: origins.get(name, "default") for name in Settings.__struct_fields__}
+    return Settings(**values), {
+        name: origins.get(name, "default") for name in Settings.__struct_fields__
+    }
 
 
 def read_token(settings: Settings) -> str:
@@ -129,7 +143,7 @@ def read_token(settings: Settings) -> str:
 
 
 def read_control_plane_token(settings: Settings) -> str:
-    """What the control plane wants to see; empty means nothing."""
+    """The bearer token for the control plane; empty means no token."""
     if not settings.control_plane_token_file:
         return ""
     return _read_token_file("control_plane_token_file", settings.control_plane_token_file)
@@ -165,33 +179,14 @@ def _add_profile(values: dict[str, Any], origins: Origins) -> None:
                 origins[name] = "profile contract"
 
 
-def _build(values: dict[str, Any]) -> Settings:
-    try:
-        settings = msgspec.convert(values, Settings)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"settings: {error}") from error
-    for name in Settings.__struct_fields__:
-        value = getattr(settings, name)
-        least = MINIMUM.get(name, 1)
-        if type(value) is int and value < least:
-            raise InvalidArgument(f"{name} must be {least} or more, not {value}")
-    if settings.port > 65535:
-        raise InvalidArgument(f"port must be at most 65535, not {settings.port}")
-    origins = tuple(_browser_origin(origin) for origin in settings.allowed_origins)
-    return msgspec.structs.replace(settings, allowed_origins=origins)
-
-
 def _browser_origin(text: str) -> str:
-    """The origin as browsers send it: in lower case, without a slash at the end and without the
-    scheme's own port. Raises InvalidArgument for what no browser sends."""
+    """Returns the origin as browsers send it: in lower case, without a slash at the end and without
+    the scheme's own port."""
     if text == "null":
         return text
     found = _ORIGIN.fullmatch(text.lower())
-    if found is None or int(found["port"] or 0) > 65535:
-        raise InvalidArgument(
-            f"allowed_origins: {text!r} is not an origin; write scheme, host and perhaps port, "
-            "such as https://app.example or http://localhost:3000; names outside ASCII as xn--…"
-        )
+    if found is None or int(found["port"] or 0) > MAX_PORT:
+        raise WrongValue(f"is not a list of origins: {text!r} is none")
     scheme, host, port = found["scheme"], found["host"], found["port"]
     if port is None or int(port) == _DEFAULT_PORTS.get(scheme):
         return f"{scheme}://{host}"
@@ -214,47 +209,59 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _parse(name: str, value: Any, origin: str) -> Any:
-    """Texts become what the setting is; a value that is no text is checked as it is."""
-    if name not in Settings.__struct_fields__:
-        raise InvalidArgument(f"unknown setting {name!r} in {origin}")
-    kind = type(_DEFAULTS[name])
-    if kind is tuple and isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, str) or kind is str:
-        return value
-    if kind is bool and value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    if kind is int:
-        number = _parse_number(name, value)
-        if number is not None:
-            return number
-    raise InvalidArgument(f"{name} from {origin}: {value!r} is not {_expected(name, kind)}")
+def _read(option: Option, value: Any, origin: str) -> Any:
+    """Reads a text. Checks a value of the configuration file, or of a flag, that is no text."""
+    label = f"{option.name} from {origin}"
+    if isinstance(value, str):
+        return option.read(value, label)
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = tuple(value)
+    if type(value) is not type(_DEFAULTS[option.name]):
+        raise option.wrong(value, label)
+    return value if isinstance(value, bool) else option.read(_as_text(value), label)
 
 
-def _parse_number(name: str, text: str) -> int | None:
-    """A duration for a setting in milliseconds, a size for any other. A number below zero is one
-    too: the check of the least value refuses it and names that value."""
-    if _BELOW_ZERO.fullmatch(text):
-        return int(text)
-    return parse_duration_ms(text) if name.endswith("_ms") else parse_size(text)
-
-
-def _expected(name: str, kind: type) -> str:
-    if kind is bool:
-        return "yes or no"
-    if name.endswith("_ms"):
-        return "a whole number of milliseconds or a duration such as 500ms, 5s or 7d"
-    if name.endswith("_bytes"):
-        return "a whole number of bytes or a size such as 64MiB"
-    return "a whole number"
+def _as_text(value: int | tuple[str, ...]) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-_BELOW_ZERO = re.compile(r"\s*-\d{1,15}\s*")
 _DEFAULTS = msgspec.structs.asdict(Settings())
+
+
+def _kind(name: str, words: tuple[str, ...]) -> Kind:
+    """The kind of a setting, by its type and the unit at the end of its name."""
+    default = _DEFAULTS[name]
+    least = MINIMUM.get(name, 1)
+    if words and isinstance(default, str):
+        return choice(*words)
+    if isinstance(default, str):
+        return TEXT
+    if isinstance(default, bool):
+        return YES_OR_NO
+    if isinstance(default, tuple):
+        return _BROWSER_ORIGINS
+    if name.endswith("_ms"):
+        return duration_ms(least)
+    if name.endswith("_bytes"):
+        return size_bytes(least)
+    return whole_number(least, MAX_PORT if name == "port" else None)
+
+
+_BROWSER_ORIGINS = list_of(
+    Kind("an origin", _browser_origin),
+    "origins with commas between: scheme, host and perhaps port, such as https://app.example or "
+    "http://localhost:3000; names outside ASCII as xn--…",
+    skip_empty=True,
+)
+
+
+def _options() -> dict[str, Option]:
+    hints = get_type_hints(Settings)
+    return {
+        name: Option(name, _kind(name, get_args(hints[name])), is_secret=name in SECRET)
+        for name in _DEFAULTS
+    }

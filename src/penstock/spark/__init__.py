@@ -5,8 +5,8 @@
     spark = session()
     spark.read.format("penstock").option("topic", "orders").load().show()
 
-The driver plans, the executors read and write; both speak HTTP to the broker and need this package
-installed. Spark itself is imported when something of it is first used.
+The driver plans, the executors read and write. Both call the broker over HTTP, and both need this
+package installed. Spark itself is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""format("penstock"): which class does what. Made on the driver, for every read and write anew.
+"""The entry point of format("penstock"), made on the driver for every read and write.
 
-Options are read when a reader or writer is asked for, so that a wrong one fails the query that has
-it, by name, before anything is read or written.
+Options are read when Spark asks for a reader or a writer. So a wrong option fails its own query, by
+name, before anything is read or written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.spark.schemas import schema_of
 
 
 class PenstockDataSource(DataSource):
-    """Topics and the journal of a broker as tables and streams, topics and caches as sinks.
+    """Reads topics and the journal of a broker as tables and streams; writes to topics and caches.
 
     >>> spark.read.format("penstock").option("topic", "orders").load()
     """

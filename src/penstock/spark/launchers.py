@@ -1,7 +1,8 @@
-"""Small shell scripts that start a program a little differently, kept in the user's cache.
+"""Small shell scripts that start a program with other arguments, kept in the user's cache
+directory.
 
-Invariant: a script is there whole or not at all, and is named by what it says: whoever makes one at
-the same time makes the same. Must not know what is started.
+Invariant: a script is complete or absent. Its name is a hash of its text, so two processes that
+make it at the same time write the same file. Must not know what is started.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def name_for(what: str, text: str) -> str:
 
 
 def make_launcher(path: Path, text: str) -> Path:
-    """The path, with the script there. OSError where none can be written."""
+    """Writes the script, if it is not there, and returns its path. Raises OSError if it cannot be
+    written."""
     if _holds(path, text):
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""What can be read at a broker: the records of topics and the journal, as sequences with positions.
+"""The logs that a broker offers to Spark: the records of topics, and the journal.
 
-A place is one sequence: a partition of a topic, or the journal. Its positions rise and have gaps.
-Invariant: positions are encoded in one way only, for Spark compares them as text; those of a topic
-say nothing of another that was made later under its name. Must not know Spark, nor what is planned
-with the answers.
+A `TopicPartition` is one sequence of rows with rising positions, which may have gaps. Invariant:
+positions are encoded in one way only, because Spark compares them as text. Positions of a deleted
+topic are never used for a new topic of the same name. Must not know Spark, or what its answers are
+used for.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 T = TypeVar("T")
 
 MANY_TOPICS = 8
-"""Beyond it, all topics of the broker are asked for at once, a page at a time."""
+"""From this many topics on, one paged request for all topics is cheaper than one request for
+each."""
 
 
-class Place(NamedTuple):
-    """`topic_id` 0: not known, such as in a checkpoint of an older version."""
+class TopicPartition(NamedTuple):
+    """A partition of a topic, or the journal (`JOURNAL`). `topic_id` is 0 if it is not known, as in
+    a checkpoint of an older version."""
 
     topic: str
     partition: int
@@ -49,14 +51,15 @@ class Place(NamedTuple):
         return "/v1/journal/splits" if self == JOURNAL else f"{self._path}/splits"
 
     def between(self, start: int, end: int) -> dict[str, str | int]:
-        """The parameters that name a range."""
+        """Returns the query parameters that name a range."""
         if self == JOURNAL:
             return {"from": start, "to": end}
         of_topic: dict[str, str | int] = {"topic_id": self.topic_id} if self.topic_id else {}
         return {"start": start, "end": end} | of_topic
 
-    def by_name(self) -> Place:
-        """The place, whichever topic has the name."""
+    def by_name(self) -> TopicPartition:
+        """Returns the same partition without the topic's id: it means whichever topic has the name
+        now."""
         return self._replace(topic_id=0)
 
     @property
@@ -64,49 +67,50 @@ class Place(NamedTuple):
         return f"/v1/topics/{segment(self.topic)}/partitions/{self.partition}"
 
 
-JOURNAL = Place("", 0)
+JOURNAL = TopicPartition("", 0)
 
 
 class Span(NamedTuple):
-    """`earliest` is the oldest position that is kept, `next` the end of what is there."""
+    """The positions that can be read: from `earliest`, the oldest one kept, to before `next`."""
 
     earliest: int
     next: int
 
 
-Positions = dict[Place, int]
-Spans = dict[Place, Span]
+Positions = dict[TopicPartition, int]
+Spans = dict[TopicPartition, Span]
 
 
-def span_of(spans: Spans, place: Place) -> Span | None:
-    """Of a place without an id, that of whichever topic has the name."""
+def span_of(spans: Spans, place: TopicPartition) -> Span | None:
+    """Returns the span of a partition. Without a topic id, it is the partition of whichever topic
+    has the name now."""
     if place.topic_id or place == JOURNAL:
         return spans.get(place)
     return next((span for other, span in spans.items() if other.by_name() == place), None)
 
 
-class Log(Protocol):
+class SourceLog(Protocol):
     def find(self) -> list[str]:
-        """The topics there are now, and those that must be there; of the journal one that stands
-        for it."""
+        """Returns the topics that exist and are wanted, and those that must exist. The journal has
+        one, with an empty name."""
         ...
 
     def is_named(self, topic: str) -> bool:
-        """Must the topic be there?"""
+        """Returns whether the topic must exist."""
         ...
 
     def is_wanted(self, topic: str) -> bool:
-        """Would it be read, if it were there?"""
+        """Returns whether the topic would be read if it existed."""
         ...
 
     def spans(self, topic: str) -> Spans: ...
 
     def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
-        """Of each topic, or that it is not there."""
+        """Returns the spans of each topic, or NotFound for a topic that does not exist."""
         ...
 
     def at_time(self, topic: str, time_ms: int) -> Positions:
-        """Where rows of that time or later begin."""
+        """Returns the first positions at that time or later."""
         ...
 
     def encode(self, positions: Positions) -> dict[str, Any]: ...
@@ -114,14 +118,20 @@ class Log(Protocol):
     def decode(self, offset: Mapping[str, Any]) -> Positions: ...
 
 
-def log_of(broker: Broker, settings: SourceSettings) -> Log:
-    return Journal(broker) if settings.log == "journal" else Records(broker, settings.topics)
+def log_of(broker: Broker, settings: SourceSettings) -> SourceLog:
+    return JournalLog(broker) if settings.log == "journal" else RecordLog(broker, settings.topics)
 
 
 def splits(
-    broker: Broker, place: Place, start: int, end: int, rows: int, max_rows: int | None = None
+    broker: Broker,
+    place: TopicPartition,
+    start: int,
+    end: int,
+    rows: int,
+    max_rows: int | None = None,
 ) -> tuple[list[Split], int]:
-    """The range in parts of at most `rows` rows, together at most `max_rows`; and their end."""
+    """Cuts a range into parts of at most `rows` rows, together at most `max_rows`. Returns the
+    parts and the position after the last."""
     found: list[Split] = []
     left, at = max_rows, start
     while at < end and left != 0:
@@ -139,8 +149,8 @@ def splits(
 
 
 def publish(broker: Broker, group: str, positions: Positions) -> None:
-    """Says that everything below the positions is done for the group: of topics any, of the journal
-    the archive. One try for each."""
+    """Publishes that the group has done everything below the positions. For the journal, the group
+    is always the archive. Tries once."""
     once = Patience(0)
     if JOURNAL in positions:
         body = encode({"next": positions[JOURNAL]})
@@ -151,15 +161,16 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
             done = by_topic.setdefault((place.topic, place.topic_id), [])
             done.append({"partition": place.partition, "next": position})
     for (topic, topic_id), partitions in by_topic.items():
-        said: dict[str, Any] = {"partitions": partitions}
+        progress: dict[str, Any] = {"partitions": partitions}
         if topic_id:
-            said["topic_id"] = topic_id
+            progress["topic_id"] = topic_id
         path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
-        broker.call("POST", path, body=encode(said), patience=once)
+        broker.call("POST", path, body=encode(progress), patience=once)
 
 
-class Records:
-    """`topics` are names, which must exist, and patterns, which may match none."""
+class RecordLog:
+    """The records of topics. `topics` are names, which must exist, and patterns, which may match
+    none."""
 
     def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
         self._broker = broker
@@ -169,7 +180,7 @@ class Records:
     def find(self) -> list[str]:
         if not self._patterns:
             return self._names
-        there = _decoded(TopicNames, self._broker.call("GET", "/v1/topics")).topics
+        there = _decoded(TopicNamesAnswer, self._broker.call("GET", "/v1/topics")).topics
         return sorted({*self._names, *filter(self.is_wanted, there)})
 
     def is_named(self, topic: str) -> bool:
@@ -184,7 +195,7 @@ class Records:
 
     def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
         if len(topics) > MANY_TOPICS:
-            # A broker of an older version does not know the question.
+            # A broker of an older version does not have this route.
             with suppress(NotFound):
                 there = {each.topic: _spans(each) for each in self._all_offsets()}
                 return {topic: there.get(topic) or self._absence(topic) for topic in topics}
@@ -199,7 +210,7 @@ class Records:
     def at_time(self, topic: str, time_ms: int) -> Positions:
         found = self._offsets(topic, {"time_ms": time_ms})
         return {
-            Place(topic, report.partition, found.topic_id): report.next
+            TopicPartition(topic, report.partition, found.topic_id): report.next
             if report.at_time is None
             else report.at_time
             for report in found.partitions
@@ -216,22 +227,23 @@ class Records:
         records = offset.get("records")
         if not isinstance(records, dict):
             raise InvalidArgument(
-                "the checkpoint is of a query that read another log; log=records needs its own"
+                "the checkpoint is of a query that read another log; give log=records a checkpoint "
+                "of its own"
             )
         ids = offset.get("ids", {})
         return {
-            Place(topic, int(partition), ids.get(topic, 0)): position
+            TopicPartition(topic, int(partition), ids.get(topic, 0)): position
             for topic, partitions in records.items()
             for partition, position in partitions.items()
         }
 
-    def _offsets(self, topic: str, query: dict[str, str | int]) -> TopicOffsets:
+    def _offsets(self, topic: str, query: dict[str, str | int]) -> TopicOffsetsAnswer:
         path = f"/v1/topics/{segment(topic)}/offsets"
         try:
             content = self._broker.call("GET", path, query=query)
         except NotFound:
             raise self._absence(topic) from None
-        return _decoded(TopicOffsets, content)
+        return _decoded(TopicOffsetsAnswer, content)
 
     def _absence(self, topic: str) -> NotFound:
         return NotFound(f"topic {topic!r} does not exist at {self._broker.url}")
@@ -245,7 +257,7 @@ class Records:
             after = page.after
 
 
-class Journal:
+class JournalLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
@@ -259,7 +271,7 @@ class Journal:
         return True
 
     def spans(self, topic: str) -> Spans:
-        """Fresh: with everything that had happened when it was asked for."""
+        """Asks for a fresh answer, which includes everything that happened before the request."""
         report = self._offsets({"fresh": "true"})
         return {JOURNAL: Span(report.earliest, report.next)}
 
@@ -276,18 +288,21 @@ class Journal:
     def decode(self, offset: Mapping[str, Any]) -> Positions:
         if "journal" not in offset:
             raise InvalidArgument(
-                "the checkpoint is of a query that read another log; log=journal needs its own"
+                "the checkpoint is of a query that read another log; give log=journal a checkpoint "
+                "of its own"
             )
         return {JOURNAL: int(offset["journal"])}
 
-    def _offsets(self, query: dict[str, str | int]) -> JournalOffsets:
+    def _offsets(self, query: dict[str, str | int]) -> JournalOffsetsAnswer:
         content = self._broker.call("GET", "/v1/journal/offsets", query=query)
-        return _decoded(JournalOffsets, content)
+        return _decoded(JournalOffsetsAnswer, content)
 
 
 def _spans(found: NamedOffsets) -> Spans:
     return {
-        Place(found.topic, report.partition, found.topic_id): Span(report.earliest, report.next)
+        TopicPartition(found.topic, report.partition, found.topic_id): Span(
+            report.earliest, report.next
+        )
         for report in found.partitions
     }
 
@@ -299,18 +314,18 @@ def is_pattern(topic: str) -> bool:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-class TopicOffsets(msgspec.Struct):
+class TopicOffsetsAnswer(msgspec.Struct):
     partitions: list[OffsetReport]
     topic_id: int = 0
 
 
-class JournalOffsets(msgspec.Struct):
+class JournalOffsetsAnswer(msgspec.Struct):
     earliest: int
     next: int
     at_time: int | None = None
 
 
-class TopicNames(msgspec.Struct):
+class TopicNamesAnswer(msgspec.Struct):
     topics: list[str]
 
 
@@ -319,5 +334,5 @@ def _decoded(kind: type[T], content: bytes) -> T:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
         raise Internal(
-            f"the answer was something unexpected ({error}); is this a Penstock broker?"
+            f"the broker's answer cannot be read ({error}); is this a Penstock broker?"
         ) from error

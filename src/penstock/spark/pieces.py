@@ -1,7 +1,7 @@
-"""Batches of rows into pieces: bodies of about the same size, however large or small the batches.
+"""Cuts batches of rows into pieces of about the same size, however large or small the batches are.
 
-Invariant: the pieces hold every row once, in order; one is no larger than `limit` and a row, or
-twice `limit`. Must not know where pieces go.
+Invariant: the pieces hold every row once, in order. A piece is no larger than twice `limit`, or
+`limit` and one row. Must not know where pieces go.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from typing import NamedTuple
 import pyarrow as pa
 
 PIECE_BYTES = 8 << 20
-"""Far below what a broker takes as a body, and long enough that a sync a piece is not felt."""
+"""Far below the largest body that a broker accepts, and large enough that one sync for each piece
+costs little."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
+    """Rows as the bytes of an Arrow IPC stream."""
+
     rows: int
     body: bytes
 
 
-def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator[Piece]:
-    """Arrow IPC streams; all batches have the schema of the first. Rowless ones are left out."""
+def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator[RowPiece]:
+    """Yields the rows as Arrow IPC streams. All batches have the schema of the first; empty batches
+    are left out."""
     open_piece: _OpenPiece | None = None
     for batch in batches:
         for part in _no_larger_than(limit, batch):
@@ -34,7 +38,8 @@ def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator
 
 
 class _OpenPiece:
-    """Counts what is written, and not what the rows take: many small batches are mostly heads."""
+    """Counts the bytes written, not the bytes of the rows: of many small batches, most bytes are
+    headers."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._out = pa.BufferOutputStream()
@@ -42,14 +47,14 @@ class _OpenPiece:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """The bytes written so far."""
+        """Returns the bytes written so far."""
         self._stream.write_batch(batch)
         self._rows += batch.num_rows
         return int(self._out.tell())
 
-    def close(self) -> Piece:
+    def close(self) -> RowPiece:
         self._stream.close()
-        return Piece(self._rows, self._out.getvalue().to_pybytes())
+        return RowPiece(self._rows, self._out.getvalue().to_pybytes())
 
 
 def _no_larger_than(limit: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
-"""What is read next, and by how many tasks. Runs on the driver.
+"""Plans what is read next, and by how many tasks. Runs on the driver.
 
-Invariant: the slices of a plan cover what is asked for, without overlap. A limit of rows is exact,
-and shared by the places in proportion to what each has, so that none waits for another. Must not
-know Spark's offsets.
+Invariant: the slices of a plan cover the wanted ranges without overlap. A limit of rows is exact,
+and each partition gets a share of it in proportion to its rows, so that none waits for another.
+Must not know Spark's offsets.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from dataclasses import dataclass
 from penstock.model.errors import InvalidArgument, NotFound, NotYet
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Log, Place, Positions, Spans, splits
+from penstock.spark.logs import JOURNAL, Positions, SourceLog, Spans, TopicPartition, splits
 from penstock.spark.losses import Losses
 from penstock.spark.options import Bound, SourceSettings
 
 SMALL_ROWS = 8192
-"""A task costs as much as reading so many rows; smaller slices share one."""
+"""Starting a task costs as much as reading this many rows, so smaller slices share a task."""
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The part of a place that a task reads: from `start` to before `end`."""
+class TaskSlice:
+    """Rows of one partition that a task reads: from `start` to before `end`."""
 
-    place: Place
+    place: TopicPartition
     start: int
     end: int
     rows: int
 
 
-Ranges = dict[Place, tuple[int, int]]
+Ranges = dict[TopicPartition, tuple[int, int]]
 
 
-def find_spans(log: Log) -> Spans:
-    """Of all that is to be read; a topic that was named and does not exist is an error."""
+def find_spans(log: SourceLog) -> Spans:
+    """Returns the spans of everything to be read. Raises NotFound if a topic given by name does not
+    exist."""
     found: Spans = {}
     for spans in log.spans_of(log.find()).values():
         if isinstance(spans, NotFound):
@@ -44,8 +45,8 @@ def find_spans(log: Log) -> Spans:
     return found
 
 
-def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
-    """Where a read that has read nothing yet begins."""
+def starting(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
+    """Returns where a query that has read nothing yet begins."""
     found = _positions(log, settings.start, "startingOffsets", spans)
     losses = Losses.of(settings)
     return {
@@ -54,12 +55,12 @@ def starting(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
     }
 
 
-def ending(log: Log, settings: SourceSettings, spans: Spans) -> Positions:
-    """Where a batch read ends."""
+def ending(log: SourceLog, settings: SourceSettings, spans: Spans) -> Positions:
+    """Returns where a batch read ends."""
     return _positions(log, settings.end, "endingOffsets", spans)
 
 
-def _positions(log: Log, bound: Bound, option: str, spans: Spans) -> Positions:
+def _positions(log: SourceLog, bound: Bound, option: str, spans: Spans) -> Positions:
     _check_names(bound, option, spans)
     if bound.time_ms is not None:
         found = at_time(log, spans, bound.time_ms)
@@ -76,13 +77,15 @@ def _positions(log: Log, bound: Bound, option: str, spans: Spans) -> Positions:
     return found
 
 
-def at_time(log: Log, places: Iterable[Place], time_ms: int) -> Positions:
-    """Where rows of that time or later begin."""
+def at_time(log: SourceLog, places: Iterable[TopicPartition], time_ms: int) -> Positions:
+    """Returns the first positions at that time or later."""
     wanted = set(places)
     topics = sorted({place.topic for place in wanted})
     found = {place: at for topic in topics for place, at in log.at_time(topic, time_ms).items()}
     if wanted - found.keys():
-        raise NotFound(f"{min(wanted - found.keys())} was deleted, and another made, meanwhile")
+        raise NotFound(
+            f"{min(wanted - found.keys())} was deleted and made again while the read was planned"
+        )
     return {place: found[place] for place in wanted}
 
 
@@ -93,7 +96,7 @@ def _check_names(bound: Bound, option: str, spans: Spans) -> None:
         if topic not in topics:
             raise InvalidArgument(f"{option} names topic {topic!r}, which is not among those read")
         for partition in partitions:
-            if Place(topic, partition) not in known:
+            if TopicPartition(topic, partition) not in known:
                 raise InvalidArgument(f"{option}: topic {topic!r} has no partition {partition}")
 
 
@@ -101,7 +104,7 @@ def _check_names(bound: Bound, option: str, spans: Spans) -> None:
 
 
 def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
-    """Where each range ends, so that they have at most `max_rows` rows together."""
+    """Returns where each range ends, so that all of them have at most `max_rows` rows together."""
     has = {
         place: sum(split.rows for split in splits(broker, place, *ends, MAX_SPLIT_ROWS)[0])
         for place, ends in ranges.items()
@@ -114,9 +117,9 @@ def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
     }
 
 
-def shares(limit: int, has: dict[Place, int]) -> dict[Place, int]:
-    """`limit` in proportion to what each has, which is more than it together; what rounding leaves
-    goes where it leaves most."""
+def shares(limit: int, has: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Divides `limit` in proportion to the rows of each partition, which together have more than
+    `limit`. The remainder goes to the partitions that rounding cost most."""
     total = sum(has.values())
     given = {place: limit * rows // total for place, rows in has.items()}
     by_rest = sorted(has, key=lambda place: (-(limit * has[place] % total), place))
@@ -128,9 +131,9 @@ def shares(limit: int, has: dict[Place, int]) -> dict[Place, int]:
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Slice]:
-    """The ranges in slices of at most `rows_per_partition` rows, and at least `min_partitions` of
-    them if there are that many rows."""
+def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[TaskSlice]:
+    """Cuts the ranges into slices of at most `rows_per_partition` rows. There are at least
+    `min_partitions` slices if there are that many rows."""
     found = _slices(broker, ranges, settings.rows_per_partition)
     rows = sum(one.rows for one in found)
     if len(found) < settings.min_partitions and rows > len(found):
@@ -138,19 +141,19 @@ def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Sli
     return found
 
 
-def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[Slice]:
+def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[TaskSlice]:
     return [
-        Slice(place, split.start, split.end, split.rows)
+        TaskSlice(place, split.start, split.end, split.rows)
         for place, (start, end) in sorted(ranges.items())
         for split in splits(broker, place, start, end, rows)[0]
     ]
 
 
-def tasks(found: Iterable[Slice], at_least: int) -> list[tuple[Slice, ...]]:
-    """One slice a task, but for small ones, as long as there are `at_least` tasks."""
+def tasks(found: Iterable[TaskSlice], at_least: int) -> list[tuple[TaskSlice, ...]]:
+    """Gives each slice its own task. Small slices share one, as long as `at_least` tasks remain."""
     todo = list(found)
     room = min(SMALL_ROWS, sum(one.rows for one in todo) // at_least)
-    packed: list[list[Slice]] = []
+    packed: list[list[TaskSlice]] = []
     left = 0
     for one in todo:
         if one.rows > left:

@@ -1,9 +1,10 @@
-"""A streaming query's progress as a group's at the broker, where lag and retention see it.
+"""Publishes a streaming query's progress as the progress of a group at the broker.
 
-A source with the option `group` writes its group and its broker into its offsets. This listener is
-told of every batch after Spark has committed it, the last one too (a source's own `commit` comes a
-batch late, and never for the last), and says so to the broker. Invariant: only what is committed is
-said, and no failure here reaches a query. What could not be said is said with the next event.
+Lag and retention at the broker then follow the query. A source with the option `group` writes its
+group and its broker's address into its offsets. This listener receives every batch after Spark has
+committed it, the last one too; a source's own `commit` comes one batch late, and never for the
+last. Invariant: only committed progress is published, and no failure here reaches a query. What
+could not be published is published with the next event.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Place, Positions, publish
+from penstock.spark.logs import JOURNAL, Positions, TopicPartition, publish
 from penstock.spark.options import BrokerSettings
 
-LAST_WORDS_MS = 5000
+LAST_EVENTS_MS = 5000
 
 log = logging.getLogger(__name__)
 
 
-class Member(NamedTuple):
-    """A group at a broker, in a topic or, without one, the journal."""
+class FollowedGroup(NamedTuple):
+    """A group at a broker, in a topic or, with an empty topic, in the journal."""
 
     url: str
     group: str
@@ -41,8 +42,9 @@ class Member(NamedTuple):
         return f"group {self.group} in {self.topic or 'the journal'}"
 
 
-class Reached(msgspec.Struct):
-    """The part of a source's offsets that names a group's progress; others have no group."""
+class SourceOffset(msgspec.Struct):
+    """The part of a source's offset that names a group's progress. Offsets of other sources have no
+    group."""
 
     group: str = ""
     url: str = ""
@@ -52,27 +54,28 @@ class Reached(msgspec.Struct):
 
     def positions(self) -> Positions:
         found = {
-            Place(topic, number, self.ids.get(topic, 0)): at
+            TopicPartition(topic, number, self.ids.get(topic, 0)): at
             for topic, partitions in self.records.items()
             for number, at in partitions.items()
         }
         return found if self.journal is None else found | {JOURNAL: self.journal}
 
 
-_read = msgspec.json.Decoder(Reached, strict=False).decode
+_read = msgspec.json.Decoder(SourceOffset, strict=False).decode
 
 
-class GroupProgress(StreamingQueryListener):
-    """Events come one after the other, and those of all queries wait for each other: a broker is
-    told in one try."""
+class ProgressListener(StreamingQueryListener):
+    """Spark calls it for one event after the other, and all queries wait for it: so it tries to
+    reach a broker once."""
 
     def __init__(self) -> None:
         self._brokers: dict[str, BrokerSettings] = {}
-        self._owed: dict[Member, Positions] = {}
-        self._failing: set[Member] = set()
+        self._unpublished: dict[FollowedGroup, Positions] = {}
+        self._failing: set[FollowedGroup] = set()
 
     def know(self, settings: BrokerSettings) -> None:
-        """The token for a broker; others are told with that of the environment, if any."""
+        """Remembers the token for a broker. For other brokers the environment's token is used, if
+        there is one."""
         self._brokers[settings.url] = settings
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -80,79 +83,79 @@ class GroupProgress(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         for source in event.progress.sources:
-            self._take(source.endOffset)
-        self._pay()
+            self._add(source.endOffset)
+        self._publish()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        self._pay()
+        self._publish()
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        self._pay()
+        self._publish()
 
-    def _take(self, end_offset: str | None) -> None:
+    def _add(self, end_offset: str | None) -> None:
         try:
             reached = _read(end_offset or "{}")
         except msgspec.DecodeError:
             return  # a source of another kind
         if reached.group and reached.url:
             for place, at in reached.positions().items():
-                member = Member(reached.url, reached.group, place.topic, place.topic_id)
-                self._owed.setdefault(member, {})[place] = at
+                member = FollowedGroup(reached.url, reached.group, place.topic, place.topic_id)
+                self._unpublished.setdefault(member, {})[place] = at
 
-    def _pay(self) -> None:
-        for member in list(self._owed):
+    def _publish(self) -> None:
+        for member in list(self._unpublished):
             try:
-                self._pay_one(member)
+                self._publish_one(member)
             except PenstockError as error:
                 self._warn(member, error)
                 if error.retryable:
                     continue
             else:
                 self._failing.discard(member)
-            del self._owed[member]
+            del self._unpublished[member]
 
-    def _pay_one(self, member: Member) -> None:
+    def _publish_one(self, member: FollowedGroup) -> None:
         settings = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
         with Broker(settings) as broker:
-            publish(broker, member.group, self._owed[member])
+            publish(broker, member.group, self._unpublished[member])
 
-    def _warn(self, member: Member, error: PenstockError) -> None:
-        """Once, until it is mended."""
+    def _warn(self, member: FollowedGroup, error: PenstockError) -> None:
+        """Warns once, until publishing works again."""
         if member in self._failing:
             return
         self._failing.add(member)
         if isinstance(error, Unauthenticated):
             log.warning(
-                "progress of %s is told by its query alone, when it looks for the next batch, and "
-                "not after its last: this listener has no token that %s takes. "
-                "penstock.spark.follow(spark, url, token) gives it one",
+                "progress of %s is published only when its query plans the next batch, and not "
+                "after the last batch: this listener has no token that %s accepts. Give it one "
+                "with penstock.spark.follow(spark, url, token)",
                 member,
                 member.url,
             )
         else:
-            log.warning("progress of %s was not told: %s", member, error)
+            log.warning("progress of %s was not published: %s", member, error)
 
 
-_listeners: WeakKeyDictionary[SparkSession, GroupProgress] = WeakKeyDictionary()
+_listeners: WeakKeyDictionary[SparkSession, ProgressListener] = WeakKeyDictionary()
 
 
 @atexit.register
 def _leave() -> None:
-    """A program that ends without stopping Spark leaves events behind: the last batch is told, and
-    then nobody is called who is gone."""
+    """Publishes the last batch of a program that ends without stopping Spark, and removes the
+    listeners so that Java does not call them later."""
     for spark, listener in list(_listeners.items()):
         # Spark, or its Java, may have ended before.
         with suppress(Py4JError, OSError, AttributeError):
-            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(LAST_WORDS_MS)
+            spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(LAST_EVENTS_MS)
             spark.streams.removeListener(listener)
 
 
 def follow(spark: SparkSession, url: str | None = None, token: str | None = None) -> None:
     """Publishes the progress of the session's queries whose source has a `group`, each to the
-    broker it reads from. Needed again only for the token of another broker."""
+    broker it reads from. Call it again only to give the token of another broker."""
     settings = BrokerSettings.of(url=url, token=token)
     listener = _listeners.get(spark)
     if listener is None:
-        listener = _listeners[spark] = GroupProgress()
+        listener = _listeners[spark] = ProgressListener()
         spark.streams.addListener(listener)
     listener.know(settings)

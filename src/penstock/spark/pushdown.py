@@ -1,8 +1,8 @@
-"""Filters of a batch query that the broker can apply, so that fewer rows travel.
+"""Filters of a batch query that the broker can apply, so that it sends fewer rows.
 
-Invariant: what is pushed never removes a row that the filters let pass. It may let others pass:
-Spark checks every filter once more, so all of them are handed back. A reader of its own, for Spark
-refuses one that takes filters while `spark.sql.python.filterPushdown.enabled` is not set.
+Invariant: a pushed filter never removes a row that the query wants. It may keep others: all filters
+are handed back to Spark, which checks every row again. This is a separate reader because Spark
+refuses a reader with filters unless `spark.sql.python.filterPushdown.enabled` is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.logs import Log, Place
+from penstock.spark.logs import SourceLog, TopicPartition
 from penstock.spark.options import LogName, SourceSettings
 from penstock.spark.planning import Ranges, at_time
 from penstock.spark.schemas import position_column
@@ -34,7 +34,7 @@ _EXACT: dict[LogName, frozenset[str]] = {
     "records": frozenset({"tenant_id", "run_id"}),
     "journal": frozenset({"tenant_id", "run_id", "kind", "topic", "group"}),
 }
-"""Columns that a range of the broker takes a value of."""
+"""Columns that the broker can compare with one value."""
 
 _MAX_MS = 2**53 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Interval:
-    """`low` and `high` belong to it; None is no limit."""
+    """Numbers from `low` to `high`, both included. None means no limit."""
 
     low: int | None = None
     high: int | None = None
@@ -72,7 +72,7 @@ class PushdownReader(BatchReader):
         self._topics: frozenset[str] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """On the driver, once and before `partitions`."""
+        """Spark calls it on the driver, once, before `partitions`."""
         exact: dict[str, str | int] = {}
         for given in filters:
             column = ".".join(getattr(given, "attribute", ()))
@@ -88,12 +88,12 @@ class PushdownReader(BatchReader):
             elif column == "topic" and log == "records":
                 self._topics = _cut_names(self._topics, given)
         if self._settings.log == "journal" and self._times_ms.high is not None:
-            # Times of the journal may go back a little, so its end is no position.
+            # Times in the journal may go back a little, so a time is not a position there.
             exact["to_ms"] = max(0, self._times_ms.high + 1)
         self._request = replace(self._request, filters=exact)
         return filters
 
-    def _ranges(self, log: Log) -> Ranges:
+    def _ranges(self, log: SourceLog) -> Ranges:
         ranges = {
             place: self._narrowed(bounds)
             for place, bounds in super()._ranges(log).items()
@@ -101,7 +101,7 @@ class PushdownReader(BatchReader):
         }
         return self._narrowed_by_time(log, ranges)
 
-    def _may_want(self, place: Place) -> bool:
+    def _may_want(self, place: TopicPartition) -> bool:
         is_named = self._topics is None or place.topic in self._topics
         return is_named and self._partitions.holds(place.partition)
 
@@ -111,8 +111,8 @@ class PushdownReader(BatchReader):
         start = start if low is None else max(start, low)
         return start, end if high is None else min(end, high + 1)
 
-    def _narrowed_by_time(self, log: Log, ranges: Ranges) -> Ranges:
-        """Times never go back in a partition, so that a time is a position."""
+    def _narrowed_by_time(self, log: SourceLog, ranges: Ranges) -> Ranges:
+        """Turns times into positions, which is exact because times never go back in a partition."""
         low, high = self._times_ms.low, self._times_ms.high
         if low is not None and low > 0:
             begins = at_time(log, ranges, min(low, _MAX_MS))
@@ -124,7 +124,7 @@ class PushdownReader(BatchReader):
 
 
 def _interval(given: Filter, number: Callable[[Any], int | None]) -> Interval:
-    """As wide as the filter, or wider."""
+    """Returns an interval as wide as the filter, or wider."""
     if isinstance(given, In):
         numbers = [number(value) for value in given.value if value is not None]
         if not numbers or None in numbers:
@@ -146,7 +146,7 @@ def _number(value: object) -> int | None:
 
 
 def _milliseconds(value: object) -> int | None:
-    """Whole ones, as the broker keeps time. Without a zone it is no moment."""
+    """Returns whole milliseconds, as the broker keeps time; None for a time without a zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // timedelta(milliseconds=1)

@@ -1,8 +1,8 @@
-"""Slices of a log as record batches. Runs on the executors.
+"""Reads slices of a log as record batches. Runs on the executors.
 
-Invariant: every row of a slice once and in order, or an error. A read that breaks off goes on
-behind the last row it gave, and a broker that is away is waited for. Must not know how slices came
-about.
+Invariant: every row of a slice is read once and in order, or an error is raised. A read that breaks
+off continues after the last row it yielded, and waits for a broker that is away. Must not know how
+slices were planned.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from penstock.spark.broker import Broker
 from penstock.spark.logs import log_of, span_of
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
-from penstock.spark.planning import Slice
-from penstock.spark.schemas import Shape, asked_of_broker
+from penstock.spark.planning import TaskSlice
+from penstock.spark.schemas import Shape, requested_columns
 
 
 @dataclass(frozen=True)
 class RowRequest:
-    """What every slice of a read is asked for; `filters` are parameters of the broker's ranges."""
+    """What to ask for in every slice of a read. `filters` are query parameters of the broker's
+    range routes."""
 
     settings: SourceSettings
     schema: StructType
     filters: Mapping[str, str | int] = field(default_factory=dict)
 
-    def query(self, one: Slice, at: int) -> dict[str, str | int]:
-        columns = asked_of_broker(self.settings.log, self.schema)
+    def query(self, one: TaskSlice, at: int) -> dict[str, str | int]:
+        columns = requested_columns(self.settings.log, self.schema)
         chosen = {"columns": ",".join(columns)} if columns else {}
         if self.settings.log == "records":
-            # Nulls are made here: sent, they would be about half of all bytes.
+            # Null columns are made here. Sent, they would be about half of all bytes.
             chosen["nulls"] = "omit"
         return one.place.between(at, one.end) | chosen | dict(self.filters)
 
 
-def read(request: RowRequest, todo: tuple[Slice, ...]) -> Iterator[pa.RecordBatch]:
-    _spare_the_collector()
+def read(request: RowRequest, todo: tuple[TaskSlice, ...]) -> Iterator[pa.RecordBatch]:
+    _freeze_loaded_modules()
     with Broker(request.settings) as broker:
         for one in todo:
             yield from _read_slice(broker, request, one)
 
 
-def _read_slice(broker: Broker, request: RowRequest, one: Slice) -> Iterator[pa.RecordBatch]:
+def _read_slice(broker: Broker, request: RowRequest, one: TaskSlice) -> Iterator[pa.RecordBatch]:
     place = one.place
     shape = Shape(request.settings.log, request.schema, place.topic, place.partition)
     patience = broker.patience()
@@ -63,15 +64,15 @@ def _read_slice(broker: Broker, request: RowRequest, one: Slice) -> Iterator[pa.
                         yield shape.fit(batch)
             return
         except (OutOfRange, NotFound) as error:
-            at = _behind_loss(broker, request.settings, one, at, error)
+            at = _position_after_loss(broker, request.settings, one, at, error)
         except PenstockError as error:
             patience.bear(error)
 
 
-def _behind_loss(
-    broker: Broker, settings: SourceSettings, one: Slice, at: int, error: PenstockError
+def _position_after_loss(
+    broker: Broker, settings: SourceSettings, one: TaskSlice, at: int, error: PenstockError
 ) -> int:
-    """Where to go on, if the loss may be passed over."""
+    """Returns where to continue, if the settings allow rows to be lost."""
     losses = Losses.of(settings)
     try:
         spans = log_of(broker, settings).spans(one.place.topic)
@@ -85,12 +86,13 @@ def _behind_loss(
     start, end = losses.between(one.place, at, one.end, span)
     if (start, end) == (at, one.end):
         raise error
-    # Of what has taken the place of the slice nothing is read: the next batch begins there.
+    # Rows that replaced those of the slice are read by the next batch.
     return start if end == one.end else one.end
 
 
 @functools.cache
-def _spare_the_collector() -> None:
-    """Once in a worker. Spark's workers collect garbage after every task, and looking through all
-    the modules that are loaded takes longer than reading some 100,000 rows."""
+def _freeze_loaded_modules() -> None:
+    """Keeps loaded modules out of garbage collections, once for each worker. Spark's workers
+    collect garbage after every task, and to visit all modules takes longer than to read 100,000
+    rows."""
     gc.freeze()

@@ -1,8 +1,9 @@
-"""The schemas of the two logs, in Spark's types, and batches of the broker made to fit them.
+"""The schemas of the two logs in Spark's types, and the broker's batches made to fit them.
 
-Invariant: a batch that leaves `Shape.fit` has exactly the columns, order, types and nullability of
-the Spark schema: Spark looks at the first one only. Nothing is copied: topic, partition and nulls,
-which the broker does not send, are made once. Must not know how rows are fetched.
+Invariant: a batch returned by `Shape.fit` has exactly the columns, order, types and nullability of
+the Spark schema, because Spark checks the first batch only. Nothing is copied. The columns that the
+broker does not send (topic, partition and null columns) are made once. Must not know how rows are
+fetched.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from penstock.spark.options import LogName
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 
 PLACE_COLUMNS: dict[str, DataType] = {"topic": _TEXT, "partition": _INT}
-"""Known from where a row was read; of the journal they are columns like others."""
+"""Columns of records that follow from the partition that is read. In the journal they are sent like
+others."""
 
 RECORD_COLUMNS: dict[str, DataType] = {
     "offset": _LONG,
@@ -83,12 +85,12 @@ def columns_of(log: LogName) -> dict[str, DataType]:
 
 
 def position_column(log: LogName) -> str:
-    """What a row's place in its log is called."""
+    """The column with a row's position in its log."""
     return "position" if log == "journal" else "offset"
 
 
 def schema_of(log: LogName, columns: Iterable[str] = ()) -> StructType:
-    """The columns in the order they were asked for; none: all of them."""
+    """Returns the schema of the given columns, in that order; of all columns if none are given."""
     known = columns_of(log)
     wanted = tuple(columns) or tuple(known)
     unknown = [name for name in wanted if name not in known]
@@ -100,13 +102,13 @@ def schema_of(log: LogName, columns: Iterable[str] = ()) -> StructType:
 
 
 def check(log: LogName, schema: StructType) -> None:
-    """A schema of the user's own may leave columns out, and cannot change their types."""
+    """Checks a schema that the user gave. It may leave columns out, but not change their types."""
     known = columns_of(log)
     for field in schema.fields:
         if field.name not in known:
             raise InvalidArgument(
-                f"the schema has a column {field.name}, and log={log} has none of that name; it "
-                f"has {', '.join(known)}"
+                f"the schema has a column {field.name}, which log={log} does not have; it has "
+                f"{', '.join(known)}"
             )
         if field.dataType != known[field.name]:
             raise InvalidArgument(
@@ -115,9 +117,9 @@ def check(log: LogName, schema: StructType) -> None:
             )
 
 
-def asked_of_broker(log: LogName, schema: StructType) -> tuple[str, ...]:
-    """The columns to ask for; none for all of them, which the broker need not pick out. The
-    position is always among them: a read that breaks off goes on behind it."""
+def requested_columns(log: LogName, schema: StructType) -> tuple[str, ...]:
+    """Returns the columns to ask the broker for, or none if it shall send all. The position is
+    always among them: a read that breaks off continues after it."""
     position = position_column(log)
     own = JOURNAL_COLUMNS if log == "journal" else RECORD_COLUMNS
     wanted = {position, *(name for name in schema.names if name in own)}
@@ -139,7 +141,8 @@ class Shape:
             }
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A column that the broker did not send has no values."""
+        """Returns the batch with the columns of the schema. A column that the broker did not send
+        is null."""
         rows, sent = batch.num_rows, set(batch.schema.names)
         columns = [
             batch.column(field.name) if field.name in sent else self._constant(field, rows)
@@ -151,7 +154,8 @@ class Shape:
         return int(batch.column(self._position)[-1].as_py())
 
     def _constant(self, field: pa.Field, rows: int) -> pa.Array:
-        """Made once for the largest batch; the others share it."""
+        """Returns a column of one value. It is made once, for the largest batch, and the others
+        share it."""
         made = self._constants.get(field.name)
         if made is None or len(made) < rows:
             scalar = self._place.get(field.name)

@@ -1,10 +1,10 @@
-"""The Python that Spark starts on this machine, several times in each run.
+"""The Python command that Spark starts on this machine, several times in each run.
 
-Spark puts a zip of PySpark before all that is installed, and no zip has compiled modules: each of
-these processes would compile PySpark anew, half a second of work. So there is a launcher that
-leaves out the zips of this very PySpark, which is installed and compiled, and has PySpark's daemon
-run by `worker_daemon`. Invariant: without the zips the same modules are found; whatever else Spark
-or the user has put on the path stays.
+Spark puts a zip of PySpark before all installed packages, and a zip has no compiled modules. So
+each process would compile PySpark again, which takes half a second. The launcher made here leaves
+out the zips of the installed PySpark, which is compiled, and runs `worker_daemon` in the place of
+PySpark's daemon. Invariant: the same modules are found without the zips, and everything else on the
+path stays.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ exec {python} "$@"
 
 
 def python_launcher(environ: Mapping[str, str]) -> str:
-    """A path to start; that of Python itself where a launcher cannot be made."""
+    """Returns the path of the launcher, or of Python itself if no launcher can be made."""
     if sys.platform == "win32":
         return sys.executable
     zips = Path(os.path.realpath(pyspark.__file__)).parent / "python" / "lib"
     text = _LAUNCHER.format(
         zips=shlex.quote(str(zips)), python=shlex.quote(sys.executable), daemon=DAEMON
     )
-    # No home to write to, as in many containers.
+    # Many containers have no writable home.
     with suppress(OSError, RuntimeError):
         return str(make_launcher(cache_dir(environ) / name_for("python", text), text))
     return sys.executable

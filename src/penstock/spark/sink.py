@@ -1,13 +1,13 @@
-"""The sink: a DataFrame's rows into topics or a cache, each once, in batch and streaming writes.
+"""The sink of format("penstock"): writes a DataFrame's rows into topics or a cache, each row once.
 
-Who runs what: Spark makes a writer on the driver, for every batch anew, and sends a copy to each
-task; `write` runs there, `commit` and `abort` run on the driver in a process of their own. So a
-writer keeps nothing between calls, and the schema is refused before a task has started.
+Spark makes a writer on the driver for every batch, and sends a copy to each task, which calls
+`write`. `commit` and `abort` run on the driver, in a process of their own. So a writer keeps
+nothing between calls. A wrong schema is refused before a task starts.
 
-A batch is named by its producer and its number. Streaming: the producer is the option `producerId`
-or the query's id, which lives in the checkpoint; Spark tells tasks both in properties. Batch: the
-producer is the option `txn`, or a name of its own, and the number the option `txnBatch`, or 0 for a
-producer that writes no other.
+A batch is named by its producer and its number. In streaming writes, the producer is the option
+`producerId` or the query's id, which is kept in the checkpoint; tasks read both from properties
+that Spark sets. In batch writes, the producer is the option `txn` or a new name, and the number is
+the option `txnBatch`, or 0 for a producer with one batch only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
 from penstock.spark.pieces import cut
 from penstock.spark.sink_columns import as_sent, check_for_cache, check_for_topics
-from penstock.spark.staging import ALREADY, Committed, Staged, Staging
+from penstock.spark.staging import ALREADY, CommitAnswer, ProducerBatch, StagedPart
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -68,11 +68,11 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         is_only = self._settings.txn_batch is None
         with Broker(self._settings) as broker:
-            staging = Staging(broker, self._producer, self._batch)
+            staging = ProducerBatch(broker, self._producer, self._batch)
             staged = _staged(messages)
             answer = staging.commit(staged, once=is_only)
             if answer.status == ALREADY:
-                _tell_of_others(staging, answer, staged)
+                _warn_of_other_rows(staging, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _drop(self._settings, self._producer, self._batch)
@@ -105,11 +105,11 @@ class StreamSink(DataSourceStreamArrowWriter):
         if not staged:
             raise Internal("Spark has committed a batch without a task")
         with Broker(self._settings) as broker:
-            staging = Staging(broker, staged[0].producer, batchId)
+            staging = ProducerBatch(broker, staged[0].producer, batchId)
             answer = staging.commit(staged)
             if answer.status == ALREADY:
-                _check_lineage(staging)
-                _tell_of_others(staging, answer, staged)
+                _check_is_repetition(staging)
+                _warn_of_other_rows(staging, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         producers = [self._settings.producer_id, *(one.producer for one in _staged(messages))]
@@ -126,7 +126,8 @@ def _check(settings: SinkSettings, schema: StructType) -> None:
 
 
 def _check_target(settings: SinkSettings) -> None:
-    """Tasks would find out too, each several times, and say it with pages of Java's."""
+    """Checks that the target exists. Otherwise each task would fail several times, with pages of
+    Java's stack."""
     kind, name = ("cache", settings.cache) if settings.cache else ("topic", settings.topic)
     if not name:
         return
@@ -141,29 +142,30 @@ def _check_target(settings: SinkSettings) -> None:
             raise NotFound(f"{kind} {name!r} does not exist at {broker.url}") from None
 
 
-def _check_lineage(staging: Staging) -> None:
-    """A query that is started again repeats its last batch and no other. One that is further
-    behind has lost its checkpoint, has an older one, or shares its producerId: its rows would all
-    be taken for repetitions."""
+def _check_is_repetition(staging: ProducerBatch) -> None:
+    """Refuses a query that is more than one batch behind its producer. A restarted query repeats
+    its last batch only. One that is further behind has lost its checkpoint, has an older one, or
+    shares its producerId, and all of its rows would be taken for repetitions."""
     last = staging.last_committed()
     if last > staging.batch:
         raise FailedPrecondition(
             f"producer {staging.producer!r} has committed batch {last}, and this query is at "
-            f"batch {staging.batch}: its checkpoint is older than what it has written, or is not "
-            "that of the query which wrote those. Nothing of this batch was stored. Put the newest "
-            "checkpoint back, or give this query a producerId of its own: what it reads is then "
-            "stored again"
+            f"batch {staging.batch}: its checkpoint is older than what it has written, or belongs "
+            "to another query. Nothing of this batch was stored. Put the newest checkpoint back, "
+            "or give this query a producerId of its own: the rows it reads are then stored again"
         )
 
 
-def _tell_of_others(staging: Staging, answer: Committed, staged: Sequence[Staged]) -> None:
-    """What is stored once is what came first. Other rows under the same number are no error: a
-    function that asks a model may say something else when its batch is repeated."""
+def _warn_of_other_rows(
+    staging: ProducerBatch, answer: CommitAnswer, staged: Sequence[StagedPart]
+) -> None:
+    """Warns if a repeated batch has another number of rows: the first ones stay. That is no error,
+    because a function that asks a model may answer differently the second time."""
     rows = sum(one.rows for one in staged)
     if answer.rows != rows and staging.last_committed() == staging.batch:
         log.warning(
-            "batch %d of producer %s was stored before with %d rows, and has %d rows now, of which "
-            "none is stored. If it is not the same batch, give this write a name of its own",
+            "batch %d of producer %s was stored before with %d rows; the %d rows of now are not "
+            "stored. If it is not the same batch, give this write a name of its own",
             *(staging.batch, staging.producer, answer.rows, rows),
         )
 
@@ -177,25 +179,25 @@ def _task() -> TaskContext:
 
 def _stage(
     settings: SinkSettings, producer: str, batch: int, batches: Iterator[pa.RecordBatch]
-) -> Staged:
+) -> StagedPart:
     target = {"cache": settings.cache} if settings.cache else {"topic": settings.topic}
     with Broker(settings) as broker:
-        return Staging(broker, producer, batch).send(
+        return ProducerBatch(broker, producer, batch).send(
             _task().partitionId(),
             cut(map(as_sent, batches)),
             {k: v for k, v in target.items() if v},
         )
 
 
-def _staged(messages: list[Any]) -> list[Staged]:
-    """A task that failed has no message."""
-    return [message for message in messages if isinstance(message, Staged)]
+def _staged(messages: list[Any]) -> list[StagedPart]:
+    """Leaves out failed tasks, which have no message."""
+    return [message for message in messages if isinstance(message, StagedPart)]
 
 
 def _drop(settings: SinkSettings, producer: str, batch: int) -> None:
-    """What is left is dropped by the broker when the producer goes on; this is sooner."""
+    """Drops what is staged now. Otherwise the broker drops it when the producer continues."""
     try:
         with Broker(settings) as broker:
-            Staging(broker, producer, batch).drop()
+            ProducerBatch(broker, producer, batch).drop()
     except PenstockError as error:
         log.warning("batch %d of %s was not dropped: %s", batch, producer, error)

@@ -1,8 +1,9 @@
-"""The columns a DataFrame brings to the sink: which there are, of which types, and how they travel.
+"""The columns that a DataFrame may have for the sink: their names, their types, and their types
+when sent.
 
-Invariant: what `check` lets pass is taken by the broker in type and name; values it refuses by row.
-`as_sent` gives every column the type that the wire names, without looking at what is in it. Must
-not know how rows are sent.
+Invariant: the broker accepts the names and types of every schema that passes the check; it refuses
+wrong values by row. `as_sent` gives every column the type of the wire, without looking at its
+values. Must not know how rows are sent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PAYLOAD, KEY, TEXT, INT, LONG, INSTANT, LABELS = (
     "timestamp, or string in RFC 3339",
     "map<string,string>",
 )
-"""The kinds of columns, in the words of a message to the user."""
+"""The kinds of columns, in the words of the errors."""
 
 TOPIC_COLUMNS = {
     "value": PAYLOAD,
@@ -69,19 +70,20 @@ CACHE_COLUMNS = {"key": KEY, "value": PAYLOAD, "ttl_ms": LONG}
 
 
 def check_for_topics(schema: StructType, *, topic: str) -> None:
-    """`topic`: where rows go that name none; empty when the column must say it."""
+    """`topic` is where rows without a topic go; if it is empty, the DataFrame must have a column
+    `topic`."""
     _check(schema, TOPIC_COLUMNS)
     if "value" not in schema.names:
         raise InvalidArgument(
-            "the DataFrame has no column `value`, which is what is produced; make one of the "
-            "others, for example with select(to_json(struct('*')).alias('value'))"
+            "the DataFrame has no column `value`, the payload of the messages; make one from the "
+            "other columns, for example with select(to_json(struct('*')).alias('value'))"
         )
     if isinstance(schema["value"].dataType, NullType):
         raise InvalidArgument("the column `value` is null in every row: there is nothing to store")
     if not topic and "topic" not in schema.names:
         raise InvalidArgument(
-            "where to? Set the option `topic`, or give the DataFrame a column `topic`; "
-            "the option `cache` writes into a cache"
+            "the target is missing: set the option `topic` or `cache`, or give the DataFrame a "
+            "column `topic`"
         )
 
 
@@ -96,7 +98,7 @@ def check_for_cache(schema: StructType) -> None:
 
 
 def as_sent(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the types of the wire; a copy only of the columns that have others."""
+    """Returns the batch with the types of the wire. Only columns of other types are copied."""
     arrays = [
         _array_as_sent(name, array)
         for name, array in zip(batch.schema.names, batch.columns, strict=True)
@@ -140,18 +142,18 @@ def _fits(given: DataType, kind: str) -> bool:
 def _misfit(field: StructField, kind: str) -> str:
     name = field.name
     if kind == LABELS:
-        cure = f"cast({name} as map<string,string>)"
+        fix = f"cast({name} as map<string,string>)"
     elif kind == INSTANT:
-        cure = f"cast({name} as timestamp)"
+        fix = f"cast({name} as timestamp)"
     elif kind in (INT, LONG):
-        cure = f"cast({name} as {kind})"
+        fix = f"cast({name} as {kind})"
     elif isinstance(field.dataType, _NESTED):
-        cure = f"to_json({name})"
+        fix = f"to_json({name})"
     else:
-        cure = f"cast({name} as string)"
+        fix = f"cast({name} as string)"
     return (
         f"the column `{name}` is {field.dataType.simpleString()}, and the sink takes {kind}; "
-        f"make it that with {cure}"
+        f"convert it with {fix}"
     )
 
 
@@ -162,7 +164,7 @@ def _array_as_sent(name: str, array: Any) -> Any:
     if kind in (KEY, TEXT):
         return array if array.type in _TEXTS else _cast(name, array, pa.string())
     if kind == INSTANT:
-        # Spark gives instants the zone of its session; the instants themselves are in UTC.
+        # Spark labels timestamps with the session's time zone; their values are in UTC.
         wanted = _UTC if pa.types.is_timestamp(array.type) else pa.string()
         return array if array.type in _TEXTS else _cast(name, array, wanted)
     if kind == LABELS:

@@ -1,15 +1,15 @@
-"""The source: batch and streaming readers, as Spark calls them.
+"""The batch and streaming readers of format("penstock"), as Spark calls them.
 
-Who runs what: Spark makes a reader on the driver for every batch query, asks it for `partitions`
-once, and sends a copy of it to each task, which calls `read`. A stream's reader lives as long as
-its query in a process beside the driver, which plans every micro-batch with it; another copy of it
-goes to the tasks. So `read` uses nothing but what was there when the reader was made.
+Spark makes a reader on the driver for every batch query, calls its `partitions` once, and sends a
+copy of it to each task, which calls `read`. The reader of a stream lives as long as its query, in a
+process beside the driver which plans every micro-batch with it; another copy goes to the tasks. So
+`read` uses only what was there when the reader was made.
 
-Invariant: a micro-batch is fixed by its two offsets; planned again after a crash, it has the same
-rows or fails. Hence a topic that appears is first put into the offsets, and read with the batch
-after: where it was begun stands in the checkpoint before a row of it is read. One that is deleted
-and made again is such a topic, and the old one a loss. The offsets also say which named topics are
-gone, so that a query that is started again tells them from names that were never right.
+Invariant: a micro-batch is fixed by its two offsets. Planned again after a crash, it has the same
+rows or fails. So a new topic is first added to the offsets and read with the batch after: its start
+is in the checkpoint before any of its rows is read. A topic that is deleted and made again is a new
+topic, and the old one is a loss. The offsets also name the topics that are gone, so that a
+restarted query can tell them from names that never existed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,20 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Log, Place, Positions, Spans, log_of, publish, span_of
+from penstock.spark.logs import (
+    Positions,
+    SourceLog,
+    Spans,
+    TopicPartition,
+    log_of,
+    publish,
+    span_of,
+)
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
 from penstock.spark.planning import (
     Ranges,
-    Slice,
+    TaskSlice,
     ending,
     find_spans,
     limited,
@@ -53,13 +61,14 @@ _GONE = "gone"
 
 @dataclass
 class Task(InputPartition):
-    """What one task reads."""
+    """The slices that one task reads."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[TaskSlice, ...]
 
 
 def _read(request: RowRequest, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Spark makes a partition of its own where there is nothing to read."""
+    """Reads the slices of a task. Spark makes a partition of another class if there is nothing to
+    read."""
     return read(request, partition.slices if isinstance(partition, Task) else ())
 
 
@@ -84,7 +93,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._request, partition)
 
-    def _ranges(self, log: Log) -> Ranges:
+    def _ranges(self, log: SourceLog) -> Ranges:
         spans = find_spans(log)
         starts = starting(log, self._settings, spans)
         ends = ending(log, self._settings, spans)
@@ -104,8 +113,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Spans | None = None
         self._latest: dict[str, Any] | None = None
         self._missing: set[str] = set()
-        self._told: Positions = {}
-        self._untold = ""
+        self._published: Positions = {}
+        self._last_failure = ""
 
     # -- in the process beside the driver ------------------------------------------------------
 
@@ -117,30 +126,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is missing is judged when the query looks, at what it knows by then."""
+        """Fixes where the query ends. Missing topics are handled later, when the query plans a
+        batch."""
         self._target = {}
         for spans in self._log.spans_of(self._log.find()).values():
             if not isinstance(spans, NotFound):
                 self._target |= spans
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """`start` is the end of what Spark has committed."""
+        """Plans the next batch and returns its end. `start` is the end of the last committed
+        batch."""
         done = self._log.decode(start)
         self._missing.update(start.get(_GONE, ()))
         spans = self._spans(done)
         done = _identified(done, spans)
-        self._tell_group(done)
+        self._publish_progress(done)
         self._latest = self._offset({place: span.next for place, span in spans.items()})
         ends, ranges = self._next_batch(done, spans)
         if isinstance(limit, ReadMaxRows):
             try:
                 ends |= limited(self._broker, ranges, limit.max_rows)
             except (OutOfRange, NotFound):
-                if self._what_is_left(ranges) == ranges:
+                if self._remaining(ranges) == ranges:
                     raise
                 return self.latestOffset(start, limit)
-        is_news = ends != self._log.decode(start) or self._gone != start.get(_GONE, [])
-        return self._offset(ends) if is_news else start
+        has_changed = ends != self._log.decode(start) or self._gone != start.get(_GONE, [])
+        return self._offset(ends) if has_changed else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
@@ -158,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 return _tasks(self._broker, ranges, self._settings)
             except (OutOfRange, NotFound):
-                left = self._what_is_left(ranges)
+                left = self._remaining(ranges)
                 if left == ranges:
                     raise
                 ranges = left
@@ -182,7 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _spans(self, done: Positions) -> Spans:
-        """Of the topics there are now. One that was read before and is gone is a loss."""
+        """Returns the spans of the topics that exist now. A topic that was read before and is gone
+        is a loss."""
         found: Spans = {}
         known = {place.topic for place in done}
         there = self._log.find()
@@ -195,10 +207,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if is_named and self._fails and topic not in known | self._missing:
                 raise spans
             if is_named or topic in known:
-                self._is_gone(topic, done)
+                self._report_deleted(topic, done)
         for topic in known.difference(there):
             if self._log.is_wanted(topic):
-                self._is_gone(topic, done)
+                self._report_deleted(topic, done)
         return found
 
     @property
@@ -209,14 +221,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _fails(self) -> bool:
         return self._settings.fail_on_data_loss
 
-    def _is_gone(self, topic: str, done: Positions) -> None:
+    def _report_deleted(self, topic: str, done: Positions) -> None:
         if topic not in self._missing:
             unread = {place: at for place, at in sorted(done.items()) if place.topic == topic}
             self._losses.deleted(f"topic {topic!r}", unread)
             self._missing.add(topic)
 
     def _next_batch(self, done: Positions, spans: Spans) -> tuple[Positions, Ranges]:
-        """The ends of a batch without a limit, and the ranges of it that have rows."""
+        """Returns where a batch without a limit ends, and the ranges in it that have rows."""
         ends: Positions = {}
         ranges: Ranges = {}
         last = spans if self._target is None else self._target
@@ -227,27 +239,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             start, end = self._losses.between(place, done[place], span.next, span, is_looking=True)
             if start < done[place]:
-                ends[place] = start  # begun anew, and read with the next batch
+                ends[place] = start  # starts again, and is read with the next batch
                 continue
             end = min(end, last[place].next) if place in last else start
             ends[place] = max(start, end)
             ranges[place] = (start, ends[place])
-        self._say_replaced({place: at for place, at in done.items() if place not in spans}, spans)
+        self._report_replaced(
+            {place: at for place, at in done.items() if place not in spans}, spans
+        )
         return ends, ranges
 
-    def _say_replaced(self, lost: Positions, spans: Spans) -> None:
-        """Of places that are not there any more: which topics were made again."""
+    def _report_replaced(self, lost: Positions, spans: Spans) -> None:
+        """Reports topics that were deleted and made again, of partitions that no longer exist."""
         for topic in sorted({place.topic for place in lost} & {place.topic for place in spans}):
             unread = {place: at for place, at in lost.items() if place.topic == topic}
             self._losses.replaced(topic, unread)
 
-    def _what_is_left(self, ranges: Ranges) -> Ranges:
-        """Of ranges some of which the broker does not have any more."""
+    def _remaining(self, ranges: Ranges) -> Ranges:
+        """Returns what the broker still has of the ranges."""
         left: Ranges = {}
         starts = {place: start for place, (start, _) in ranges.items()}
         spans = self._spans(starts)
         lost = {place: at for place, at in starts.items() if span_of(spans, place) is None}
-        self._say_replaced(lost, spans)
+        self._report_replaced(lost, spans)
         for place, (start, end) in ranges.items():
             span = span_of(spans, place)
             if span is None:
@@ -257,25 +271,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 left[place] = kept
         return left
 
-    def _tell_group(self, done: Positions) -> None:
-        """Lag and retention at the broker follow the query; it does not depend on them."""
-        news = {place: at for place, at in done.items() if self._told.get(place) != at}
-        if not self._settings.group or not news:
+    def _publish_progress(self, done: Positions) -> None:
+        """Publishes the progress of the group. A failure is logged and does not stop the query."""
+        changed = {place: at for place, at in done.items() if self._published.get(place) != at}
+        if not self._settings.group or not changed:
             return
         try:
-            publish(self._broker, self._settings.group, news)
+            publish(self._broker, self._settings.group, changed)
         except PenstockError as error:
-            if error.message != self._untold:
-                _log.warning("progress of group %s is not told: %s", self._settings.group, error)
-            self._untold = error.message
+            if error.message != self._last_failure:
+                _log.warning(
+                    "progress of group %s is not published: %s", self._settings.group, error
+                )
+            self._last_failure = error.message
             if error.retryable:
                 return
-        self._told = done
+        self._published = done
 
 
-def _identified(positions: Positions, known: Iterable[Place]) -> Positions:
-    """The same, where topics have no id with that of those known: a checkpoint of an older version
-    tells none."""
+def _identified(positions: Positions, known: Iterable[TopicPartition]) -> Positions:
+    """Adds topic ids to positions that have none, as those in a checkpoint of an older version."""
     by_name = {place.by_name(): place for place in known}
     return {
         place if place.topic_id else by_name.get(place, place): at

@@ -1,9 +1,9 @@
-"""The process that Spark's Python workers are forked from, as PySpark has it, but silent about a
-Java that has hung up.
+"""Spark's daemon for Python workers, without tracebacks when Java closes a connection early.
 
-When a limit is reached or a query stopped, a worker still has rows to give, and PySpark's daemon
-would print a traceback of each. Started by the launcher of `session_python`, or by its name in
-`spark.python.daemon.module`. Must not import what starts threads: workers are forked from here.
+Spark closes a worker's connection when a limit is reached or a query is stopped, while the worker
+still has rows to send. PySpark's own daemon prints a traceback each time. Started by the launcher
+of `session_python`, or by its name in `spark.python.daemon.module`. Must not import modules that
+start threads: workers are forked from this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _work = daemon.worker
 
 
 def work(sock: socket.socket, authenticated: bool) -> int:
-    """PySpark's `worker`. A code other than 0 ends the process, as the traceback would have."""
+    """Runs PySpark's `worker`. A result other than 0 ends the process, as the exception would
+    have."""
     try:
         return _work(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
@@ -26,8 +27,8 @@ def work(sock: socket.socket, authenticated: bool) -> int:
 
 
 if __name__ == "__main__":
-    # The launcher's -P keeps a json.py or penstock.py in the working directory from being taken for
-    # the real one. A user's own modules there are found all the same, after everything else.
+    # The launcher's -P keeps a json.py or penstock.py in the working directory from hiding the
+    # real one. The user's own modules there are still found, after everything else.
     if sys.flags.safe_path:
         sys.path.append(os.getcwd())
     daemon.worker = work

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.model.options import Option
 from penstock.spark.launching.catalog import find
 from penstock.spark.pipelines.names import BUILT_IN
 from penstock.spark.pipelines.selection import Criteria, chosen
-from penstock.spark.running.pipeline import Option
 from tests.docs.documents import ROOT, prose_of
 from tests.spark.pipelines.messages import message, records
 

@@ -7,7 +7,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from penstock.model.errors import Unauthenticated, Unavailable
-from penstock.spark.running.failure import said
+from penstock.spark.running.failure import describe_error
 
 
 class WriteFailed(AnalysisException):
@@ -24,7 +24,7 @@ class WriteFailed(AnalysisException):
 
 
 def test_the_root_of_what_spark_says_is_said_too():
-    told = said(WriteFailed("[TASK_WRITE_FAILED] Task failed while writing rows."))
+    told = describe_error(WriteFailed("[TASK_WRITE_FAILED] Task failed while writing rows."))
     assert told == ("[TASK_WRITE_FAILED] Task failed while writing rows.: No space left on device")
 
 
@@ -33,7 +33,7 @@ def test_an_unknown_column_is_told_without_spark_s_plan_and_with_one_s_own_line(
 ):
     with pytest.raises(AnalysisException) as failure:
         spark.range(1).select("vale")
-    told, *where = said(failure.value).splitlines()
+    told, *where = describe_error(failure.value).splitlines()
     assert told.startswith("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
     assert told.endswith("SQLSTATE: 42703")
     at, code = where
@@ -43,8 +43,8 @@ def test_an_unknown_column_is_told_without_spark_s_plan_and_with_one_s_own_line(
 
 def test_advice_names_what_the_command_has():
     away = Unavailable("the broker is away; tried for 60 s (option retrySeconds)")
-    assert said(away) == "the broker is away; tried for 60 s"
+    assert describe_error(away) == "the broker is away; tried for 60 s"
     refused = Unauthenticated(
         "no token; set the option token, or PENSTOCK_TOKEN before Spark starts"
     )
-    assert said(refused) == "no token; give it with --token or PENSTOCK_TOKEN"
+    assert describe_error(refused) == "no token; give it with --token or PENSTOCK_TOKEN"

@@ -211,7 +211,7 @@ def test_a_run_that_the_journal_does_not_know_is_named(
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"from": "disk"}, "broker, or lake"),
+        ({"from": "disk"}, "broker or lake"),
         ({"since": "yesterday"}, "RFC 3339"),
         ({"plot": "one.png"}, "plot is for one run"),
         ({"since": "2026-01-31T12:00:00"}, "RFC 3339"),

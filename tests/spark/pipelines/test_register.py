@@ -13,12 +13,12 @@ import pytest
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark.launching import register as registers
-from penstock.spark.launching.register import Entry, Register, born_of
+from penstock.spark.launching.register import Register, RunEntry, born_of
 
 LAKE = "/data/lake"
 
 
-def enter(register: Register, *pipelines: str, lake: str = LAKE) -> Entry:
+def enter(register: Register, *pipelines: str, lake: str = LAKE) -> RunEntry:
     names = list(pipelines or ("archive",))
     return register.enter("+".join(names), names, lake, "local[*]", "http://b:1", once=False)
 

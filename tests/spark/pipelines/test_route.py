@@ -389,8 +389,8 @@ def test_a_route_does_not_feed_its_own_intake(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"function": "x.py:f"}, "needs option topic"),
-        ({"topic": "a"}, "needs option function"),
+        ({"function": "x.py:f"}, "option topic is required"),
+        ({"topic": "a"}, "option function is required"),
         ({"topic": "a", "function": "no/such.py:f"}, "there is no file"),
         ({"topic": "a", "function": "x.py:f", "to": "work.{name}"}, "option to"),
         ({"topic": "a", "function": "x.py:f", "max_rows": "0"}, "option max_rows"),
@@ -409,8 +409,11 @@ def test_an_option_that_does_not_fit_is_refused_by_name(
     [
         ("x = 1\ndef label(row:\n", r"SyntaxError: .* \(.*rules.py:2\)"),
         ("def other(row): return 'a'\n", "the file has no `label`; it has other"),
-        (SERIES, "needs option to: label gives labels"),
-        ("def label(values: 'pandas.Series'): return values", "needs option to: label gives"),
+        (SERIES, "option to is required: label returns labels"),
+        (
+            "def label(values: 'pandas.Series'): return values",
+            "option to is required: label returns",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_is_refused_before_anything_starts(
@@ -439,5 +442,5 @@ def test_what_a_file_has_when_it_is_run_is_not_guessed(function: WriteFunction, 
 def test_a_function_of_labels_needs_a_target(route: Routed, function: WriteFunction):
     """Also one that only shows when the file is run."""
     hidden = SERIES.replace("label", "hidden") + "\nlabel = hidden\n"
-    with pytest.raises(InvalidArgument, match=r"needs option to: label gives labels"):
+    with pytest.raises(InvalidArgument, match=r"option to is required: label returns labels"):
         route(topic="a", function=function(hidden))

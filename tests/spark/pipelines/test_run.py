@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.failure import PipelineFailed
-from penstock.spark.running.query import MOST_STARTING, Query, starting
+from penstock.spark.running.query import MOST_STARTING, PipelineQuery, starting
 from penstock.spark.running.run import Run
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
@@ -138,13 +138,13 @@ def test_a_query_whose_source_was_late_is_started_again_but_not_for_ever(
     monkeypatch.setattr("penstock.spark.running.query._LAST_WORDS_S", 0.5)
     sent = sorted(produce(broker, topic, range(2)))
     late: list[Late] = []
-    start = Query.start
+    start = PipelineQuery.start
 
-    def start_late(query: Query, writer: Any) -> None:
+    def start_late(query: PipelineQuery, writer: Any) -> None:
         late.append(Late(writer, 9 if query.name == "never" else 2))
         start(query, late[-1])  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Query, "start", start_late)
+    monkeypatch.setattr(PipelineQuery, "start", start_late)
     told: list[str] = []
     taken = Taken()
     for name in ("never", "late"):

@@ -20,16 +20,22 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument, PenstockError, Unauthenticated, Unavailable
+from penstock.model.options import TEXT, Option
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching import submit
 from penstock.spark.launching.catalog import Chosen, choose
-from penstock.spark.launching.cluster import Asked, command, environment
+from penstock.spark.launching.cluster import SignalForwarder, command, environment
 from penstock.spark.launching.register import RUN_ID, Figures, Register, born_of
 from penstock.spark.launching.screen import Screen, progress_text
 from penstock.spark.launching.signals import Stop
-from penstock.spark.launching.supervisor import TOLD_BY_US, TOLD_IN_PYTHON, Supervisor, quieten
+from penstock.spark.launching.supervisor import (
+    LOGGERS_OF_RAISED_ERRORS,
+    PYTHON_LOGGERS_OF_RAISED_ERRORS,
+    Supervisor,
+    quieten,
+)
 from penstock.spark.options import BrokerSettings
-from penstock.spark.running.pipeline import Option, Pipeline
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 from tests.broker_process import BrokerProcess, eventually
@@ -135,7 +141,7 @@ def test_without_once_all_run_side_by_side_until_a_stop(
         assert works.acquire(timeout=20)
         eventually(lambda: "ZeroDivisionError" in stage.err.getvalue())
     finally:
-        stage.stop.ask()
+        stage.stop.request()
         running.join(60)
     assert outcome == [False]
     first, second, third = stage.summary()
@@ -150,7 +156,7 @@ def test_without_once_all_run_side_by_side_until_a_stop(
 
 def test_options_reach_the_pipelines_that_have_them(monkeypatch: pytest.MonkeyPatch):
     def pipeline(name: str, *options: str) -> Pipeline:
-        return Pipeline(name, "", lambda run: None, tuple(Option(o, "a text") for o in options))
+        return Pipeline(name, "", lambda run: None, tuple(Option(o, TEXT) for o in options))
 
     known = [pipeline("archive", "topics", "max_rows"), pipeline("metrics", "max_rows")]
     monkeypatch.setattr("penstock.spark.launching.catalog.find", lambda words: known)
@@ -161,7 +167,9 @@ def test_options_reach_the_pipelines_that_have_them(monkeypatch: pytest.MonkeyPa
     ]
     with pytest.raises(InvalidArgument, match="none of archive, metrics has an option topic"):
         choose((), [("topic", "a")])
-    with pytest.raises(InvalidArgument, match=r"pipeline metrics has no option topics; it has max"):
+    with pytest.raises(
+        InvalidArgument, match=r"pipeline metrics: unknown option topics; there are max"
+    ):
         choose((), [("metrics.topics", "a")])
 
 
@@ -236,7 +244,7 @@ def test_a_signal_goes_to_the_driver_and_until_there_is_one_to_spark_submit(
     monkeypatch.setenv(RUN_ID, run_id)
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(sleep) as driver, subprocess.Popen(sleep) as submitted:
-        asked = Asked(run_id, submitted)
+        asked = SignalForwarder(run_id, submitted)
         entry = Register().enter("archive", ["archive"], "/lake", "yarn", "http://b", once=True)
         entry.pid, entry.born = driver.pid, born_of(driver.pid)
         Register().keep(entry)
@@ -297,7 +305,7 @@ def test_what_spark_also_raises_is_not_logged(spark: SparkSession):
 
     def fail() -> list[str]:
         listener = logging.handlers.BufferingHandler(100)
-        loggers = [PySparkLogger.getLogger(name) for name in TOLD_IN_PYTHON]
+        loggers = [PySparkLogger.getLogger(name) for name in PYTHON_LOGGERS_OF_RAISED_ERRORS]
         for logger in loggers:
             logger.addHandler(listener)
         with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
@@ -311,16 +319,16 @@ def test_what_spark_also_raises_is_not_logged(spark: SparkSession):
     def level(name: str) -> str:
         return str(log4j.LogManager.getLogger(name).getLevel().name())
 
-    before = {name: level(name) for name in TOLD_BY_US}
+    before = {name: level(name) for name in LOGGERS_OF_RAISED_ERRORS}
     assert "ERROR" in before.values()
     assert fail() != []
     quieten(spark)
     try:
-        assert {level(name) for name in TOLD_BY_US} == {"OFF"}
+        assert {level(name) for name in LOGGERS_OF_RAISED_ERRORS} == {"OFF"}
         assert fail() == []
     finally:
-        for name in TOLD_BY_US:
+        for name in LOGGERS_OF_RAISED_ERRORS:
             known = log4j.Level.toLevel(before[name])
             log4j.core.config.Configurator.setLevel(name, known)
-        for name in TOLD_IN_PYTHON:
+        for name in PYTHON_LOGGERS_OF_RAISED_ERRORS:
             logging.getLogger(name).setLevel(logging.NOTSET)

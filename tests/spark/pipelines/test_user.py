@@ -378,9 +378,9 @@ def test_keyword_parameters_are_options():
     assert made.settings({"who": "ada", "on": "True"}) == {
         "least": 1, "share": 0.5, "on": True, "who": "ada",
     }  # fmt: skip
-    with pytest.raises(InvalidArgument, match="option least: 'many' does not fit"):
+    with pytest.raises(InvalidArgument, match="option least: 'many' is not allowed"):
         made.settings({"who": "ada", "least": "many"})
-    with pytest.raises(InvalidArgument, match="needs option who"):
+    with pytest.raises(InvalidArgument, match="option who is required"):
         made.settings({})
 
 

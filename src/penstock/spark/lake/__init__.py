@@ -1,1 +1,2 @@
-"""Tables of Parquet files with commits, on any file system Spark reaches. Knows no pipeline."""
+"""Tables of Parquet files with commits, on any file system that Spark reaches. Knows no
+pipeline."""

@@ -1,12 +1,12 @@
-"""The commits of a table: files that come and files that go, all at once, whatever is killed when.
+"""The commits of a table: each adds and removes files all at once, even if a process is killed.
 
-A commit is written down whole before the first file is touched: `_commits/<writer>/<batch>.json`.
-From then on it is decided, and who meets it unfinished finishes it: another try, another writer, a
-reader. Every step of it can be done twice, and by two at a time, since no name is ever used again.
-When all is done its file is renamed to `.done`. A writer's batches rise, so its last one says that
-those before are done too, and their files go.
+A commit is first written as a whole: `_commits/<writer>/<batch>.json`. From then on it is decided.
+Anyone who finds it unfinished finishes it: another try, another writer or a reader. Every step can
+be done twice, and by two processes at a time, because no file name is ever used again. At the end
+the commit's file is renamed to `.done`. A writer's batch numbers rise, so its last commit says that
+the earlier ones are done, and their files are deleted.
 
-Invariant: a batch of a writer has one commit. Must not know what is in the files, nor Spark.
+Invariant: a batch of a writer has one commit. Must not know what is in the files, or Spark.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.-]")
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """`moves` are names of staged files and of what they become; both lists may be empty. `query`
-    is the id of the streaming query whose batch it is, if it is one's: that of its checkpoint."""
+    """`moves` are pairs of a staged file and its final name. `query` is the id of the streaming
+    query that the batch belongs to, if there is one; the id is kept in the query's checkpoint."""
 
     writer: str
     batch: int
@@ -44,7 +44,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A name in the folder: a commit that is done, or not yet."""
+    """A commit that has a file in the folder, done or not."""
 
     writer: str
     batch: int
@@ -52,15 +52,15 @@ class Known(msgspec.Struct, frozen=True):
 
 
 State = tuple[Known, ...]
-"""All that is known. It is never twice the same with a commit between."""
+"""All known commits. If two states are equal, there was no commit between them."""
 
 
 _decode = msgspec.json.Decoder(Commit).decode
 
 
 def writer_name(text: str) -> str:
-    """A name for files: the writer's, if it is short and has only letters, digits, points and
-    dashes."""
+    """Returns a file name for the writer: its own name, if that is short and has only letters,
+    digits, points and dashes."""
     if not _UNSAFE.search(text) and not text.startswith(".") and len(text) <= _LONG:
         return text
     digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
@@ -80,7 +80,7 @@ class Commits:
         )
 
     def last(self, writer: str) -> Commit | None:
-        """The last one of the writer that is done."""
+        """Returns the writer's last finished commit."""
         done = [one.batch for one in self.state() if one.writer == writer and one.is_done]
         if not done:
             return None
@@ -88,21 +88,21 @@ class Commits:
         return None if text is None else _decode(text)
 
     def next_batch(self, writer: str) -> int:
-        """For a writer that has no numbers of its own."""
+        """Returns the next number for a writer that does not number its batches itself."""
         return max((one.batch for one in self.state() if one.writer == writer), default=-1) + 1
 
     def pending(self) -> list[Commit]:
-        """Decided, and perhaps not done."""
+        """Returns commits that are decided, and perhaps not finished."""
         found = []
         for one in self.state():
             if not one.is_done:
                 text = self._files.read(f"{FOLDER}/{one.writer}/{one.batch:010}.json")
-                if text is not None:  # else it is done by now
+                if text is not None:  # otherwise it has been finished meanwhile
                     found.append(_decode(text))
         return found
 
     def make(self, commit: Commit) -> None:
-        """Decides it, and does it."""
+        """Decides a commit and finishes it."""
         text = msgspec.json.encode(commit).decode()
         self._files.make_dirs(f"{FOLDER}/{commit.writer}")
         self._files.write(f"{commit.name}.json", text)
@@ -124,18 +124,18 @@ class Commits:
         self._forget(commit)
 
     def _check_moved(self, commit: Commit, name: str, to: str) -> None:
-        """What is not there to be moved was moved before; it may even have been removed since, if
-        another has finished the commit meanwhile."""
+        """Accepts a missing file that was moved before. It may even be deleted again, if another
+        process has finished the commit."""
         if self._files.exists(to) or not self._files.exists(f"{commit.name}.json"):
             return
         raise Internal(
-            f"{self._files.path(to)} is missing, and so is {self._files.path(name)} of which it "
-            f"should be made: somebody has removed files of batch {commit.batch} of "
-            f"{commit.writer} before it was finished"
+            f"{self._files.path(to)} is missing, and so is {self._files.path(name)}, from which it "
+            f"is made: files of batch {commit.batch} of {commit.writer} were removed before its "
+            "commit was finished"
         )
 
     def _forget(self, commit: Commit) -> None:
-        """What the writer has left from earlier batches."""
+        """Deletes the files of the writer's earlier commits."""
         kept = f"{commit.name}.done"
         folder = f"{FOLDER}/{commit.writer}"
         for name in _below(self._files.find(f"{folder}/*"), kept):
@@ -143,5 +143,5 @@ class Commits:
 
 
 def _below(names: Sequence[str], kept: str) -> list[str]:
-    """Not what is pending, nor newer: another may have gone on."""
+    """Leaves out pending and newer commits: another process may have continued."""
     return [name for name in names if name < kept and not name.endswith(".json")]

@@ -1,8 +1,8 @@
-"""Which small files of a table are joined, and how.
+"""Chooses the small files of a table to join, and joins their rows.
 
-Invariant: only files of one partition are joined, and a file is in one bin. Where a partition has
-fewer than `FEW` small files nothing is done: every file that is joined is written once more. Must
-not know commits.
+Invariant: only files of one partition are joined, and a file is in one bin. A partition with fewer
+than `FEW` small files is left alone, because every joined file is written once more. Must not know
+commits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from penstock.spark.lake.files import Files, exactly
 
 FEW = 8
 MOST_FILES = 2000
-"""Files of one commit: a bound for what a driver lists, and for what is done again if it dies."""
+"""The most files of one commit. It bounds what the driver lists, and what is repeated if it
+dies."""
 
 _BIN, _FILE = "_bin", "_file"
 
@@ -32,7 +33,7 @@ class Bin:
 
 
 def bins_of(files: Files, names: Sequence[str], target_bytes: int) -> Iterator[list[Bin]]:
-    """What is worth joining, in lots of one commit each."""
+    """Yields the files that are worth joining, in lots of one commit each."""
     by_folder: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_folder[name.rpartition("/")[0]].append(name)
@@ -52,8 +53,8 @@ def bins_of(files: Files, names: Sequence[str], target_bytes: int) -> Iterator[l
 
 
 def packed(sizes: dict[str, int], target_bytes: int) -> list[Bin]:
-    """The small files of a partition in bins of up to `target_bytes`, oldest first; none if they
-    are few."""
+    """Packs the small files of a partition into bins of up to `target_bytes`, oldest first. Returns
+    none if they are few."""
     small = sorted(name for name, size in sizes.items() if size < target_bytes // 2)
     if len(small) < FEW:
         return []
@@ -71,7 +72,7 @@ def packed(sizes: dict[str, int], target_bytes: int) -> list[Bin]:
 
 
 def joined(rows: DataFrame, bins: Sequence[Bin]) -> DataFrame:
-    """The rows, so that those of a bin are written by one task."""
+    """Returns the rows arranged so that one task writes all rows of a bin."""
     spark = rows.sparkSession
     if len(bins) == 1:
         return rows.coalesce(1)

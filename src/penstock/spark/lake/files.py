@@ -1,10 +1,11 @@
 """The files below a directory, on any file system that Hadoop reaches: file, hdfs, s3a and others.
 
-Names are relative to the directory, with slashes between. Invariant: a text is there whole or not
-at all, and an error is one line that says which path and why. Every method is one step of the file
-system, but for `write`, which is two. Must not know what the files are.
+Names are relative to the directory, with slashes. Invariant: a text is complete or absent, and an
+error is one line with the path and the reason. Every method is one step of the file system, except
+`write`, which is two. Must not know what the files are for.
 
-Everything goes through the session's Java, where a call costs 70 µs: a list comes as one text.
+Everything goes through the session's Java, where a call costs 70 µs: so a list is passed as one
+text.
 """
 
 from __future__ import annotations
@@ -33,47 +34,49 @@ _UNKNOWN = ("UnsupportedFileSystemException",)
 
 
 class Files:
-    """Made anew wherever it is needed: it keeps nothing but where it is."""
+    """Cheap to make: it keeps nothing but the directory."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.root = root.rstrip("/") or "/"
         self._jvm = cast(Any, spark._jvm)
-        with _told(self.root, "be reached"):
+        with _java_errors(self.root, "be reached"):
             self._path = self._jvm.org.apache.hadoop.fs.Path
             conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
             found = self._path(self.root).getFileSystem(conf)
             self._base = found.makeQualified(self._path(self.root)).toString().rstrip("/")
             if self._base.startswith("file:"):
-                # The plain one: the other keeps a hidden file with a checksum beside each file, and
-                # the two cannot be renamed in one step.
+                # The raw one: the other keeps a hidden checksum file beside each file, and the two
+                # cannot be renamed in one step.
                 found = self._jvm.org.apache.hadoop.fs.FileSystem.getLocal(conf).getRawFileSystem()
             self._fs = found
 
     def path(self, name: str = "") -> str:
-        """For Spark."""
+        """Returns the full path, for Spark."""
         return f"{self._base}/{name}" if name else self._base
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------
 
     def find(self, pattern: str) -> list[str]:
-        """The names of what fits, such as `topic=*/*.parquet`; a star stays within its level."""
-        with _told(self.path(pattern), "be listed"):
+        """Returns the names that match a pattern such as `topic=*/*.parquet`; a star does not match
+        a slash."""
+        with _java_errors(self.path(pattern), "be listed"):
             return self._names(self._statuses(pattern))
 
     def sizes(self, pattern: str) -> dict[str, int]:
-        """The bytes of each that fits; costs a call for each of them."""
-        with _told(self.path(pattern), "be listed"):
+        """Returns the size in bytes of each file that matches. Costs a call to Java for each
+        file."""
+        with _java_errors(self.path(pattern), "be listed"):
             found = self._statuses(pattern)
             names = self._names(found)
             return {name: int(found[at].getLen()) for at, name in enumerate(names)}
 
     def exists(self, name: str = "") -> bool:
-        with _told(self.path(name), "be looked at"):
+        with _java_errors(self.path(name), "be checked"):
             return bool(self._fs.exists(self._at(name)))
 
     def read(self, name: str) -> str | None:
-        """A small text; None if there is none."""
-        with _told(self.path(name), "be read"):
+        """Returns a small text; None if there is no such file."""
+        with _java_errors(self.path(name), "be read"):
             try:
                 stream = self._fs.open(self._at(name))
             except Py4JJavaError as error:
@@ -88,15 +91,16 @@ class Files:
     # -- changing ------------------------------------------------------------------------------
 
     def write(self, name: str, text: str) -> None:
-        """A small text under a name that nothing else has."""
+        """Writes a small text under a name that is not in use. It appears all at once."""
         draft = f"{name}.draft"
         self.put(draft, text)
         if not self.rename(draft, name):
             raise FailedPrecondition(f"{self.path(name)} cannot be written: {draft} is gone")
 
     def put(self, name: str, text: str | bytes) -> None:
-        """A small text, or a picture, which may be there in part when this is killed."""
-        with _told(self.path(name), "be written"):
+        """Writes a small text or a picture. If this process is killed, a part of it may be
+        there."""
+        with _java_errors(self.path(name), "be written"):
             out = self._fs.create(self._at(name), True)
             try:
                 out.write(text.encode() if isinstance(text, str) else text)
@@ -104,10 +108,9 @@ class Files:
                 out.close()
 
     def rename(self, name: str, to: str) -> bool:
-        """False if there was nothing of that name. The directory of `to` must be there, and `to`
-        itself not, unless it is the same file: where a rename is a copy, a killed one leaves two.
-        """
-        with _told(self.path(to), "be written"):
+        """Returns False if there is no such file. The directory of `to` must exist, and `to` must
+        not, unless it is the same file: on file systems that copy, a killed rename leaves both."""
+        with _java_errors(self.path(to), "be written"):
             try:
                 if self._fs.rename(self._at(name), self._at(to)):
                     return True
@@ -122,18 +125,20 @@ class Files:
         raise FailedPrecondition(f"{self.path(name)} cannot be renamed to {self.path(to)}")
 
     def delete(self, name: str) -> None:
-        """With all that is in it; nothing if it is not there."""
-        with _told(self.path(name), "be removed"):
+        """Deletes a file, or a directory with everything in it. Does nothing if it is not there."""
+        with _java_errors(self.path(name), "be removed"):
             at = self._at(name)
             if self._fs.delete(at, True) or not self._fs.exists(at):
                 return
         raise FailedPrecondition(f"{self.path(name)} cannot be removed")
 
     def make_dirs(self, name: str) -> None:
-        with _told(self.path(name), "be made"):
+        with _java_errors(self.path(name), "be made"):
             if self._fs.mkdirs(self._at(name)):
                 return
-        raise PermissionDenied(f"{self.path(name)} cannot be made; may this user write there?")
+        raise PermissionDenied(
+            f"{self.path(name)} cannot be made: check that this user may write there"
+        )
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -153,14 +158,14 @@ class Files:
 
 
 def exactly(names: Sequence[str]) -> str:
-    """A pattern that these names fit, and no other."""
+    """Returns a pattern that matches these names and no others."""
     escaped = [_GLOB_SIGNS.sub(r"\\\1", name).replace(",", r"\,") for name in names]
     return escaped[0] if len(escaped) == 1 else f"{{{','.join(escaped)}}}"
 
 
 @contextmanager
-def _told(path: str, verb: str) -> Iterator[None]:
-    """Java's exceptions as ours."""
+def _java_errors(path: str, verb: str) -> Iterator[None]:
+    """Turns Java's exceptions into ours."""
     try:
         yield
     except Py4JJavaError as error:

@@ -1,6 +1,7 @@
-"""A lake: a directory of tables and checkpoints, on any file system Spark reaches.
+"""A lake: a directory of tables and checkpoints, on any file system that Spark reaches.
 
-Invariant: what is not a table begins with an underscore, which readers of Parquet leave out.
+Invariant: names that are not tables begin with an underscore, so that readers of Parquet ignore
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Lake:
         return Table(self.spark, f"{self.path}/{name}", schema, partition_by)
 
     def find(self, name: str) -> Table:
-        """A table that is there, with the columns it was made with."""
+        """Returns an existing table, with the columns it was made with."""
         files = Files(self.spark, f"{self.path}/{name}")
         last = max(files.find(_ABOUT), default=None)
         kept = None if last is None else files.read(last)

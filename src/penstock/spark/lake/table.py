@@ -1,12 +1,12 @@
 """A table of a lake: Parquet files, and commits that add and remove files all at once.
 
-Readers of Parquet see `<column>=<value>/…/*.parquet` and nothing else. What is not rows has a name
+Readers of Parquet see `<column>=<value>/…/*.parquet` and nothing else. Everything else has a name
 with an underscore: `_table-*.json` (the schema; the last one counts), `_staging` (files that Spark
 is writing), `_commits`.
 
-Invariant: a batch of a writer is in the table once, whatever is killed when: Spark writes its files
-where nobody looks, and `commits.py` moves them. Several writers may append at a time, if each has
-a name of its own; `replace` and `compact` are for one at a time.
+Invariant: a batch of a writer is in the table once, whenever a process is killed: Spark writes its
+files where no reader looks, and `commits.py` moves them. Several writers may append at a time, each
+under its own name; `replace` and `compact` are for one writer at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(TableSchema).decode
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFiles:
     """Files that Spark has written, by name, and how many rows they have."""
 
     token: str
@@ -73,14 +73,15 @@ class Table:
     # -- writing -------------------------------------------------------------------------------
 
     def append(self, frame: DataFrame, writer: str, batch: int) -> int:
-        """The rows added: none if this batch of this writer is in the table already."""
+        """Returns the number of rows added: 0 if this batch of this writer is in the table
+        already."""
         return self.append_checked(frame, writer, batch, lambda _: None)
 
     def append_checked(
         self, frame: DataFrame, writer: str, batch: int, check: Callable[[DataFrame], None]
     ) -> int:
-        """The same. `check` is given the very rows that would be added, and may raise: then none
-        are, and the batch is not in the table."""
+        """Appends like `append`. `check` receives the rows that would be added and may raise; then
+        none are added."""
         self._open()
         self._commits.finish_all()
         name = writer_name(writer)
@@ -91,12 +92,13 @@ class Table:
             if is_other or batch < last.batch:
                 raise FailedPrecondition(
                     f"{self.path} has batch {last.batch} of {writer}, and this is batch {batch} of "
-                    "another checkpoint. Nothing was written, for it may be there already. Bring "
-                    "the checkpoint back, or move both checkpoint and table away to begin anew"
+                    "another checkpoint. Nothing was written, because the rows may be there "
+                    "already. Restore the checkpoint, or move both checkpoint and table away to "
+                    "start again"
                 )
             if batch == last.batch:
                 if query:
-                    # Sums that Spark keeps from batch to batch are kept only by what is computed.
+                    # Spark updates the state of its aggregations only when the batch is computed.
                     frame.write.format("noop").mode("overwrite").save()
                 return 0
         staged = self.stage(frame, name)
@@ -104,8 +106,8 @@ class Table:
         return self.commit(staged, name, batch, query=query)
 
     def replace(self, frame: DataFrame, partitions: Sequence[Sequence[str]] | None = None) -> int:
-        """The rows instead of all others; with `partitions` (values of `partition_by`), instead of
-        those of these partitions."""
+        """Replaces all rows of the table, or with `partitions` (values of `partition_by`) the rows
+        of these partitions."""
         self._open()
         self._commits.finish_all()
         staged = self.stage(frame, REPLACE)
@@ -117,7 +119,7 @@ class Table:
         return self.commit(staged, REPLACE, self._commits.next_batch(REPLACE), old)
 
     def compact(self, target_bytes: int = TARGET_BYTES) -> int:
-        """Joins small files of a partition; how many files went."""
+        """Joins small files of a partition. Returns how many files fewer there are."""
         if not self.exists():
             return 0
         self._open()
@@ -130,20 +132,20 @@ class Table:
         return gone
 
     def check(self) -> None:
-        """Raises if the table that is there is not this one, as writing to it would."""
+        """Raises if an existing table has another schema, as writing to it would."""
         kept = self._kept()
         if kept is not None:
             check_added(self.path, kept, self.schema, self.partition_by)
 
     def recover(self) -> None:
-        """Finishes what was decided. Everything else here does that first."""
+        """Finishes decided commits. All other methods do that first."""
         self._commits.finish_all()
 
     # -- reading -------------------------------------------------------------------------------
 
     def read(self) -> DataFrame:
-        """The rows that are committed; none, with the schema, before there are any. A column that
-        came later is null in older rows."""
+        """Returns the committed rows; an empty frame with the schema if there are none. Older rows
+        have nulls in columns that were added later."""
         kept = self._kept()
         if kept is None:
             return self.spark.createDataFrame([], self.schema)
@@ -151,14 +153,14 @@ class Table:
         for _ in range(READ_TRIES):
             self._commits.finish_all()
             before = self._commits.state()
-            # Spark lists the files now, and reads these later.
+            # Spark lists the files now and reads them later.
             frame = self.spark.read.schema(self.schema).parquet(self._files.path())
             if self._commits.state() == before and all(one.is_done for one in before):
                 return frame.select(*(F.col(f"`{name}`") for name in self.schema.names))
-        raise Unavailable(f"{self.path} changes faster than it can be listed; try again")
+        raise Unavailable(f"{self.path} changes too fast to be listed; try again")
 
     def partitions(self) -> list[tuple[str, ...]]:
-        """The values of `partition_by` that there are files of, as text."""
+        """Returns the values of `partition_by` that have files, as text."""
         return sorted({partition_of(name) for name in self._files.find(self._data)})
 
     def exists(self) -> bool:
@@ -166,9 +168,9 @@ class Table:
 
     # -- the two halves of writing -------------------------------------------------------------
 
-    def stage(self, frame: DataFrame, writer: str) -> Staged:
-        """Has Spark write the rows where nobody looks. A try has a directory of its own, for tasks
-        of a driver that was killed may still be writing."""
+    def stage(self, frame: DataFrame, writer: str) -> StagedFiles:
+        """Lets Spark write the rows where no reader looks. Each try has its own directory, because
+        tasks of a killed driver may still be writing."""
         wanted = fitted(frame, self.path, self.schema)
         self._files.delete(f"{_STAGING}/{writer}")
         token = uuid.uuid4().hex[:8]
@@ -176,10 +178,11 @@ class Table:
         self._files.make_dirs(folder)
         rows = self._write(wanted, self._files.path(folder))
         names = self._files.find(f"{folder}/{self._data}") if rows else []
-        return Staged(token, folder, tuple(sorted(names)), rows)
+        return StagedFiles(token, folder, tuple(sorted(names)), rows)
 
-    def stage_joined(self, bins: Sequence[Bin]) -> tuple[Staged, list[str]]:
-        """The rows of small files in larger ones, and the names of the small."""
+    def stage_joined(self, bins: Sequence[Bin]) -> tuple[StagedFiles, list[str]]:
+        """Stages the rows of small files as larger ones. Returns them and the names of the small
+        files."""
         old = [name for each in bins for name in each.names]
         reader = self.spark.read.schema(self.schema).option("basePath", self._files.path())
         rows = reader.parquet(*(self._files.path(name) for name in old))
@@ -187,14 +190,14 @@ class Table:
 
     def commit(
         self,
-        staged: Staged,
+        staged: StagedFiles,
         writer: str,
         batch: int,
         removals: Sequence[str] = (),
         *,
         query: str = "",
     ) -> int:
-        """The staged files into the table and others out of it, as this batch of the writer."""
+        """Moves the staged files into the table and removes others, as this batch of the writer."""
         moves = [
             (name, _target(name.removeprefix(f"{staged.folder}/"), writer, batch, staged.token, at))
             for at, name in enumerate(staged.names)
@@ -205,7 +208,7 @@ class Table:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _rows_of(self, staged: Staged) -> DataFrame:
+    def _rows_of(self, staged: StagedFiles) -> DataFrame:
         if not staged.names:
             return self.spark.createDataFrame([], self.schema)
         return self.spark.read.schema(self.schema).parquet(self._files.path(staged.folder))
@@ -218,7 +221,7 @@ class Table:
         return int(seen.get["rows"])
 
     def _open(self) -> None:
-        """Makes the table, or sees that it is the same one, or that columns are added."""
+        """Makes the table, or checks that an existing one has the same schema or fewer columns."""
         if self._is_open:
             return
         kept = self._kept()
@@ -238,34 +241,34 @@ class Table:
         return None if text is None else _decode(text)
 
     def _committed(self) -> list[str]:
-        """The data files, but for those of a commit that another is just making."""
+        """Returns the data files, without those of a commit that another process is making now."""
         found = self._files.find(self._data)
         moving = {to for commit in self._commits.pending() for _, to in commit.moves}
         return [name for name in found if name not in moving]
 
-    def _check_within(self, staged: Staged, wanted: set[tuple[str, ...]]) -> None:
+    def _check_within(self, staged: StagedFiles, wanted: set[tuple[str, ...]]) -> None:
         for name in staged.names:
             partition = partition_of(name.removeprefix(f"{staged.folder}/"))
             if partition not in wanted:
                 raise InvalidArgument(
                     f"{self.path}: a row belongs to partition {'/'.join(partition)}, which is not "
-                    "among those that are replaced"
+                    "one of those to replace"
                 )
 
 
 def _write_plain_times(spark: SparkSession) -> None:
-    """Microseconds in UTC, which every reader knows; Spark's default has no statistics and is a
-    type that others have given up."""
+    """Writes times as microseconds in UTC, which every reader understands. Spark's default, INT96,
+    is deprecated and has no statistics."""
     if spark.conf.get(_TIMES) == "INT96":
         spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
 
 
 def partition_of(name: str) -> tuple[str, ...]:
-    """The values of a file's directories, as text."""
+    """Returns the partition values in a file's path, as text."""
     return tuple(unquote(part.partition("=")[2]) for part in name.split("/")[:-1])
 
 
 def _target(name: str, writer: str, batch: int, token: str, at: int) -> str:
-    """In the same partition, under a name that is used once."""
+    """Returns a name in the same partition that is never used again."""
     folder, slash, _ = name.rpartition("/")
     return f"{folder}{slash}part-{writer}-{batch:010}-{token}-{at:05}.parquet"

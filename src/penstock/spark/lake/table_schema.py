@@ -1,7 +1,7 @@
-"""The schema of a table: as it is kept, as it may change, and rows made to fit it.
+"""The schema of a table: how it is stored, how it may change, and rows made to fit it.
 
-Invariant: rows that are in the table can be read with every later schema. So a column may be added,
-and none dropped or given another type. Must not know where it is kept.
+Invariant: rows in the table can be read with every later schema. So a column may be added, but not
+dropped or given another type. Must not know where the schema is stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 class TableSchema(msgspec.Struct, frozen=True):
-    """`schema` is columns and types in Spark's words."""
+    """`schema` has columns and types as Spark writes them."""
 
     format: int
     schema: dict[str, str]
@@ -40,33 +40,34 @@ def check_added(
     *,
     is_read: bool = False,
 ) -> None:
-    """May a table that was kept so be used with this schema? A reader may leave columns out."""
+    """Raises if a table with the stored schema cannot be used with this one. A reader may leave
+    columns out."""
     wanted = TableSchema.of(schema, partition_by)
     if kept.format != FORMAT:
         raise FailedPrecondition(
-            f"{path} is a table of format {kept.format}, and this is format {FORMAT}; it was made "
-            "by a newer version: use that one"
+            f"{path} is a table of format {kept.format}, and this version reads {FORMAT}: use the "
+            "newer version that made it"
         )
     if kept.partition_by != wanted.partition_by:
         raise FailedPrecondition(
             f"{path} is partitioned by {_list(kept.partition_by)}, not by "
-            f"{_list(wanted.partition_by)}: {_CURE}"
+            f"{_list(wanted.partition_by)}: {_OTHERWISE}"
         )
     for name, kind in kept.schema.items():
         found = wanted.schema.get(name)
         if found is None and not is_read:
             raise FailedPrecondition(
-                f"{path} has a column {name}, which would be dropped: keep it, with nulls if there "
-                f"is nothing to put into it. Or {_CURE}"
+                f"{path} has a column {name}, which would be dropped: keep it, with nulls if it "
+                f"has no values. Or {_OTHERWISE}"
             )
         if found is not None and found != kind:
             raise FailedPrecondition(
-                f"{path}: column {name} is {kind}, not {found}: give the new one another name. Or "
-                f"{_CURE}"
+                f"{path}: column {name} is {kind}, not {found}: give the new column another name. "
+                f"Or {_OTHERWISE}"
             )
 
 
-_CURE = "write to another lake, or move the table away and begin anew"
+_OTHERWISE = "write to another lake, or move the table away to start again"
 
 
 def _list(columns: list[str]) -> str:
@@ -74,14 +75,14 @@ def _list(columns: list[str]) -> str:
 
 
 def fitted(frame: DataFrame, path: str, schema: StructType) -> DataFrame:
-    """The columns of the table, in its order and types."""
+    """Returns the frame with the table's columns, in its order and types."""
     for name in schema.names:
         if name not in frame.columns:
             raise InvalidArgument(f"the rows for {path} have no column {name}")
     for name in frame.columns:
         if name not in schema.names:
             raise InvalidArgument(
-                f"the rows for {path} have a column {name}, which the table has not; it has "
+                f"the rows for {path} have a column {name}, which the table does not have; it has "
                 f"{', '.join(schema.names)}"
             )
     return frame.select(

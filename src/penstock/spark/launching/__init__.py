@@ -1,1 +1,3 @@
-"""From a command to a run: which pipelines are meant, Spark, signals, a screen, a register."""
+"""Starts runs from commands: finds the pipelines, starts Spark, handles signals, shows progress,
+and keeps the register of runs.
+"""

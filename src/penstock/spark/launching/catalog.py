@@ -1,6 +1,6 @@
-"""The pipelines there are: ours by their names, and those of a user's file.
+"""The catalog of pipelines: the built-in ones by name, and those of a user's file.
 
-Invariant: a name means one pipeline. Modules are imported when one of theirs is asked for.
+Invariant: a name means one pipeline. A pipeline's module is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.spark.running.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Chosen:
-    """A pipeline, and what its options are to be in a run."""
+    """A pipeline and its settings in a run."""
 
     pipeline: Pipeline
     settings: Mapping[str, Any]
@@ -30,14 +30,14 @@ class Chosen:
 
     @property
     def digest(self) -> str:
-        """The same for the same settings."""
+        """A hash that is the same for the same settings."""
         return hashlib.sha256(repr(sorted(self.settings.items())).encode()).hexdigest()
 
 
 def built_in(name: str) -> Pipeline:
     found = importlib.import_module(f"penstock.spark.pipelines.{name}").PIPELINE
     if not isinstance(found, Pipeline):
-        raise TypeError(f"{name}.PIPELINE is no Pipeline")
+        raise TypeError(f"{name}.PIPELINE is not a Pipeline")
     return found
 
 
@@ -46,8 +46,9 @@ def built_ins() -> list[Pipeline]:
 
 
 def find(words: Sequence[str]) -> list[Pipeline]:
-    """What the words mean: a name, a file with all of its pipelines, or one of them as
-    `file.py:name`. A file's are in the order in which they feed each other."""
+    """Returns the pipelines that the words name: a built-in one, a file with all of its pipelines,
+    or one of a file as `file.py:name`. Those of a file are in the order in which they feed each
+    other."""
     found: list[Pipeline] = []
     for word in words:
         found += _meant(word)
@@ -55,19 +56,19 @@ def find(words: Sequence[str]) -> list[Pipeline]:
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgument(
-                f"pipeline {name} is named twice, and --set would mean both: to run it with other "
-                "options too, give a second command, each with a --name of its own"
+                f"pipeline {name} is named twice, and --set would apply to both: run it with other "
+                "options in a second command, with its own --name"
             )
     return found
 
 
 def choose(words: Sequence[str], given: Iterable[tuple[str, str]]) -> list[Chosen]:
-    """The pipelines with their settings. An option is given as `name` to every pipeline that has
-    it, or as `pipeline.name` to one."""
+    """Returns the pipelines with their settings. An option is given as `name` to every pipeline
+    that has it, or as `pipeline.name` to one."""
     try:
         return _chosen(find(words), given)
     except SystemExit as error:
-        # Of a user's file, which is run to see what is in it.
+        # A user's file is run to find its pipelines.
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise InvalidArgument(
             f"{where.filename}, line {where.lineno}, calls sys.exit when it is loaded"
@@ -112,6 +113,8 @@ def _concerned(pipelines: Sequence[Pipeline], option: str) -> list[Pipeline]:
     if concerned:
         return concerned
     if len(pipelines) == 1:
-        return list(pipelines)  # which says what it has
+        return list(pipelines)  # it raises, with the options that it has
     names = ", ".join(pipeline.name for pipeline in pipelines)
-    raise InvalidArgument(f"none of {names} has an option {option}; `penstock pipeline list`")
+    raise InvalidArgument(
+        f"none of {names} has an option {option}; `penstock pipeline list --options` shows them"
+    )

@@ -1,8 +1,8 @@
-"""spark-submit for a master that is not this machine, and the process that waits for it.
+"""Runs spark-submit for a master that is not this machine, and waits for it.
 
-The driver runs here, as a child of spark-submit, which passes no signal on: so a stop is sent to
-the driver itself, which has written down who it is. Invariant: the token and where the driver
-writes that are in the environment, never among the arguments.
+The driver runs here, as a child of spark-submit, which does not pass signals on. So a stop is sent
+to the driver itself, whose process id is in the register of runs. Invariant: the token and the
+run's id are in the environment, never among the arguments.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.spark.launching.register import RUN_ID, Register
 from penstock.spark.launching.submit import Launch
 from penstock.spark.sessions import settings_for
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def command(launch: Launch, environ: Mapping[str, str]) -> list[str]:
-    """The command line, for the Spark of SPARK_HOME or the one that is installed with us."""
+    """Returns the command line, for the Spark of SPARK_HOME or the installed PySpark."""
     settings = settings_for(launch.master, dict(launch.conf), quiet=not launch.verbose)
     master = settings.pop("spark.master")
-    said = [str(spark_home(environ) / "bin" / "spark-submit"), "--master", master]
-    said += ["--name", f"penstock {launch.name or '+'.join(launch.words)}"]
+    words = [str(spark_home(environ) / "bin" / "spark-submit"), "--master", master]
+    words += ["--name", f"penstock {launch.name or '+'.join(launch.words)}"]
     for name, value in settings.items():
-        said += ["--conf", f"{name}={value}"]
-    return [*said, str(Path(__file__).with_name("driver.py")), *launch.arguments()]
+        words += ["--conf", f"{name}={value}"]
+    return [*words, str(Path(__file__).with_name("driver.py")), *launch.arguments()]
 
 
 def spark_home(environ: Mapping[str, str]) -> Path:
@@ -57,26 +57,26 @@ def environment(environ: Mapping[str, str], token: str | None, run_id: str) -> d
 
 
 def submit(launch: Launch, token: str | None = None) -> int:
-    """Waits for the run. SIGTERM and SIGINT stop it as they would one of this process."""
+    """Waits for the run. SIGTERM and SIGINT stop it, as they stop a run in this process."""
     run_id = uuid.uuid4().hex
-    said = command(launch, os.environ)
+    words = command(launch, os.environ)
     try:
-        # In a session of its own: Ctrl-C would end its Java before the batch.
+        # In its own session: otherwise Ctrl-C would end its Java in the middle of a batch.
         process = subprocess.Popen(
-            said, env=environment(os.environ, token, run_id), start_new_session=True
+            words, env=environment(os.environ, token, run_id), start_new_session=True
         )
     except OSError as error:
-        raise FailedPrecondition(f"{said[0]} cannot be started: {error.strerror}") from error
-    asked = Asked(run_id, process)
+        raise FailedPrecondition(f"{words[0]} cannot be started: {error.strerror}") from error
+    forward = SignalForwarder(run_id, process)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, asked)
+        signal.signal(number, forward)
     while True:
         with suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
+            return process.wait(_POLL_S)
 
 
-class Asked:
-    """Passes a signal on: to the driver, or as long as there is none, to spark-submit."""
+class SignalForwarder:
+    """Passes a signal on to the driver or, before that has started, to spark-submit."""
 
     def __init__(self, run_id: str, process: subprocess.Popen[bytes]) -> None:
         self._run_id = run_id

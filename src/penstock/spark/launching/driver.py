@@ -1,9 +1,9 @@
-"""The file that spark-submit runs. The package must be installed where it does."""
+"""The program that spark-submit runs. This package must be installed there."""
 
 import os
 import sys
 
-# Python looks beside the file it runs first: modules here would hide others of the same names.
+# Python first searches the directory of the program: modules here would hide others of that name.
 sys.path[:] = [each for each in sys.path if each != os.path.dirname(os.path.abspath(__file__))]
 
 from penstock.spark.launching.submit import main  # noqa: E402

@@ -1,8 +1,8 @@
-"""The runs of this machine: a small file for each, which its process keeps up to date.
+"""The register of runs on this machine: a small file for each run, which its process updates.
 
-Invariant: a run is taken for running only while the very process that wrote its file is; a process
-id that was given to another since does not count. Files hold no token. What cannot be read is left
-out: the register is for people, and no pipeline depends on it.
+Invariant: a run counts as running only while the process that wrote its file runs; another process
+that has got the same id since does not count. Files hold no token. Files that cannot be read are
+ignored: the register is for people, and no pipeline depends on it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from penstock.model.errors import FailedPrecondition
 KEPT_S = 7 * 86_400
 MOST_ENDED = 50
 RUN_ID = "PENSTOCK_RUN_ID"
-"""Names the file of a run that another process waits for."""
+"""The environment variable with the id of a run that another process waits for."""
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _ID = re.compile(r"[0-9a-f]{32}")
 
 RunState = Literal["running", "ended", "stopped", "failed", "died"]
-"""`stopped`: by a person or a signal. `died`: its process is gone and has not said how it ended."""
+"""`stopped`: by a person or a signal. `died`: its process is gone and has not recorded how it
+ended."""
 
 
 class Figures(msgspec.Struct):
-    """How far a query or job of the run is."""
+    """The progress of a query or job of the run."""
 
     pipeline: str
     name: str
@@ -48,8 +49,8 @@ class Figures(msgspec.Struct):
     error: str = ""
 
 
-class Entry(msgspec.Struct):
-    """A run. `born` is when its process was started, as the system says it."""
+class RunEntry(msgspec.Struct):
+    """A run. `born` is when its process was started, as the operating system reports it."""
 
     id: str
     name: str
@@ -68,7 +69,7 @@ class Entry(msgspec.Struct):
     exit_code: int | None = None
     was_stopped: bool = False
     asked: dict[str, str] = {}
-    """A digest of what each pipeline was set to: a setting may be a secret."""
+    """A hash of each pipeline's settings, which may be secret."""
 
     @property
     def state(self) -> RunState:
@@ -80,7 +81,7 @@ class Entry(msgspec.Struct):
 
     @property
     def place(self) -> str:
-        """The lake, by whatever path it was named."""
+        """The lake, the same for all paths that lead to it."""
         return place_of(self.lake)
 
     @property
@@ -102,10 +103,10 @@ class Register:
         *,
         once: bool,
         asked: Mapping[str, str] | None = None,
-    ) -> Entry:
-        """A run of this process."""
+    ) -> RunEntry:
+        """Adds a run of this process."""
         now, given = time.time(), os.environ.get(RUN_ID, "")
-        entry = Entry(
+        entry = RunEntry(
             id=given if _ID.fullmatch(given) else uuid.uuid4().hex,
             name=name,
             pid=os.getpid(),
@@ -123,10 +124,10 @@ class Register:
         self.prune()
         return entry
 
-    def claim(self, entry: Entry, pipeline: str, name: str) -> None:
-        """A query or job is this run's. Refused if another run has it on that lake: two would take
-        each other's batches for their own. Told first and looked at then, so that of two at the
-        same moment one at most goes on."""
+    def claim(self, entry: RunEntry, pipeline: str, name: str) -> None:
+        """Claims a query or job for this run. Refuses it if another run has claimed it on that
+        lake: two would take each other's batches for their own. The claim is written before others
+        are checked, so that of two at the same moment at most one continues."""
         claimed = f"{pipeline}/{name}"
         entry.claims.append(claimed)
         self.keep(entry)
@@ -137,16 +138,17 @@ class Register:
                 raise _taken(name, entry.lake, other)
 
     def check_free(self, lake: str, asked: Mapping[str, str]) -> None:
-        """Refuses what runs on that lake already, pipelines and how they are set, before Spark is
-        started for it. Others may still claim the same query, which is found when they do."""
+        """Refuses a pipeline that runs on that lake already with the same settings, before Spark is
+        started. Other runs may still claim the same query; `claim` finds that."""
         for other in self.entries():
             if other.is_running and other.place == place_of(lake):
                 for pipeline, settings in asked.items():
                     if other.asked.get(pipeline) == settings:
                         raise _taken(pipeline, lake, other)
 
-    def keep(self, entry: Entry) -> None:
-        """Whole or not at all. A disk that is full, or a home that is not there, stops nothing."""
+    def keep(self, entry: RunEntry) -> None:
+        """Writes the entry, complete or not at all. A full disk or a missing home directory is
+        ignored."""
         path = self._directory / f"{entry.id}.json"
         with suppress(OSError):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -154,26 +156,26 @@ class Register:
             draft.write_bytes(msgspec.json.encode(entry))
             draft.replace(path)
 
-    def end(self, entry: Entry, exit_code: int, *, was_stopped: bool = False) -> None:
+    def end(self, entry: RunEntry, exit_code: int, *, was_stopped: bool = False) -> None:
         entry.ended_s, entry.exit_code = time.time(), exit_code
         entry.was_stopped = entry.was_stopped or was_stopped
         self.keep(entry)
 
-    def find(self, run_id: str) -> Entry | None:
+    def find(self, run_id: str) -> RunEntry | None:
         try:
             return msgspec.json.decode(
-                (self._directory / f"{run_id}.json").read_bytes(), type=Entry
+                (self._directory / f"{run_id}.json").read_bytes(), type=RunEntry
             )
         except (OSError, msgspec.DecodeError):
             return None
 
-    def entries(self) -> list[Entry]:
-        """The oldest first."""
+    def entries(self) -> list[RunEntry]:
+        """Returns all runs, the oldest first."""
         found = [self.find(path.stem) for path in self._directory.glob("*.json")]
         return sorted((each for each in found if each is not None), key=lambda e: e.started_s)
 
     def prune(self) -> None:
-        """Removes what ended long ago, and the oldest of what is too many."""
+        """Removes runs that ended long ago, and the oldest if there are too many."""
         over = [entry for entry in self.entries() if not entry.is_running]
         recent = [e for e in over if (e.ended_s or e.seen_s) > time.time() - KEPT_S]
         kept = {entry.id for entry in recent[-MOST_ENDED:]}
@@ -182,8 +184,9 @@ class Register:
                 with suppress(OSError):
                     (self._directory / f"{entry.id}.json").unlink()
 
-    def stop(self, entry: Entry, timeout_s: float) -> bool:
-        """Asks the run's process to stop, and waits. False: it has not, in that time."""
+    def stop(self, entry: RunEntry, timeout_s: float) -> bool:
+        """Asks the run's process to stop, and waits. Returns False if it has not stopped in
+        time."""
         deadline = time.monotonic() + timeout_s
         if entry.is_running:
             with suppress(ProcessLookupError):
@@ -191,18 +194,19 @@ class Register:
         while born_of(entry.pid) == entry.born:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
 
 def place_of(lake: str) -> str:
-    """What two paths of one local directory have in common; others as they are."""
+    """Returns the real path of a local directory, so that all paths to it are equal; other
+    addresses unchanged."""
     if lake.startswith("file:"):
         lake = urlsplit(lake).path
     return lake.rstrip("/") if ":" in lake else os.path.realpath(lake)
 
 
-def _taken(name: str, lake: str, other: Entry) -> FailedPrecondition:
+def _taken(name: str, lake: str, other: RunEntry) -> FailedPrecondition:
     return FailedPrecondition(
         f"{name} runs on {lake} already, in process {other.pid}; "
         f"`penstock pipeline stop {other.pid}` ends it"
@@ -216,19 +220,20 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 def born_of(pid: int) -> str:
-    """When the process was started; empty if there is none, or it has ended and not been reaped."""
+    """Returns when the process was started; empty if there is none, or if it has ended and was not
+    reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return "" if Path("/proc/self/stat").exists() else _told_by_ps(pid)
+        return "" if Path("/proc/self/stat").exists() else _born_by_ps(pid)
     except OSError:
         return ""
-    # The name of the program is in brackets and may have anything in it.
+    # The program's name is in brackets and may hold any characters.
     fields = text.rpartition(")")[2].split()
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def _told_by_ps(pid: int) -> str:
+def _born_by_ps(pid: int) -> str:
     done = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )

@@ -1,8 +1,8 @@
-"""What a run shows: a line of progress while it goes on, and a table when it is over.
+"""Shows a run: a line of progress while it runs, and a table at the end.
 
-On a terminal the line is one, written anew; elsewhere a line comes every ten seconds. Invariant:
-progress and complaints go to stderr, what was asked for to stdout; nothing that came from a
-message can move the cursor.
+On a terminal the line is drawn again in its place; elsewhere a new line comes every ten seconds.
+Invariant: progress and warnings go to stderr, results to stdout; nothing in a message can move the
+cursor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Screen:
-    """For several threads: jobs report from their own."""
+    """Safe for several threads: jobs report from their own."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -33,7 +33,7 @@ class Screen:
         self._next = time.monotonic() + (0 if self._is_terminal else LINE_EVERY_S)
 
     def say(self, text: str) -> None:
-        """Something the person asked for."""
+        """Prints a result."""
         with self._lock:
             self._clear()
             print(safe(text), file=self._out, flush=True)
@@ -82,7 +82,7 @@ def rate_text(per_s: float) -> str:
 
 
 def safe(text: str) -> str:
-    """Lines as they are, every other control character as an escape."""
+    """Keeps line breaks and escapes all other control characters."""
     return "".join(
         char
         if char.isprintable() or char == "\n"

@@ -1,9 +1,9 @@
-"""SIGTERM and Ctrl-C: what they mean to a run, and that Java does not hear them.
+"""Handles SIGTERM and Ctrl-C for a run, and keeps SIGTERM from Java.
 
-systemd, `timeout` and a shell send SIGTERM to everything that a command has started. Java would end
-in the middle of a batch; so it ignores the signal, as do the Pythons it starts, and ends when this
-process does, which holds its standard input. Invariant: no signal is lost, and none leaves Java
-behind.
+systemd, `timeout` and a shell send SIGTERM to all processes of a command. Java would end in the
+middle of a batch. So Java and the Python processes that it starts ignore the signal. Java ends when
+this process does, because this process holds its standard input. Invariant: no signal is lost, and
+none leaves Java behind.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """Asked for by a signal, or from any thread; the second time it is not to wait for batches."""
+    """A request to stop, from a signal or any thread. The second request does not wait for
+    batches."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.requested = threading.Event()
         self.hurry = threading.Event()
 
-    def ask(self) -> None:
-        if self.asked.is_set():
+    def request(self) -> None:
+        if self.requested.is_set():
             self.hurry.set()
-        self.asked.set()
+        self.requested.set()
 
 
 @contextmanager
-def asked_by_signals(stop: Stop) -> Iterator[None]:
-    """Only in the main thread. Spark has a handler of its own for Ctrl-C, which would cancel jobs
-    in the middle."""
-    with _handled(lambda: stop.ask()):
+def stop_on_signals(stop: Stop) -> Iterator[None]:
+    """Requests a stop when a signal comes. Only for the main thread. Replaces Spark's handler for
+    Ctrl-C, which would cancel jobs in the middle of a batch."""
+    with _handled(lambda: stop.request()):
         yield
 
 
 @contextmanager
-def left_by_signals(left: Callable[[], int]) -> Iterator[None]:
-    """While Java starts: `left` says what is to be said, and the exit code. The process is ended
-    then and there, since PySpark, on its way out, would remove the file by which it meets Java, and
-    Java would stay for ever."""
+def exit_on_signals(on_exit: Callable[[], int]) -> Iterator[None]:
+    """Exits when a signal comes while Java starts. `on_exit` returns the exit code. The process
+    exits at once: PySpark's own cleanup would remove the file through which it finds Java, and Java
+    would stay for ever."""
 
     def leave() -> NoReturn:
-        code = left()
+        code = on_exit()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -73,9 +74,10 @@ def _handled(act: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Deafening:
-    """A signal that is ignored when a program begins stays ignored, and Java leaves it so. Done in
-    the child, before it becomes Java: here the signal is heard all the time."""
+class _IgnoreTerm:
+    """Makes child processes ignore SIGTERM. A signal that is ignored when a program starts stays
+    ignored, also by Java. It is set in the child, before it becomes Java; this process still
+    receives the signal."""
 
     is_on = False
 
@@ -86,14 +88,15 @@ class _Deafening:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Deafening.in_child)
+    os.register_at_fork(after_in_child=_IgnoreTerm.in_child)
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Those that PySpark starts ignore SIGTERM. (Of subprocess, those with a `preexec_fn`.)"""
-    _Deafening.is_on = True
+def children_ignore_term() -> Iterator[None]:
+    """The processes that PySpark starts in this block ignore SIGTERM. (For subprocess, those with a
+    `preexec_fn`.)"""
+    _IgnoreTerm.is_on = True
     try:
         yield
     finally:
-        _Deafening.is_on = False
+        _IgnoreTerm.is_on = False

@@ -1,8 +1,9 @@
-"""A run from its beginning: what is wrong is found in order of what it costs to find, then Spark.
+"""Starts a run: checks everything first, the cheapest check first, and then starts Spark.
 
 This module is also the program of a driver: `python -m penstock.spark.launching.submit archive
---once`, or what spark-submit is given for a master that is not this machine. Invariant: the token
-goes by the environment, never on a command line. Nothing starts on a lake that cannot be written.
+--once`, or the program that spark-submit runs for a master that is not this machine. Invariant: the
+token is in the environment, never on a command line. Nothing starts on a lake that cannot be
+written.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from penstock.spark.broker import Broker
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen, choose
-from penstock.spark.launching.register import Entry, Figures, Register
+from penstock.spark.launching.register import Figures, Register, RunEntry
 from penstock.spark.launching.screen import Screen
 from penstock.spark.launching.signals import (
     Stop,
-    asked_by_signals,
-    deaf_children,
-    left_by_signals,
+    children_ignore_term,
+    exit_on_signals,
+    stop_on_signals,
 )
 from penstock.spark.launching.supervisor import Supervisor, quieten
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.user_file import NeedsSpark
-from penstock.spark.running.failure import in_our_words, said
+from penstock.spark.running.failure import advice_for_commands, describe_error
 from penstock.spark.sessions import session
 
 DEFAULT_LAKE = "lake"
 DEFAULT_EVERY_S = 10.0
 MASTERS = ("local", "spark://", "yarn", "k8s://")
 FIRST_TRY_S = 3.0
-"""How long a broker is waited for before anything has started."""
+"""How long to wait for the broker before anything has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What is to run, and where. The token is not in it."""
+    """What to run, and where. The token is not in it."""
 
     words: tuple[str, ...]
     lake: str = DEFAULT_LAKE
@@ -69,7 +70,7 @@ class Launch:
     def __post_init__(self) -> None:
         if self.master is not None and not self.master.startswith(MASTERS):
             raise InvalidArgument(
-                f"--master {self.master!r} is none that Spark knows: it is local[*], local[4], "
+                f"--master {self.master!r} is none that Spark knows; it takes local[*], local[4], "
                 "spark://host:7077, yarn or k8s://…"
             )
 
@@ -78,16 +79,17 @@ class Launch:
         return self.master is None or self.master.startswith("local")
 
     def arguments(self) -> list[str]:
-        """What `launch_of` makes the same launch of; where Spark runs is spark-submit's."""
-        said = [*self.words, "--lake", self.lake, "--every", f"{round(self.every_s * 1000)}ms"]
+        """Returns the arguments from which `launch_of` makes the same launch. The master is an
+        argument of spark-submit instead."""
+        words = [*self.words, "--lake", self.lake, "--every", f"{round(self.every_s * 1000)}ms"]
         if self.url is not None:
-            said += ["--url", self.url]
+            words += ["--url", self.url]
         if self.name:
-            said += ["--name", self.name]
+            words += ["--name", self.name]
         for name, value in self.options:
-            said += ["--set", f"{name}={value}"]
-        said += ["--once"] if self.once else []
-        return said + (["--verbose"] if self.verbose else [])
+            words += ["--set", f"{name}={value}"]
+        words += ["--once"] if self.once else []
+        return words + (["--verbose"] if self.verbose else [])
 
 
 def launch_of(arguments: Sequence[str]) -> Launch:
@@ -105,18 +107,18 @@ def launch_of(arguments: Sequence[str]) -> Launch:
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--conf", action="append", default=[], metavar="SPARK.X=Y")
     parser.add_argument("--verbose", action="store_true")
-    said = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
     return Launch(
-        words=tuple(said.words),
-        lake=said.lake,
-        master=said.master,
-        url=said.url,
-        once=said.once,
-        every_s=seconds(said.every),
-        name=said.name,
-        options=pairs(said.set, "--set"),
-        conf=pairs(said.conf, "--conf"),
-        verbose=said.verbose,
+        words=tuple(given.words),
+        lake=given.lake,
+        master=given.master,
+        url=given.url,
+        once=given.once,
+        every_s=seconds(given.every),
+        name=given.name,
+        options=pairs(given.set, "--set"),
+        conf=pairs(given.conf, "--conf"),
+        verbose=given.verbose,
     )
 
 
@@ -129,15 +131,17 @@ def pairs(texts: Sequence[str], flag: str) -> tuple[tuple[str, str], ...]:
 
 
 def seconds(text: str) -> float:
-    """A bare number is in seconds here."""
+    """Parses a duration; a number without a unit is seconds."""
     ms = parse_duration_ms(f"{text.strip()}s" if text.strip().isdigit() else text)
     if ms is None:
-        raise InvalidArgument(f"--every {text!r} is no duration; it looks like 500ms, 10s or 5m")
+        raise InvalidArgument(
+            f"--every {text!r} is no duration; it takes one like 500ms, 10s or 5m"
+        )
     return ms / 1000
 
 
 def execute(launch: Launch, token: str | None = None) -> int:
-    """Runs the launch in this process. 0, or 1 if a pipeline has failed."""
+    """Runs the launch in this process. Returns 0, or 1 if a pipeline has failed."""
     broker = BrokerSettings.of(launch.url, token)
     try:
         chosen = _chosen(launch)
@@ -167,30 +171,30 @@ def execute(launch: Launch, token: str | None = None) -> int:
 
 
 def _chosen(launch: Launch) -> list[Chosen] | None:
-    """None: a file among them needs Spark to be loaded."""
+    """Returns None if a user's file can only be loaded with Spark running."""
     try:
         return choose(launch.words, launch.options)
     except NeedsSpark:
         return None
 
 
-def start_spark(launch: Launch, left: Callable[[], None] = lambda: None) -> SparkSession:
-    """The session of this process; there is one. `left` is called if a signal ends the process
-    meanwhile."""
+def start_spark(launch: Launch, on_exit: Callable[[], None] = lambda: None) -> SparkSession:
+    """Starts the session of this process, or returns the running one. `on_exit` is called if a
+    signal ends the process meanwhile."""
     name = f"penstock {launch.name or '+'.join(launch.words)}"
 
     def leave() -> int:
-        left()
-        Screen().warn("stopped while Spark was starting: nothing was begun")
+        on_exit()
+        Screen().warn("stopped while Spark was starting: no pipeline was started")
         return 0
 
     try:
-        with left_by_signals(leave), deaf_children():
+        with exit_on_signals(leave), children_ignore_term():
             spark = session(name, launch.master, dict(launch.conf), quiet=not launch.verbose)
     except PenstockError:
         raise
     except Exception as error:
-        why = said(error).splitlines()[0]
+        why = describe_error(error).splitlines()[0]
         raise FailedPrecondition(f"Spark cannot be started: {why}") from error
     if not launch.verbose:
         quieten(spark)
@@ -198,7 +202,7 @@ def start_spark(launch: Launch, left: Callable[[], None] = lambda: None) -> Spar
 
 
 def is_submitted() -> bool:
-    """Has spark-submit started Java already?"""
+    """Returns whether spark-submit has started Java already."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -214,13 +218,13 @@ def _supervise(
     chosen: Sequence[Chosen],
     broker: BrokerSettings,
     register: Register,
-    entry: Entry,
+    entry: RunEntry,
 ) -> int:
     screen = Screen()
     if SparkSession.getActiveSession() is None and not is_submitted():
         screen.warn(f"starting Spark on {entry.master}")
     stop = Stop()
-    with asked_by_signals(stop):
+    with stop_on_signals(stop):
         spark = start_spark(launch, lambda: register.end(entry, 0, was_stopped=True))
         entry.master = str(spark.sparkContext.master)
         lake = Lake(spark, entry.lake)
@@ -240,20 +244,20 @@ def _supervise(
         names = ", ".join(entry.pipelines)
         screen.warn(f"running {names} {how}: {entry.url} → {lake.path}, on {entry.master}")
         has_none_failed = supervisor.run(chosen)
-    entry.was_stopped = stop.asked.is_set()
+    entry.was_stopped = stop.requested.is_set()
     return 0 if has_none_failed else 1
 
 
 def check_broker(settings: BrokerSettings) -> None:
-    """Is it there, and does it take the token? Asked before Spark is started."""
+    """Checks, before Spark starts, that the broker answers and accepts the token."""
     first = BrokerSettings(url=settings.url, token=settings.token, retry_s=FIRST_TRY_S)
     with Broker(first) as broker:
         try:
             broker.call("GET", "/v1/topics")
         except Unauthenticated as error:
-            raise Unauthenticated(in_our_words(error.message)) from error
+            raise Unauthenticated(advice_for_commands(error.message)) from error
         except Unavailable as error:
-            # Without the advice to be more patient.
+            # Without the advice about the option retrySeconds.
             raise error.__cause__ or error from None
 
 
@@ -264,13 +268,13 @@ def check_lake(lake: Lake) -> None:
 
 
 def _placed(launch: Launch) -> str:
-    """On this machine a path is below where the command was given."""
+    """Returns the lake's path; on this machine it is relative to the current directory."""
     if launch.is_local and ":" not in launch.lake:
         return os.path.abspath(launch.lake)
     return launch.lake
 
 
-def _keep(register: Register, entry: Entry, figures: list[Figures]) -> None:
+def _keep(register: Register, entry: RunEntry, figures: list[Figures]) -> None:
     entry.activities, entry.seen_s = figures, time.time()
     register.keep(entry)
 

@@ -1,11 +1,11 @@
-"""Runs pipelines in one session: starts them, shows how far they are, stops them, sums up.
+"""Runs pipelines in one session: starts them, shows their progress, stops them, and sums up.
 
-What is to be taken once is taken pipeline after pipeline, in the order given, since one may read
-what another has written. Else all run side by side until somebody stops them. One that fails is
-told at once, with its query and batch, and leaves the others alone: each has its own checkpoint.
-Whether one has failed is the answer at the end.
+With `once`, pipelines run one after the other in the given order, because one may read what another
+has written. Otherwise all run side by side until they are stopped. A failure is shown at once, with
+its query and batch, and does not stop the others: each has its own checkpoint. The result says
+whether one has failed.
 
-Invariant: after a stop nothing is half done: a batch under way is finished, or given up as a whole.
+Invariant: after a stop nothing is half done: the current batch is finished, or given up as a whole.
 Must not know what any pipeline does.
 """
 
@@ -28,13 +28,13 @@ from penstock.spark.launching.screen import Screen, rate_text
 from penstock.spark.launching.signals import Stop
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.activity import Activity
-from penstock.spark.running.failure import said
+from penstock.spark.running.failure import describe_error
 from penstock.spark.running.run import STOP_PATIENCE_S, Run
 from penstock.spark.running.text_table import text_table
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _KEPT_EVERY_S = 2.0
-TOLD_BY_US = (
+LOGGERS_OF_RAISED_ERRORS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -42,25 +42,25 @@ TOLD_BY_US = (
     "org.apache.spark.sql.execution.datasources.v2.AppendDataExec",
     "org.apache.spark.util.Utils",
 )
-"""Loggers of Spark's whose errors reach us as exceptions."""
+"""Spark's loggers of errors that reach us as exceptions too."""
 
-TOLD_IN_PYTHON = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+PYTHON_LOGGERS_OF_RAISED_ERRORS = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """The same on Python's side."""
 
 JAVA_HAS_ENDED = (
     "Java, in which Spark runs, has ended: somebody killed it, or the machine is short of memory. "
-    "Started again, each pipeline goes on from its checkpoint"
+    "Start the pipelines again: each continues from its checkpoint"
 )
 JAVA_WAS_STOPPED_TOO = (
-    "Spark was ended as well: a batch that was under way is given up, and the next start goes on "
-    "from the checkpoints"
+    "Spark was stopped too: its current batches are given up, and the next start continues from "
+    "the checkpoints"
 )
 
 Keep = Callable[[list[Figures]], None]
 
 
 class Supervisor:
-    """`keep` is told the figures now and then."""
+    """`keep` receives the figures from time to time."""
 
     def __init__(
         self,
@@ -88,17 +88,17 @@ class Supervisor:
         self._runs: list[Run] = []
         self._failed: set[str] = set()
         self._may_lose: set[str] = set()
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._rates: dict[int, _Rate] = {}
         self._is_java_gone = False
         self._lock = threading.Lock()
 
     def run(self, chosen: Sequence[Chosen]) -> bool:
-        """Until all have ended, or it was stopped. Has none failed?"""
+        """Runs until all pipelines have ended, or until a stop. Returns whether none has failed."""
         began = time.monotonic()
         try:
             for each in chosen:
-                if self._stop.asked.is_set():
+                if self._stop.requested.is_set():
                     break
                 self._start(each)
                 if self._once:
@@ -127,22 +127,23 @@ class Supervisor:
             self._may_lose.add(chosen.name)
         try:
             chosen.pipeline.start(run)
-        except Exception as error:  # noqa: BLE001 - of a pipeline, which may be a user's
+        except Exception as error:  # noqa: BLE001 - the pipeline may be a user's
             self._failed.add(chosen.name)
-            text, where = said(error), f"pipeline {chosen.name}"
+            text, where = describe_error(error), f"pipeline {chosen.name}"
             self._screen.warn(text if text.startswith(where) else f"{where}: {text}")
 
     def _watch(self) -> None:
-        """Until what has been started has ended, or a stop is asked for."""
+        """Waits until everything that was started has ended, or a stop is requested."""
         while any(each.is_running for each in self._activities()):
-            if self._stop.asked.wait(_LOOK_S):
+            if self._stop.requested.wait(_POLL_S):
                 return
-            self._look()
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
+        """Reports new failures, and updates the screen and the register if it is time."""
         for activity in self._activities():
-            if activity.error is not None and id(activity) not in self._told:
-                self._told.add(id(activity))
+            if activity.error is not None and id(activity) not in self._reported:
+                self._reported.add(id(activity))
                 self._failed.add(activity.pipeline)
                 if not self._has_java_ended():
                     self._screen.warn(f"{activity.where()}: {self._why(activity)}")
@@ -157,10 +158,10 @@ class Supervisor:
         self._keep(figures)
 
     def _why(self, activity: Activity) -> str:
-        """With the option that is to be set, as the pipeline calls it."""
+        """Describes the failure, with options named as the pipeline names them."""
         if activity.error is None:
             return ""
-        text = said(activity.error)
+        text = describe_error(activity.error)
         if activity.pipeline in self._may_lose:
             return text.replace("failOnDataLoss=false", "fail_on_data_loss=false")
         return text
@@ -185,11 +186,11 @@ class Supervisor:
         )
 
     def _end(self) -> None:
-        """All at the same time: each may have a batch to finish."""
+        """Stops all activities at the same time, because each may have a batch to finish."""
         self._screen.clear()
         running = [each for each in self._activities() if each.is_running]
         if running:
-            self._screen.warn("stopping: batches under way are finished first")
+            self._screen.warn("stopping: current batches are finished first")
         threads = [
             threading.Thread(target=self._end_one, args=(each,), daemon=True) for each in running
         ]
@@ -197,29 +198,30 @@ class Supervisor:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(_LOOK_S)  # so that signals are heard
+                thread.join(_POLL_S)  # so that signals are handled
         if running:
             self._has_java_ended()
-        self._look()
+        self._update()
         self._screen.clear()
         self._keep(self._figures())
 
     def _end_one(self, activity: Activity) -> None:
         try:
             activity.stop(STOP_PATIENCE_S, self._stop.hurry)
-        except Exception as error:  # noqa: BLE001 - on a thread of its own, where nobody catches it
+        except Exception as error:  # noqa: BLE001 - nobody else catches it on this thread
             if self._has_java_ended():
-                activity.end("stopped" if self._stop.asked.is_set() else "failed")
+                activity.end("stopped" if self._stop.requested.is_set() else "failed")
             else:
                 activity.end("failed", error)
 
     def _has_java_ended(self) -> bool:
-        """Told once: every query and job fails of it, each in a page of its own."""
+        """Warns once if Java has ended: otherwise every query and job would report it in a page of
+        its own."""
         with self._lock:
             if not self._is_java_gone and is_stopped(self._spark):
                 self._is_java_gone = True
                 self._screen.warn(
-                    JAVA_WAS_STOPPED_TOO if self._stop.asked.is_set() else JAVA_HAS_ENDED
+                    JAVA_WAS_STOPPED_TOO if self._stop.requested.is_set() else JAVA_HAS_ENDED
                 )
             return self._is_java_gone
 
@@ -246,22 +248,22 @@ class Supervisor:
 
 
 class _Rate:
-    """Rows a second, over the last few looks."""
+    """Rows a second, over the last few updates."""
 
-    LOOKS = 20
+    UPDATES = 20
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = [(time.monotonic(), 0)]
 
     def at(self, rows: int) -> float:
         now = time.monotonic()
-        self._seen = [*self._seen[-self.LOOKS :], (now, rows)]
+        self._seen = [*self._seen[-self.UPDATES :], (now, rows)]
         then, before = self._seen[0]
         return (rows - before) / (now - then) if now > then else 0.0
 
 
 def is_stopped(spark: SparkSession) -> bool:
-    """Has its Java ended, or is it about to?"""
+    """Returns whether the session's Java has ended, or is about to."""
     try:
         context: Any = spark.sparkContext._jsc.sc()
         return bool(context.isStopped())
@@ -270,12 +272,12 @@ def is_stopped(spark: SparkSession) -> bool:
 
 
 def quieten(spark: SparkSession) -> None:
-    """Spark logs what it also raises, as a page of Java, and so does what joins it to Python."""
+    """Silences the loggers of errors that Spark raises too, each as a page of Java."""
     server: Any = spark.sparkContext._accumulatorServer
     if server is not None:
-        server.handle_error = lambda request, address: None  # a stack, whenever Java was killed
-    for name in TOLD_IN_PYTHON:
+        server.handle_error = lambda request, address: None  # it prints a stack when Java is killed
+    for name in PYTHON_LOGGERS_OF_RAISED_ERRORS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    for name in TOLD_BY_US:
+    for name in LOGGERS_OF_RAISED_ERRORS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

@@ -17,11 +17,11 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.names import ARCHIVE_GROUP
+from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, whole_number
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import switch
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
 
@@ -101,30 +101,25 @@ def _into(run: Run, table: Table, query: str) -> WriteBatch:
     return write
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
-def _rows(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 PIPELINE = Pipeline(
     name="archive",
     summary="Topics and journal into the lake, by topic and date",
     start=start,
     options=(
-        Option("topics", "a topic, several with commas between, or a pattern", "*"),
-        Option("journal", "true or false", "true", switch),
-        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
-        Option("compact", "true or false: are small files joined?", "true", switch),
+        Option(
+            "topics",
+            TEXT.described("a topic, several with commas between, or a pattern"),
+            "the topics to archive",
+            "*",
+        ),
+        Option("journal", TRUE_OR_FALSE, "archive the journal too", "true"),
+        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        Option("compact", TRUE_OR_FALSE, "join small files", "true"),
         Option(
             "fail_on_data_loss",
-            "true or false: false goes on without what retention removed before it was archived",
+            TRUE_OR_FALSE,
+            "false continues without the rows that retention removed before they were archived",
             "true",
-            switch,
         ),
     ),
 )

@@ -25,13 +25,12 @@ from pyspark.sql.types import (
 from pyspark.sql.window import Window, WindowSpec
 
 from penstock.model.names import DLQ_PREFIX
+from penstock.model.options import MOMENT, Option, moment_at
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.archive import archived, is_awaited, records_table
-from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.reasons import normalised_column
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import origin
+from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 
@@ -211,11 +210,7 @@ PIPELINE = Pipeline(
     "Groups of similar failures among the dead letters, with counts, samples and runs",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has of them", "broker", origin),
-        Option(
-            "since",
-            "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",
-            read=read_moment,
-        ),
+        Option("from", BROKER_OR_LAKE, "lake reads the archive's copy of them", "broker"),
+        Option("since", MOMENT, "leave out older dead letters"),
     ),
 )

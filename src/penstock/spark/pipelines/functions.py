@@ -25,7 +25,7 @@ from pyspark import cloudpickle
 
 from penstock.model.errors import InvalidArgument
 
-Kind = Literal["row", "value", "series", "frame"]
+FunctionKind = Literal["row", "value", "series", "frame"]
 """Takes a row as a dict, a value as a string, a pandas Series of values, or a Spark DataFrame."""
 
 TAKES = "path/file.py:name, a Python file and a function in it"
@@ -39,7 +39,7 @@ class UserFunction:
 
     path: str
     name: str
-    kind: Kind
+    kind: FunctionKind
     source: str = field(repr=False)
 
     def callable(self) -> Callable[[Any], Any]:
@@ -63,7 +63,7 @@ def load(spec: str) -> UserFunction:
     return UserFunction(str(path), name, _kind(spec, function), source)
 
 
-def look(spec: str) -> Kind | None:
+def look(spec: str) -> FunctionKind | None:
     """What the file says of the function without being run, which may take Spark, or long: raises
     if it cannot be loaded, or has no such function. The kind, where the file alone tells it."""
     path, name, source = _read(spec)
@@ -177,7 +177,7 @@ def _told(error: BaseException, path: str) -> str:
 # -- its kind --------------------------------------------------------------------------------------
 
 
-def _kind(spec: str, function: Callable[..., Any]) -> Kind:
+def _kind(spec: str, function: Callable[..., Any]) -> FunctionKind:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

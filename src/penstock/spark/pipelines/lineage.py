@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from penstock.model.errors import InvalidArgument, NotFound
+from penstock.model.options import MOMENT, TEXT, Option, moment_at
 from penstock.spark.lake.files import Files
 from penstock.spark.pipelines.archive import archived, is_awaited, journal_table
 from penstock.spark.pipelines.attempts import attempts, deliveries
@@ -31,11 +32,9 @@ from penstock.spark.pipelines.lineage_tables import (
     STEPS,
     SUCCEEDED,
 )
-from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.steps import steps, traced
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import origin
+from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 
@@ -190,14 +189,14 @@ PIPELINE = Pipeline(
     "Where runs spend their time: attempts, steps, runs and critical paths from the journal",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has of the journal", "broker", origin),
+        Option("from", BROKER_OR_LAKE, "lake reads the archive's copy of the journal", "broker"),
+        Option("since", MOMENT, "leave out older rows of the journal"),
+        Option("run", TEXT.described("the id of a run"), "show its steps and draw its timeline"),
         Option(
-            "since",
-            "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d",
-            read=read_moment,
+            "plot",
+            TEXT.described("a path"),
+            "with run: where to write the PNG; else timelines/<run>.png in the lake",
         ),
-        Option("run", "the id of a run: its steps are shown and its timeline is drawn"),
-        Option("plot", "with run: where the PNG goes; else timelines/<run>.png in the lake"),
     ),
     _check,
 )

@@ -9,7 +9,6 @@ nothing. A table's rows lie in buckets by their keys, and a batch writes anew th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -24,8 +23,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.model.errors import FailedPrecondition, PenstockError
-from penstock.model.names import clean_name
+from penstock.model.errors import FailedPrecondition
+from penstock.model.options import (
+    CACHE,
+    TRUE_OR_FALSE,
+    Kind,
+    Option,
+    WrongValue,
+    choice,
+    parse_name,
+    whole_number,
+)
 from penstock.spark.lake.commits import writer_name
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
@@ -34,8 +42,7 @@ from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.pipelines.names import is_own_table
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import one_of, switch
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
 
 MAX_ROWS = 1_000_000
@@ -62,7 +69,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Target:
+class MaterializeTarget:
     """tenant/namespace/cache, or the name of a table."""
 
     kind: str
@@ -124,7 +131,7 @@ def entries(news: DataFrame, ttl_ms: int | None) -> DataFrame:
 
 def start(run: Run) -> None:
     settings = run.settings
-    target: Target = settings["to"]
+    target: MaterializeTarget = settings["to"]
     if target.kind == "table":
         _is_claimed(table(run.lake, target.name), settings["topic"])
     query = writer_name(f"{settings['topic']}.{target.kind}.{target.name}")
@@ -221,38 +228,22 @@ def _has_other_buckets(target: Table, buckets: int) -> bool:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _target(text: str) -> Target:
+def _target(text: str) -> MaterializeTarget:
     kind, _, name = text.partition(":")
-    parts = name.split("/")
-    if kind not in ("cache", "table") or len(parts) != (3 if kind == "cache" else 1):
-        raise ValueError(text)
-    target = Target(kind, "/".join(_name(part) for part in parts))
-    if kind == "table" and is_own_table(target.name):
-        raise ValueError(text)
+    if kind == "cache":
+        return MaterializeTarget(kind, CACHE.parse(name))
+    if kind != "table" or "/" in name:
+        raise WrongValue
+    target = MaterializeTarget(kind, parse_name(name))
+    if is_own_table(target.name):
+        raise WrongValue("is a name that Penstock keeps for its own tables")
     return target
-
-
-def _name(text: str) -> str:
-    try:
-        return clean_name(text, "it")
-    except PenstockError as error:
-        raise ValueError(text) from error
 
 
 def _topic(text: str) -> str:
     if any(sign in text for sign in f",{PATTERN_SIGNS}"):
-        raise ValueError(text)
-    return _name(text)
-
-
-def _count(most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        number = int(text)
-        if not 1 <= number <= most:
-            raise ValueError(text)
-        return number
-
-    return read
+        raise WrongValue
+    return parse_name(text)
 
 
 PIPELINE = Pipeline(
@@ -260,30 +251,28 @@ PIPELINE = Pipeline(
     summary="The latest value of each key of a topic, into a cache or a table",
     start=start,
     options=(
-        Option("topic", "a topic", read=_topic, is_required=True),
+        Option("topic", Kind("a topic", _topic), is_required=True),
         Option(
             "to",
-            "cache:tenant/namespace/cache, or table:name, which is no name of a table of "
-            "Penstock's own and does not begin with _",
-            read=_target,
+            Kind("cache:tenant/namespace/cache, or table:name", _target),
+            "where the values go; a table's name does not begin with _, and is none of Penstock's "
+            "own tables",
             is_required=True,
         ),
         Option(
             "tombstone",
-            "what deletes a key: null (a value that is JSON's null) or none (nothing)",
+            choice("null", "none"),
+            "which value deletes its key: JSON's null, or none",
             "null",
-            one_of("null", "none"),
         ),
-        Option("ttl_ms", "milliseconds that a cache keeps a value", read=_count(2**53)),
-        Option(
-            "buckets", "a whole number, 1 to 10000: parts of a table", str(BUCKETS), _count(10_000)
-        ),
-        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _count(2**53)),
+        Option("ttl_ms", whole_number(1, 2**53), "how long a cache keeps a value"),
+        Option("buckets", whole_number(1, 10_000), "the parts of a table", str(BUCKETS)),
+        Option("max_rows", whole_number(1, 2**53), "the most rows of one batch", str(MAX_ROWS)),
         Option(
             "fail_on_data_loss",
-            "true or false: false goes on without what retention removed before it was read",
+            TRUE_OR_FALSE,
+            "false continues without the messages that retention removed before they were read",
             "true",
-            switch,
         ),
     ),
 )

@@ -7,8 +7,6 @@ the counts of the table and those of the journal can be compared, sum by sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
@@ -23,16 +21,14 @@ from pyspark.sql.types import (
 )
 from pyspark.sql.window import Window
 
-from penstock.model.errors import InvalidArgument
-from penstock.model.units import format_duration, parse_duration_ms
+from penstock.model.options import CACHE, TRUE_OR_FALSE, Option, duration_ms, whole_number
+from penstock.model.units import format_duration
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
-from penstock.spark.options import SinkSettings
 from penstock.spark.pipelines.metrics_report import tell_all, tell_late
 from penstock.spark.pipelines.targets import entry_refusals
 from penstock.spark.pipelines.window_progress import WindowProgress
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import switch
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
 
 KEYS = ("topic", "group", "tenant_id", "routing_label")
@@ -212,44 +208,25 @@ def _start(run: Run) -> None:
         run.repeat("report", lambda: tell_all(run, progress, table, window_ms))
 
 
-def _duration(least_ms: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        ms = parse_duration_ms(text)
-        if ms is None or not least_ms <= ms <= MAX_WINDOW_MS:
-            raise ValueError(text)
-        return ms
-
-    return read
-
-
-def _cache(text: str) -> str:
-    try:
-        return SinkSettings.from_options({"cache": text}, "write").cache
-    except InvalidArgument as error:
-        raise ValueError(error.message) from error
-
-
-def _rows(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
 PIPELINE = Pipeline(
     "metrics",
     "Rates, latencies, retries and error share in windows, from the journal to the lake",
     _start,
     (
-        Option("window", "a duration from 1ms to 31d, like 30s, 1m or 1h", "1m", _duration(1)),
-        Option("watermark", "a duration to 31d, like 0s, 30s or 1m", "1m", _duration(0)),
-        Option("cache", "tenant/namespace/cache, for the newest window of each key", read=_cache),
-        Option("max_rows", "a whole number from 1 on: of one batch", "1000000", _rows),
+        Option("window", duration_ms(1, MAX_WINDOW_MS), "the length of a window", "1m"),
+        Option(
+            "watermark",
+            duration_ms(0, MAX_WINDOW_MS),
+            "how long to wait for late rows of the journal",
+            "1m",
+        ),
+        Option("cache", CACHE, "put the newest window of each key there"),
+        Option("max_rows", whole_number(1), "the most rows of one batch", "1000000"),
         Option(
             "fail_on_data_loss",
-            "true or false: false goes on without what retention removed before it was counted",
+            TRUE_OR_FALSE,
+            "false continues without the rows that retention removed before they were counted",
             "true",
-            switch,
         ),
     ),
 )

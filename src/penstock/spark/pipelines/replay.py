@@ -10,7 +10,6 @@ under it again. How that is kept is in `replays.py`; which messages are taken, i
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,32 +21,45 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import InvalidArgument, NotFound
 from penstock.model.limits import MAX_OFFSET
-from penstock.model.names import clean_name, is_dead_letter_topic
+from penstock.model.names import is_dead_letter_topic
+from penstock.model.options import (
+    MOMENT,
+    TEXT,
+    TOPIC,
+    TRUE_OR_FALSE,
+    Kind,
+    Option,
+    WrongValue,
+    list_of,
+    moment_at,
+    number,
+    parse_name,
+    pattern,
+    whole_number,
+)
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Records, is_pattern
+from penstock.spark.logs import RecordLog, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
-from penstock.spark.pipelines.moments import moment_at, read_moment
 from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
 from penstock.spark.pipelines.replays import Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
 from penstock.spark.pipelines.targets import largest_message, partitions_of, refusals
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import origin, switch
+from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import columns_of
 
 MIN_RATE = 0.1
 """A run that waits for the turn of a message cannot be stopped meanwhile."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def _check(said: Mapping[str, Any]) -> None:
     if said["to"] is None and not all(map(is_dead_letter_topic, said["topic"])):
         raise InvalidArgument(
-            "pipeline replay needs option to: only dead letters, of topics like dlq.orders, know "
-            "the topic they are from"
+            "pipeline replay, option to is required: only dead letters, of topics like dlq.orders, "
+            "say which topic they are from"
         )
     _check_no_circle(said, datetime.now(UTC))
 
@@ -105,7 +117,7 @@ def criteria_of(said: Mapping[str, Any], now: datetime) -> Criteria:
 def default_name(topics: Sequence[str], to: str | None) -> str:
     """Of source and target, with what a path cannot have left out."""
     text = f"{'+'.join(topics)}-to-{'origin' if to is None else to}"
-    if _NAME.fullmatch(text):
+    if re.fullmatch(_NAME, text):
         return text
     digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80] + f"-{digest}"
@@ -119,7 +131,7 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
     if run.settings["from"] == "lake":
         return _archived(run, topics)
     with Broker(run.broker) as broker:
-        records = Records(broker, topics)
+        records = RecordLog(broker, topics)
         found = records.find()
         for topic in filter(records.is_named, found):
             records.spans(topic)
@@ -190,80 +202,55 @@ def _tell(run: Run, replay: Replay, rows: DataFrame) -> int:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _topics(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_topic(word) for word in text.split(",")))
-
-
-def _topic(text: str) -> str:
-    try:
-        return clean_name(text, "it")
-    except InvalidArgument as error:
-        raise ValueError(error.message) from error
-
-
 def _target(text: str) -> str:
     if is_pattern(text):
-        raise ValueError(text)
-    return _topic(text)
+        raise WrongValue
+    return parse_name(text)
 
-
-def _replay_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError(text)
-    return text
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= MAX_OFFSET:
-        raise ValueError(text)
-    return count
-
-
-def _rate(text: str) -> float:
-    rate = float(text)
-    if not MIN_RATE <= rate < math.inf:
-        raise ValueError(text)
-    return rate
-
-
-_WHEN = "a time in RFC 3339, like 2025-01-31T12:00:00Z, or how long ago: 90s, 15m, 2h, 7d"
 
 PIPELINE = Pipeline(
     "replay",
     "Stored messages to a topic once more: history, dead letters or the lake's archive",
     _start,
     (
-        Option("from", "broker, or lake: what the archive has", "broker", origin),
+        Option("from", BROKER_OR_LAKE, "lake reads the archive's copy", "broker"),
         Option(
             "topic",
-            "a topic, several with commas between, or a pattern like dlq.*",
-            read=_topics,
+            list_of(TOPIC, "a topic, several with commas between, or a pattern like dlq.*"),
             is_required=True,
         ),
-        Option("to", "a topic; of dead letters, if not said, the one each is from", read=_target),
-        Option("since", _WHEN, read=read_moment),
-        Option("until", f"{_WHEN}; not included", read=read_moment),
-        Option("run", "a run_id"),
-        Option("tenant", "a tenant_id"),
-        Option("reason", "a part of a dead letter's last error, or its group's normalised reason"),
+        Option(
+            "to",
+            Kind("a topic", _target),
+            "the target; if not given, each dead letter goes to the topic it is from",
+        ),
+        Option("since", MOMENT, "the earliest time"),
+        Option("until", MOMENT, "the end, not included"),
+        Option("run", TEXT.described("a run_id")),
+        Option("tenant", TEXT.described("a tenant_id")),
+        Option(
+            "reason",
+            TEXT.described("a part of a dead letter's last error"),
+            "or its group's normalised reason",
+        ),
         Option(
             "where",
-            "a predicate of Spark SQL, like key = 'cart-1', over the columns "
-            f"{', '.join(columns_of('records'))}",
+            TEXT.described("a predicate of Spark SQL, like key = 'cart-1'"),
+            f"over the columns {', '.join(columns_of('records'))}",
         ),
         Option(
             "limit",
-            "a whole number from 1 on: at most so many in one run, the oldest first; the next run "
-            "goes on behind them",
-            read=_count,
+            whole_number(1, MAX_OFFSET),
+            "the most messages of one run, the oldest first; the next run goes on behind them",
         ),
-        Option("rate", f"at most so many messages a second, {MIN_RATE:g} or more", read=_rate),
+        Option("rate", number(MIN_RATE), "the most messages a second"),
         Option(
-            "name", "a name of letters, digits, points, dashes and underscores", read=_replay_name
+            "name",
+            pattern(_NAME, "letters, digits, points, dashes and underscores"),
+            "the replay's name, under which a message is sent once",
         ),
-        Option("keep_keys", "true or false: do idempotency keys travel?", "false", switch),
-        Option("apply", "true or false: false only tells what would be sent", "false", switch),
+        Option("keep_keys", TRUE_OR_FALSE, "send idempotency keys too", "false"),
+        Option("apply", TRUE_OR_FALSE, "false only shows what would be sent", "false"),
     ),
     _check,
 )

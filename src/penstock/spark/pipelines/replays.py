@@ -27,7 +27,7 @@ from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
 from penstock.spark.pipelines.targets import as_sent, partitions_of
 from penstock.spark.running.run import Run
-from penstock.spark.staging import Staging
+from penstock.spark.staging import ProducerBatch
 
 TABLE = "replayed"
 FOLDER = "_replays"
@@ -141,7 +141,7 @@ class Replay:
     def _last_chunk(self, pending: Pending) -> int:
         """The last one that the broker has decided to store; -1 before the first."""
         with Broker(self._run.broker) as broker:
-            return Staging(broker, pending.txn, 0).last_committed()
+            return ProducerBatch(broker, pending.txn, 0).last_committed()
 
     def _note(self, rows: DataFrame, pending: Pending) -> None:
         noted = rows.select(

@@ -27,10 +27,20 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.names import clean_name
+from penstock.model.options import (
+    TEXT,
+    TOPIC,
+    TRUE_OR_FALSE,
+    Kind,
+    Option,
+    WrongValue,
+    choice,
+    parse_name,
+    whole_number,
+)
 from penstock.spark.lake.files import Files
 from penstock.spark.logs import is_pattern
-from penstock.spark.pipelines.functions import TAKES, Kind, UserFunction, load, look
+from penstock.spark.pipelines.functions import TAKES, FunctionKind, UserFunction, load, look
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import (
     ENVELOPE,
@@ -41,8 +51,7 @@ from penstock.spark.pipelines.targets import (
     refusals,
 )
 from penstock.spark.pipelines.verdicts import judged
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import switch
+from penstock.spark.running.pipeline import Pipeline
 from penstock.spark.running.run import Run
 
 FOLDER = "_routed"
@@ -75,9 +84,11 @@ def _check(said: Mapping[str, Any]) -> None:
     _check_target(said["to"], look(spec), spec.rpartition(":")[2].strip())
 
 
-def _check_target(to: str | None, kind: Kind | None, name: str) -> None:
+def _check_target(to: str | None, kind: FunctionKind | None, name: str) -> None:
     if kind == "series" and to is None:
-        raise InvalidArgument(f"pipeline route needs option to: {name} gives labels, and no topics")
+        raise InvalidArgument(
+            f"pipeline route, option to is required: {name} returns labels, and no topics"
+        )
 
 
 def _start(run: Run) -> None:
@@ -257,30 +268,10 @@ def _path_name(text: str) -> str:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _topic(text: str) -> str:
-    try:
-        return clean_name(text, "it")
-    except InvalidArgument as error:
-        raise ValueError(error.message) from error
-
-
 def _template(text: str) -> str:
     if "{" in text.replace(LABEL, "") or "}" in text.replace(LABEL, ""):
-        raise ValueError(text)
-    return _topic(text)
-
-
-def _start_at(text: str) -> str:
-    if text not in ("earliest", "latest"):
-        raise ValueError(text)
-    return text
-
-
-def _rows(text: str) -> int:
-    rows = int(text)
-    if rows < 1:
-        raise ValueError(text)
-    return rows
+        raise WrongValue
+    return parse_name(text)
 
 
 PIPELINE = Pipeline(
@@ -290,22 +281,26 @@ PIPELINE = Pipeline(
     (
         Option(
             "topic",
-            "the intake: a topic, several with commas between, or a pattern",
-            read=_topic,
+            TOPIC.described("a topic, several with commas between, or a pattern"),
+            "the intake",
             is_required=True,
         ),
-        Option("function", TAKES, is_required=True),
-        Option("to", "a topic, or a template of one like work.{label}", read=_template),
-        Option("unrouted", "a topic, for messages without a label", read=_topic),
-        Option("start", "earliest or latest: where the first run begins", "earliest", _start_at),
-        Option("max_rows", "a whole number from 1 on: of one batch", str(MAX_ROWS), _rows),
-        Option("group", "a group of the intake, which is told how far the route has come"),
+        Option("function", TEXT.described(TAKES), is_required=True),
+        Option("to", Kind("a topic, or a template of one like work.{label}", _template)),
+        Option("unrouted", TOPIC, "for messages without a label"),
+        Option("start", choice("earliest", "latest"), "where the first run begins", "earliest"),
+        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        Option(
+            "group",
+            TEXT.described("a group of the intake"),
+            "the route publishes its progress as the progress of this group",
+        ),
         Option(
             "fail_on_data_loss",
-            "true or false: false goes on without what retention removed before it was routed, and "
-            "without a topic that was deleted",
+            TRUE_OR_FALSE,
+            "false continues without the messages that retention removed before they were routed, "
+            "and without a topic that was deleted",
             "true",
-            switch,
         ),
     ),
     _check,

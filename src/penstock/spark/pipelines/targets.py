@@ -22,7 +22,7 @@ from penstock.client.results import Version
 from penstock.model.errors import NotFound
 from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
 from penstock.spark.broker import Broker
-from penstock.spark.logs import Records
+from penstock.spark.logs import RecordLog
 from penstock.spark.options import BrokerSettings
 from penstock.spark.schemas import RECORD_COLUMNS
 
@@ -68,7 +68,7 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
     found: dict[str, int] = {}
     missing: list[str] = []
     with Broker(broker) as connection:
-        records = Records(connection, ())
+        records = RecordLog(connection, ())
         for topic in sorted(set(topics)):
             try:
                 found[topic] = len(records.spans(topic))

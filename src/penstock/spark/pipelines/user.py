@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.model.errors import InvalidArgument
+from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, number, whole_number
 from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, Endpoint, sink_of, source_of
 from penstock.spark.pipelines.names import BUILT_IN
-from penstock.spark.running.pipeline import Option, Pipeline
-from penstock.spark.running.readers import switch
+from penstock.spark.running.pipeline import Pipeline
 
 Mode = Literal["append", "update", "complete"]
 
@@ -203,24 +203,25 @@ def _source(name: str, said: object) -> Endpoint | UserPipeline:
     return source_of(said)
 
 
+_KINDS = {bool: TRUE_OR_FALSE, int: whole_number(), float: number(), str: TEXT}
+
+
 def _option(pipeline_name: str, parameter: inspect.Parameter) -> Option:
-    """`*, minimum: int = 3`: what it reads is of the default's type, or of the annotation's."""
+    """`*, minimum: int = 3` is an option of the type of its default, or of its annotation."""
     has_default = parameter.default is not parameter.empty
     kind = type(parameter.default) if has_default else parameter.annotation
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    by_name: dict[object, type] = {each.__name__: each for each in kinds}
+    by_name: dict[object, type] = {each.__name__: each for each in _KINDS}
     kind = by_name.get(kind, kind)
     if kind is parameter.empty:
         kind = str
-    if kind not in kinds:
+    if kind not in _KINDS:
         raise InvalidArgument(
             f"pipeline {pipeline_name}: option {parameter.name} is a {kind}; it can be a bool, an "
             "int, a float or a str"
         )
     return Option(
         parameter.name,
-        kinds[kind],
-        str(parameter.default) if has_default else None,
-        switch if kind is bool else kind,
+        _KINDS[kind],
+        default=str(parameter.default) if has_default else None,
         is_required=not has_default,
     )

@@ -17,7 +17,7 @@ from pyspark import SparkContext, cloudpickle
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from penstock.spark.pipelines.user import UserPipeline
-from penstock.spark.running.failure import said
+from penstock.spark.running.failure import describe_error
 
 
 class NeedsSpark(FailedPrecondition):
@@ -104,7 +104,7 @@ def _module(path: Path) -> ModuleType:
     except Exception as error:
         if SparkContext._active_spark_context is None and _is_of_spark(error):
             raise NeedsSpark(f"{path} can only be loaded where Spark runs") from error
-        raise InvalidArgument(f"{path} cannot be loaded: {said(error)}") from error
+        raise InvalidArgument(f"{path} cannot be loaded: {describe_error(error)}") from error
     # Executors have no such module: its functions are sent to them whole.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module

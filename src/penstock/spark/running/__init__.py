@@ -1,1 +1,3 @@
-"""What a pipeline is, and a run of one: its queries and jobs. Knows no pipeline by name."""
+"""Pipelines and their runs: what they are, and the queries and jobs of a run. Knows no pipeline by
+name.
+"""

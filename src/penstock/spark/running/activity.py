@@ -1,7 +1,7 @@
-"""One thing that a run does: a streaming query or a job, how far it has come and how it ended.
+"""An activity of a run: a streaming query or a job, its progress and how it ended.
 
-Invariant: an activity ends once, in one way, and what made it fail stays with it. Its counters are
-for people; nothing is decided by them. Must not know Spark.
+Invariant: an activity ends once, in one way, and keeps the error that made it fail. Its counters
+are for people; nothing is decided by them. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "skipped"]
 
 
 class Activity:
-    """Counted by one thread, read by others."""
+    """One thread updates it, others read it."""
 
     kind = "activity"
 
@@ -28,10 +28,10 @@ class Activity:
         self.error: BaseException | None = None
         self.batches = 0
         self.last_batch: int | None = None
-        """The number of the last that was begun."""
+        """The number of the last batch that was started."""
         self.rows = 0
         self.lag: int | None = None
-        """Rows that are there and not taken; None: nobody knows."""
+        """Rows that are there and not read yet; None if that is not known."""
         self._began = time.monotonic()
         self._ended: float | None = None
         self._end = threading.Event()
@@ -46,31 +46,32 @@ class Activity:
         return (time.monotonic() if self._ended is None else self._ended) - self._began
 
     def begin(self) -> None:
-        """What was waited for is there: the time counts from now."""
+        """Starts the clock, when the activities it waits for have ended."""
         with self._once:
             if self.is_running:
                 self.state = "running"
                 self._began = time.monotonic()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Has it ended?"""
+        """Returns whether it has ended."""
         return self._end.wait(timeout_s)
 
-    def bear_with(
+    def wait_patiently(
         self,
         patience_s: float,
         hurry: threading.Event | None = None,
         is_idle: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Waits for its end, or until it does nothing. False: it does not come."""
+        """Waits until it has ended or is idle. Returns False after `patience_s`, or when `hurry` is
+        set."""
         deadline = time.monotonic() + patience_s
-        while not (self.wait(LOOK_S) or is_idle()):
+        while not (self.wait(POLL_S) or is_idle()):
             if time.monotonic() > deadline or (hurry is not None and hurry.is_set()):
                 return False
         return True
 
     def end(self, state: State, error: BaseException | None = None) -> None:
-        """The first time counts."""
+        """Sets how it ended; later calls change nothing."""
         with self._once:
             if self._end.is_set():
                 return
@@ -79,12 +80,12 @@ class Activity:
             self._end.set()
 
     def stop(self, patience_s: float, hurry: threading.Event | None = None) -> None:
-        """Ends it where nothing is half done: after what it is doing, or, if that takes longer
-        than `patience_s` or `hurry` is set, by giving that up."""
+        """Ends it where nothing is half done: after its current batch, or by cancelling that batch
+        if it takes longer than `patience_s` or `hurry` is set."""
         raise NotImplementedError
 
     def count(self) -> None:
-        """Brings `rows` and `lag` up to date; may ask the broker."""
+        """Updates `rows` and `lag`; may ask the broker."""
 
     def where(self) -> str:
         return f"pipeline {self.pipeline}, {self.kind} {self.name}"

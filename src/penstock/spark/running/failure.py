@@ -1,8 +1,8 @@
-"""What made a pipeline fail, in words for the person who runs it.
+"""Describes why a pipeline failed, for the person who runs it.
 
-Spark wraps what a Python function raised into Java's exception, and that into Python's again, each
-with its own stack. Invariant: what is said begins with what the person can act on, their own error
-or the broker's, and has no token in it.
+Spark wraps an exception of a Python function into one of Java, and that into one of Python again,
+each with its own stack. Invariant: the description begins with what the person can act on, their
+own error or the broker's, and never shows a token.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.model.errors import FailedPrecondition, PenstockError
 MOST_CHARS = 2000
 _TRACEBACK = "Traceback (most recent call last):"
 _ENDS = re.compile(r"^(?:\s*at \S+\(|SQLSTATE|Caused by:|JVM stacktrace:|=== )")
-_OURS = re.compile(r"^penstock\.model\.errors\.(\w+): (?P<said>.*)", re.MULTILINE)
+_OURS = re.compile(r"^penstock\.model\.errors\.(\w+): (?P<message>.*)", re.MULTILINE)
 _CALLING = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?")
 _BEFORE_PLAN = re.compile(r"SQLSTATE: \w{5};$")
-_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )*(?P<said>.*)$", re.MULTILINE)
-_IN_OUR_WORDS = {
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )*(?P<message>.*)$", re.MULTILINE)
+_COMMAND_ADVICE = {
     " (option retrySeconds)": "",
     "set the option token, or PENSTOCK_TOKEN before Spark starts": (
         "give it with --token or PENSTOCK_TOKEN"
@@ -30,26 +30,26 @@ _IN_OUR_WORDS = {
 }
 _MARKS = re.compile(r"\s*[~^]+\s*")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)"')
-_OF_SPARK = ("/pyspark/", "/py4j/", "pyspark.zip", "/penstock/spark/", "<frozen ")
+_NOT_THE_USERS = ("/pyspark/", "/py4j/", "pyspark.zip", "/penstock/spark/", "<frozen ")
 
 
 class PipelineFailed(FailedPrecondition):
-    """Which pipeline, query and batch, and why."""
+    """A pipeline has failed: in which query and batch, and why."""
 
     def __init__(self, where: str, error: BaseException) -> None:
-        super().__init__(f"{where}: {said(error)}")
+        super().__init__(f"{where}: {describe_error(error)}")
         self.where = where
         self.error = error
 
 
-def said(error: BaseException) -> str:
-    """Why; then where, in code that is neither Spark's nor ours."""
+def describe_error(error: BaseException) -> str:
+    """Says why, then where, if that is in code that belongs to neither Spark nor this package."""
     if isinstance(error, PenstockError):
-        return in_our_words(error.message)
+        return advice_for_commands(error.message)
     if isinstance(error, PySparkException):
-        why = _of_spark(str(error), getattr(error, "_stackTrace", None) or "")
+        why = _describe_spark_error(str(error), getattr(error, "_stackTrace", None) or "")
     elif isinstance(error, Py4JJavaError):
-        why = _of_spark(_CALLING.sub("", str(error)), str(error))
+        why = _describe_spark_error(_CALLING.sub("", str(error)), str(error))
     else:
         why = f"{type(error).__name__}: {error}"
     if any(map(_FRAME.match, why.splitlines())):
@@ -58,10 +58,10 @@ def said(error: BaseException) -> str:
     return _shortened("\n".join([why, *_own_frames(stack)]))
 
 
-def _of_spark(text: str, java_stack: str) -> str:
+def _describe_spark_error(text: str, java_stack: str) -> str:
     ours = list(_OURS.finditer(text))
     if ours:
-        return in_our_words(ours[-1]["said"])
+        return advice_for_commands(ours[-1]["message"])
     at = text.rfind(_TRACEBACK)
     if at < 0:
         return _with_cause(_plain(text), java_stack)
@@ -78,7 +78,7 @@ def _of_spark(text: str, java_stack: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without Java's stack, and without the plan that Spark adds to what it says of a query."""
+    """Leaves out Java's stack, and the query plan that Spark adds to its errors."""
     kept: list[str] = []
     for line in text.splitlines():
         if _ENDS.match(line):
@@ -90,28 +90,29 @@ def _plain(text: str) -> str:
 
 
 def _with_cause(text: str, stack: str) -> str:
-    """And what it comes from: Spark says that a task failed, Java that no space is left."""
-    causes = [each["said"].strip() for each in _CAUSE.finditer(stack)]
+    """Adds the root cause: Spark says that a task failed, Java that no space is left."""
+    causes = [each["message"].strip() for each in _CAUSE.finditer(stack)]
     if not causes or not causes[-1] or causes[-1] in text or "\n" in text:
         return text
     return f"{text}: {causes[-1]}"
 
 
-def in_our_words(text: str) -> str:
-    """The connector's advice, as who gives commands can follow it."""
-    for its, ours in _IN_OUR_WORDS.items():
-        text = text.replace(its, ours)
+def advice_for_commands(text: str) -> str:
+    """Replaces the connector's advice by advice for the command line."""
+    for connectors, ours in _COMMAND_ADVICE.items():
+        text = text.replace(connectors, ours)
     return text
 
 
 def _own_frames(stack: list[str]) -> list[str]:
-    """The frames of a stack that belong to neither Spark nor this package, each with its code."""
+    """Returns the frames of a stack that belong to neither Spark nor this package, with their
+    code."""
     kept: list[str] = []
     is_own = False
     for line in stack:
         frame = _FRAME.match(line)
         if frame is not None:
-            is_own = not any(part in frame["file"] for part in _OF_SPARK)
+            is_own = not any(part in frame["file"] for part in _NOT_THE_USERS)
         if is_own and not _MARKS.fullmatch(line):
             kept.append(line)
     return kept

@@ -1,8 +1,8 @@
-"""A job: work that is done once, or again and again, on a thread of its own.
+"""A job: work on a thread of its own, done once or again and again.
 
-Invariant: one piece of work at a time; stopping waits for it, or cancels its Spark jobs and then
-waits. Work that fails is not taken for done, and ends the job; but for a table that was joined or
-replaced while the work read it, which is no fault of anybody's: then it is done anew.
+Invariant: it does one thing at a time. Stopping waits for it, or cancels its Spark jobs and then
+waits. Work that fails ends the job, except if a table was compacted or replaced while the work read
+it: then the work is done again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ READ_TRIES = 5
 _FILE_IS_GONE = "FAILED_READ_FILE.FILE_NOT_EXIST"
 
 
-class Job(Activity):
-    """`after`: in a run that ends, the job begins when these have ended, and not at all if one of
-    them has failed. `every_s` None: once."""
+class PipelineJob(Activity):
+    """`after`: activities that must end before the job begins; if one of them fails, the job is
+    skipped. `every_s` is None for a job that is done once."""
 
     kind = "job"
 
@@ -53,14 +53,14 @@ class Job(Activity):
 
     def stop(self, patience_s: float, hurry: threading.Event | None = None) -> None:
         self._stopping.set()
-        if not self.bear_with(patience_s, hurry):
-            give_up(self._spark, self._group)
+        if not self.wait_patiently(patience_s, hurry):
+            cancel_jobs(self._spark, self._group)
             self.wait()
 
     def _run(self) -> None:
         try:
             self._go()
-        except BaseException as error:  # noqa: BLE001 - kept, and told by whoever watches the run
+        except BaseException as error:  # noqa: BLE001 - kept, and reported by the supervisor of the run
             if self._stopping.is_set():
                 self.end("stopped")
             else:
@@ -78,15 +78,14 @@ class Job(Activity):
         self._spark.sparkContext.setJobGroup(self._group, self._group)
         while not self._stopping.is_set():
             self.last_batch = self.batches
-            self.rows += self._done()
+            self.rows += self._work_with_retries()
             self.batches += 1
             if self._every_s is None:
                 return self.end("finished")
             self._stopping.wait(self._every_s)
         return self.end("stopped")
 
-    def _done(self) -> int:
-        """The rows of a piece of work."""
+    def _work_with_retries(self) -> int:
         for _ in range(READ_TRIES - 1):
             try:
                 return self._work()
@@ -96,13 +95,14 @@ class Job(Activity):
         return self._work()
 
 
-def give_up(spark: SparkSession, group: str) -> None:
-    """Ends the Spark jobs of a group, and those that it would begin from now on."""
+def cancel_jobs(spark: SparkSession, group: str) -> None:
+    """Cancels the Spark jobs of a group, and those that it would start later."""
     context: Any = spark.sparkContext._jsc.sc()
     context.cancelJobGroupAndFutureJobs(group)
 
 
 def _make_active(spark: SparkSession) -> None:
-    """On this thread: where a write looks for format("penstock")."""
+    """Makes the session active on this thread: writes look for format("penstock") in the active
+    session."""
     kind: Any = SparkSession._get_j_spark_session_class(spark._jvm)
     kind.setActiveSession(spark._jsparkSession)

@@ -1,8 +1,9 @@
-"""A streaming query whose batches a function of the run's takes.
+"""A streaming query of a run, whose batches a function writes.
 
-Invariant: a batch is given to the function whole, by its number, and never after a stop was asked
-for; one that the function did not finish is given again when the query goes on. What the function
-raises is kept as it is: Spark's own report of it is a page of two languages.
+Invariant: the function receives a batch as a whole, with its number, and never after a stop was
+requested. A batch that the function did not finish comes again when the query continues. An
+exception of the function is kept as it is, because Spark's own report of it is a page of two
+languages.
 """
 
 from __future__ import annotations
@@ -11,37 +12,40 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.spark.options import BrokerSettings
 from penstock.spark.running.activity import Activity
-from penstock.spark.running.job import give_up
+from penstock.spark.running.job import cancel_jobs
 from penstock.spark.running.tally import Tally
 
 WriteBatch = Callable[[DataFrame, int], None]
 
 MOST_STARTING = 2
-"""Queries of a session whose sources start at the same time. Spark gives the Python of a source
-10 s to answer, and ends the query if it does not: of many at once, on few cores, some would not."""
+"""The most queries of a session whose sources start at the same time. Spark ends a query if the
+Python process of its source does not answer within 10 s, which happens when many start on few
+cores."""
 
 MOST_STARTS = 3
-"""Of a query whose source was too late all the same, on a machine that has much else to do."""
+"""How often a query is started whose source was too late, on a busy machine."""
 
 _TOO_LATE = "Python worker failed to connect back"
 _STARTING_S = 30.0
-_LOOK_S = 0.05
-_LAST_WORDS_S = 5.0
-_GIVING_UP_S = 10.0
+_POLL_S = 0.05
+_LAST_EVENTS_S = 5.0
+_CANCEL_S = 10.0
 
 
-class StopAsked(Exception):
+class StopRequested(Exception):
     """Leaves a batch for the next start of the query."""
 
 
-class Query(Activity):
+class PipelineQuery(Activity):
     kind = "query"
 
     def __init__(
@@ -63,7 +67,7 @@ class Query(Activity):
         self._stopping = threading.Event()
         self._raised: BaseException | None = None
         self._query: StreamingQuery | None = None
-        self._last_heard = threading.Event()
+        self._has_all_progress = threading.Event()
 
     def start(self, writer: DataStreamWriter) -> None:
         writer = writer.foreachBatch(self._take)
@@ -80,16 +84,16 @@ class Query(Activity):
         query = self._query
         if query is None:
             return
-        if not self.bear_with(patience_s, hurry, lambda: not query.status["isTriggerActive"]):
-            # Interrupting Java while it waits for Python ends badly: the batch's jobs are ended
-            # first, so that the function fails.
-            give_up(self._spark, str(query.runId))
-            self.bear_with(_GIVING_UP_S)
+        if not self.wait_patiently(patience_s, hurry, lambda: not query.status["isTriggerActive"]):
+            # To interrupt Java while it waits for Python can hang. So the batch's jobs are
+            # cancelled first, which makes the function fail.
+            cancel_jobs(self._spark, str(query.runId))
+            self.wait_patiently(_CANCEL_S)
         query.stop()
         self.wait()
 
-    def saw(self, progress: Any) -> None:
-        """Spark has committed a batch; called by the session's listener."""
+    def add_progress(self, progress: Any) -> None:
+        """Counts a batch that Spark has committed; called by the session's listener."""
         self.batches += 1
         self._tally.add(progress.sources)
 
@@ -97,17 +101,17 @@ class Query(Activity):
         self._tally.settle(self._broker)
         self.rows, self.lag = self._tally.rows, self._tally.lag
 
-    def heard_last(self) -> None:
-        """There is no more to see."""
-        self._last_heard.set()
+    def no_more_progress(self) -> None:
+        """The session's listener has received the query's last event."""
+        self._has_all_progress.set()
 
     def where(self) -> str:
-        said = super().where()
-        return said if self.last_batch is None else f"{said}, batch {self.last_batch}"
+        where = super().where()
+        return where if self.last_batch is None else f"{where}, batch {self.last_batch}"
 
     def _take(self, frame: DataFrame, batch: int) -> None:
         if self._stopping.is_set():
-            raise StopAsked
+            raise StopRequested
         self.last_batch = batch
         try:
             self._write(frame, batch)
@@ -116,18 +120,18 @@ class Query(Activity):
                 self._raised = error
             if isinstance(error, Exception):
                 raise
-            # Who asks to exit here would end the thread that answers Java, which then waits.
+            # SystemExit would end the thread that answers Java, which would then wait for ever.
             raise RuntimeError(f"{type(error).__name__} in a batch") from error
 
     def _await(self, writer: DataStreamWriter) -> None:
         failure = self._failure()
         while failure is not None and self._was_too_late(failure):
-            self._warn(f"{self.where()}: its source was not there in time, so it is started again")
+            self._warn(f"{self.where()}: its source did not start in time; it is started again")
             try:
-                self._last_heard.clear()
+                self._has_all_progress.clear()
                 self._begin(writer)
                 failure = self._failure()
-            except Exception as error:  # noqa: BLE001 - kept, as what it ends with is
+            except Exception as error:  # noqa: BLE001 - kept, as the query's own failure is
                 failure = error
         self.count()
         if self._raised is not None:
@@ -140,34 +144,81 @@ class Query(Activity):
             self.end("finished")
 
     def _failure(self) -> BaseException | None:
-        """What the query has ended with, when it has."""
+        """Waits for the query's end. Returns the error that it ended with, if there is one."""
         query = self._query
         failure: BaseException | None = None
         try:
             if query is not None:
                 if self._stopping.is_set():
-                    query.stop()  # it was asked for between two starts
+                    query.stop()  # a stop was requested between two starts
                 query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - kept, and told by whoever watches the run
+        except Exception as error:  # noqa: BLE001 - kept, and reported by the supervisor of the run
             failure = error
-        # Events of the last batches are still on their way.
-        self._last_heard.wait(_LAST_WORDS_S)
+        # Events of the last batches may still come.
+        self._has_all_progress.wait(_LAST_EVENTS_S)
         return failure
 
     def _was_too_late(self, failure: BaseException) -> bool:
-        """Before the first batch only: nothing has happened yet that could happen twice."""
+        """Returns whether to start the query again. Only before its first batch: nothing has
+        happened yet that could happen twice."""
         has_begun = self.last_batch is not None or self.batches > 0 or self._stopping.is_set()
         return not has_begun and self._starts < MOST_STARTS and _TOO_LATE in str(failure)
 
 
 def starting(spark: SparkSession) -> int:
-    """Queries whose sources are not there yet."""
+    """Returns how many queries wait for their sources to start."""
     messages = [query.status["message"] for query in spark.streams.active]
     return sum(message.startswith("Initializing") for message in messages)
 
 
 def _await_others(spark: SparkSession) -> None:
-    """Not for ever: a source that never comes is its own query's failure."""
+    """Waits for the sources of other queries, but not for ever: one that never starts fails its own
+    query."""
     deadline = time.monotonic() + _STARTING_S
     while starting(spark) >= MOST_STARTING and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
+
+
+class QueryListener(StreamingQueryListener):
+    """Tells the queries of runs what Spark has committed, and when Spark is done with them.
+
+    A session has one. Spark calls it from a thread of Java, for the events of all queries one after
+    the other: nothing here may wait or fail. Queries are known by their names, which are unique
+    while they run.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: WeakValueDictionary[str, PipelineQuery] = WeakValueDictionary()
+        self._by_id: WeakValueDictionary[str, PipelineQuery] = WeakValueDictionary()
+
+    def expect(self, name: str, query: PipelineQuery) -> None:
+        self._by_name[name] = query
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        query = self._by_name.get(event.name or "")
+        if query is not None:
+            self._by_id[str(event.runId)] = query
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        query = self._by_id.get(str(event.progress.runId))
+        if query is not None:
+            query.add_progress(event.progress)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        query = self._by_id.get(str(event.runId))
+        if query is not None:
+            query.no_more_progress()
+
+
+_listeners: WeakKeyDictionary[SparkSession, QueryListener] = WeakKeyDictionary()
+
+
+def listener_of(spark: SparkSession) -> QueryListener:
+    listener = _listeners.get(spark)
+    if listener is None:
+        listener = _listeners[spark] = QueryListener()
+        spark.streams.addListener(listener)
+    return listener

@@ -1,8 +1,8 @@
-"""A run of a pipeline: its Spark, its broker, its lake, and the queries and jobs it has begun.
+"""A run of a pipeline: its Spark session, broker and lake, and the queries and jobs it has started.
 
 Invariant: a query's checkpoint is named by pipeline and query and lies beside the lake's tables, so
-that the same command started again goes on where this one was. Nothing that fails in a batch is
-taken for done. The token is an option of reads and writes, which Spark does not show.
+that the same command continues where the last run ended. A batch that fails is not taken for done.
+The token is an option of reads and writes, which Spark does not show.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from penstock.spark.options import BrokerSettings
 from penstock.spark.progress import follow
 from penstock.spark.running.activity import Activity
 from penstock.spark.running.failure import PipelineFailed
-from penstock.spark.running.job import Job
-from penstock.spark.running.query import Query, WriteBatch
-from penstock.spark.running.watch import watch_of
+from penstock.spark.running.job import PipelineJob
+from penstock.spark.running.query import PipelineQuery, WriteBatch, listener_of
 from penstock.spark.sink import QUERY_ID
 
 STOP_PATIENCE_S = 30.0
@@ -30,8 +29,8 @@ __all__ = ["Run", "WriteBatch"]
 
 
 class Run:
-    """`once`: take what is there and end. Else go on, looking for more every `every_s`. `claim` is
-    asked before a query or job begins, and may refuse."""
+    """With `once`, it reads what is there and ends; otherwise it checks for new rows every
+    `every_s`. `claim` is called before a query or job starts, and may refuse it."""
 
     def __init__(
         self,
@@ -62,30 +61,31 @@ class Run:
     # -- for pipelines -------------------------------------------------------------------------
 
     def read(self, **options: Any) -> DataFrame:
-        """A batch of format("penstock") from the run's broker."""
+        """Reads a batch of format("penstock") from the run's broker."""
         return self.spark.read.format("penstock").options(**self._options(options)).load()
 
     def stream(self, **options: Any) -> DataFrame:
-        """The same as a stream."""
+        """Reads a stream of format("penstock") from the run's broker."""
         if "group" in options:
             follow(self.spark, self.broker.url, self.broker.token)
         return self.spark.readStream.format("penstock").options(**self._options(options)).load()
 
     def write(self, frame: DataFrame, txn: str, **options: Any) -> None:
-        """A batch to a topic or a cache of the run's broker, once for all tries under `txn`. In a
-        batch of a query the name is that query's own: with a new checkpoint, numbers begin anew."""
+        """Writes a batch to a topic or a cache of the run's broker, once for all tries with the
+        same `txn`. In a batch of a query, the query's id is added to the name, because batch
+        numbers start again with a new checkpoint."""
         chosen = self._options({"txn": "-".join(filter(None, (txn, self.query_id())))} | options)
         frame.write.format("penstock").mode("append").options(**chosen).save()
 
     def start(
         self, query: str, frame: DataFrame, write: WriteBatch, *, output_mode: str = "append"
     ) -> None:
-        """Begins a streaming query whose batches `write` takes, each at least once by its number:
-        it must do nothing the second time."""
+        """Starts a streaming query. `write` receives each batch at least once, with its number; it
+        must do nothing the second time."""
         self._claim(self.name, query)
-        begun = Query(self.name, query, self.spark, write, self.broker, self._warn)
+        begun = PipelineQuery(self.name, query, self.spark, write, self.broker, self._warn)
         name = f"{self.name}-{query}"
-        watch_of(self.spark).expect(name, begun)
+        listener_of(self.spark).expect(name, begun)
         writer = (
             frame.writeStream.queryName(name)
             .outputMode(output_mode)
@@ -99,10 +99,11 @@ class Run:
         self.activities.append(begun)
 
     def repeat(self, job: str, work: Callable[[], int]) -> None:
-        """Begins a job that makes tables anew. It returns its rows. A run that takes what is there
-        does it once, when what was begun before has ended; else it is done each `every_s`."""
+        """Starts a job that makes tables again and returns their number of rows. With `once` it
+        runs once, when everything started before it has ended; otherwise it runs every
+        `every_s`."""
         self._claim(self.name, job)
-        begun = Job(
+        begun = PipelineJob(
             self.name,
             job,
             self.spark,
@@ -114,17 +115,19 @@ class Run:
         self.activities.append(begun)
 
     def query_id(self) -> str:
-        """In a batch of a query: what is its own as long as its checkpoint is. Else empty."""
+        """Returns the id of the query whose batch is being written, which is kept in its
+        checkpoint; empty outside of a batch."""
         return self.spark.sparkContext.getLocalProperty(QUERY_ID) or ""
 
     def report(self, text: str) -> None:
-        """A line, or a small table, for the person who started the run."""
+        """Shows a line or a small table to the person who started the run."""
         self._say(text)
 
-    # -- for whoever started it ----------------------------------------------------------------
+    # -- for the supervisor ----------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until everything has ended, or the time is over. Raises the first failure."""
+        """Waits until everything has ended, or until `timeout_s` is over. Raises the first
+        failure."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for activity in self.activities:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -133,13 +136,13 @@ class Run:
         self.check()
 
     def check(self) -> None:
-        """Raises the first failure there is."""
+        """Raises the first failure, if there is one."""
         for activity in self.activities:
             if activity.error is not None:
                 raise PipelineFailed(activity.where(), activity.error) from activity.error
 
     def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
-        """Ends everything, none in the middle of a batch. The last begun is ended first."""
+        """Ends everything, the last started first, and nothing in the middle of a batch."""
         for activity in reversed(self.activities):
             activity.stop(patience_s)
 
@@ -155,7 +158,8 @@ class Run:
         self.stop()
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Of format("penstock"), with the run's broker; what is None is not said."""
+        """Adds the run's broker to options of format("penstock"), and leaves out those that are
+        None."""
         own = {"url": self.broker.url, "retrySeconds": f"{self.broker.retry_s:g}"}
         if self.broker.token:
             own["token"] = self.broker.token

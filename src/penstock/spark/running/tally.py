@@ -1,10 +1,10 @@
-"""How many rows a query has taken, and how many are there for it to take.
+"""Counts how many rows a query has read, and how many it has still to read.
 
-Spark counts what its sources have given, and that is a multiple when a batch's frame is evaluated
-more than once. Positions at the broker have gaps. So rows are counted by asking the broker how
-many there are between two positions; where it cannot say, Spark's count is taken.
+Spark counts the rows that its sources give, which is too much if it evaluates a batch more than
+once. Positions at the broker have gaps. So this module asks the broker how many rows there are
+between two positions; if the broker cannot say, it takes Spark's count.
 
-Progress is added by Spark's listener, which must not wait; `settle` asks, on another thread.
+Spark's listener adds progress and must not wait; `settle` asks the broker, on another thread.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ from typing import Any
 from penstock.model.errors import PenstockError
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.broker import Broker
-from penstock.spark.logs import JOURNAL, Journal, Log, Place, Positions, Records, splits
+from penstock.spark.logs import (
+    JOURNAL,
+    JournalLog,
+    Positions,
+    RecordLog,
+    SourceLog,
+    TopicPartition,
+    splits,
+)
 from penstock.spark.options import BrokerSettings
 from penstock.spark.planning import find_spans
 
 
 @dataclass
 class _Stretch:
-    """What a source has given since the last settling. `start` None: since its beginning."""
+    """What a source has read since the last `settle`. `start` is None from the beginning of the
+    log. `rows` counts rows as Spark reports them."""
 
     start: Positions | None
     end: Positions | None
     latest: Positions | None
-    told: int = 0
+    rows: int = 0
 
 
 class Tally:
@@ -43,14 +52,14 @@ class Tally:
     @property
     def rows(self) -> int:
         with self._lock:
-            return self._settled + sum(each.told for each in self._stretches.values())
+            return self._settled + sum(each.rows for each in self._stretches.values())
 
     @property
     def lag(self) -> int | None:
         return self._lag
 
     def add(self, sources: list[Any]) -> None:
-        """A committed batch, as Spark reports its sources."""
+        """Adds a committed batch, as Spark reports its sources."""
         with self._lock:
             for number, source in enumerate(sources):
                 end = positions(source.endOffset)
@@ -60,14 +69,14 @@ class Tally:
                     self._stretches[number] = stretch
                 stretch.end = end
                 stretch.latest = positions(source.latestOffset)
-                stretch.told += max(0, source.numInputRows)
+                stretch.rows += max(0, source.numInputRows)
 
     def settle(self, settings: BrokerSettings) -> None:
-        """Asks for what was added meanwhile, and for the lag."""
+        """Asks the broker for the rows of what was added since the last call, and for the lag."""
         with self._lock:
             taken = {number: replace(each) for number, each in self._stretches.items()}
         lags: list[int | None] = []
-        with Broker(_in_one_try(settings)) as broker:
+        with Broker(_without_retries(settings)) as broker:
             for number, stretch in taken.items():
                 self._enter(number, stretch, _rows(broker, stretch))
                 lags.append(_lag(broker, stretch))
@@ -77,12 +86,13 @@ class Tally:
     def _enter(self, number: int, stretch: _Stretch, rows: int) -> None:
         with self._lock:
             self._settled += rows
-            self._stretches[number].told -= stretch.told
+            self._stretches[number].rows -= stretch.rows
             self._stretches[number].start = stretch.end
 
 
 def positions(offset: str | None) -> Positions | None:
-    """Of one of our sources; None for others, and where there is none yet."""
+    """Returns the positions in an offset of our sources; None for offsets of other sources, and if
+    there is none yet."""
     try:
         known = json.loads(offset or "null")
     except ValueError:
@@ -95,25 +105,25 @@ def positions(offset: str | None) -> Positions | None:
     if not isinstance(records, dict):
         return None
     return {
-        Place(topic, int(partition)): position
+        TopicPartition(topic, int(partition)): position
         for topic, partitions in records.items()
         for partition, position in partitions.items()
     }
 
 
-def _in_one_try(settings: BrokerSettings) -> BrokerSettings:
-    """One try: a count can do without."""
+def _without_retries(settings: BrokerSettings) -> BrokerSettings:
+    """Tries once only: a count is not worth waiting for."""
     return BrokerSettings(url=settings.url, token=settings.token, retry_s=0)
 
 
 def _rows(broker: Broker, stretch: _Stretch) -> int:
-    if not stretch.told or stretch.end is None:
-        return stretch.told
+    if not stretch.rows or stretch.end is None:
+        return stretch.rows
     try:
         start = _earliest(broker, stretch.end) if stretch.start is None else stretch.start
-        return min(stretch.told, _between(broker, start, stretch.end))
+        return min(stretch.rows, _between(broker, start, stretch.end))
     except PenstockError:
-        return stretch.told  # the broker is away, or no longer has them
+        return stretch.rows  # the broker is away, or no longer has the rows
 
 
 def _lag(broker: Broker, stretch: _Stretch) -> int | None:
@@ -125,9 +135,9 @@ def _lag(broker: Broker, stretch: _Stretch) -> int | None:
         return None
 
 
-def _earliest(broker: Broker, places: Iterable[Place]) -> Positions:
+def _earliest(broker: Broker, places: Iterable[TopicPartition]) -> Positions:
     topics = {place.topic for place in places}
-    log: Log = Journal(broker) if topics == {JOURNAL.topic} else Records(broker, topics)
+    log: SourceLog = JournalLog(broker) if topics == {JOURNAL.topic} else RecordLog(broker, topics)
     return {place.by_name(): span.earliest for place, span in find_spans(log).items()}
 
 

@@ -1,4 +1,4 @@
-"""Rows as a person reads them, in plain text: reports go wherever the output of a run goes."""
+"""Formats rows as a plain-text table: reports go wherever the output of a run goes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns of numbers are those whose name begins with a space: they end where they begin."""
+    """Aligns a column to the right if its name begins with a space."""
     cells = [[column.strip() for column in columns], *([str(cell) for cell in r] for r in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     lines = [
