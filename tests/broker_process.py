@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -26,6 +26,9 @@ from tests.ndjson import ConsumeStream
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 20.0
+
+# Set by scripts/coverage for every process that the tests start.
+MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
@@ -114,6 +117,10 @@ class BrokerProcess:
 
     def close(self) -> None:
         """Whatever happened in the test, leave no process behind."""
+        if MEASURING and self.process is not None:
+            # A killed process writes no coverage. One paused by SIGSTOP is killed below.
+            with suppress(subprocess.TimeoutExpired):
+                self.terminate()
         self.kill()
         self._stdout.close()
         self._stderr.close()
