@@ -28,6 +28,8 @@ STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 20.0
 
 # Set by scripts/coverage for every process that the tests start.
+PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
+"""Gives a router that is started beside other work the time it needs. Flags override it."""
 MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -245,7 +247,7 @@ class BrokerProcess:
         extra = self.env.get("PYTHONPATH")
         paths = [str(SOURCE), extra, os.environ.get("PYTHONPATH")]
         path = os.pathsep.join(p for p in paths if p)
-        return inherited | self.env | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        return inherited | PATIENCE | self.env | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
     def _wait_for_address(self, process: subprocess.Popen[bytes]) -> int:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -23,7 +23,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing_behind_but_a_picture(tmp_pa
         env=env,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
