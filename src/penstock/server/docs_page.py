@@ -37,7 +37,7 @@ _NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 
 
 def render_page(document: Json, base_url: str) -> str:
-    """HTML of the whole document; `base_url` is where the examples point."""
+    """Returns the whole document as HTML; `base_url` is where the examples point."""
     info = document["info"]
     operations = [
         (method.upper(), path, operation)
@@ -68,7 +68,7 @@ def render_page(document: Json, base_url: str) -> str:
 
 
 def curl_of(method: str, path: str, operation: Json, base_url: str) -> str:
-    """The operation's example as a command that can be pasted."""
+    """Returns the operation's example as a curl command to paste."""
     query: dict[str, Any] = {}
     for parameter in operation.get("parameters", []):
         if parameter["in"] == "path":
@@ -95,7 +95,7 @@ def _link(method: str, path: str, operation: Json) -> str:
 
 
 def _shortened(path: str) -> str:
-    """Most paths begin with the same names; what tells them apart comes after."""
+    """Replaces the beginning that most paths share with an ellipsis."""
     below = path.removeprefix(_NAMESPACE)
     return f"…{below}" if below and below != path else path
 
@@ -125,7 +125,7 @@ def _section(document: Json, method: str, path: str, operation: Json, base_url: 
 
 
 def _body(document: Json, operation: Json) -> list[str]:
-    """The members of the JSON body, those of its members below them."""
+    """Returns a table of the JSON body's members, nested ones included."""
     if "requestBody" not in operation:
         return []
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -136,14 +136,15 @@ def _body(document: Json, operation: Json) -> list[str]:
 
 
 def _first_shape(schema: Json) -> Json:
-    """The shape of a body, or of the items of a batch: the first of its alternatives."""
+    """Returns the schema of a body, or of the items of a batch: the first alternative."""
     while "$ref" not in schema and ("anyOf" in schema or "items" in schema):
         schema = schema["anyOf"][0] if "anyOf" in schema else schema["items"]
     return schema
 
 
 def _members(document: Json, schema: Json, prefix: str) -> list[str]:
-    """Of one of many messages there are none to show: what they have is said elsewhere."""
+    """Returns a row for each member. A schema without a name has none: its messages are described
+    elsewhere."""
     if "$ref" not in schema:
         return []
     found = document["components"]["schemas"][_name(schema)]
@@ -186,7 +187,7 @@ def _parameters(operation: Json) -> list[str]:
     if not rows:
         return []
     title = "Parameters"
-    # What says that the body is raw stands beside a body.
+    # A query with `raw` comes with a body, other queries replace it.
     if "requestBody" in operation and names["query"] and "raw" not in names["query"]:
         title = "Parameters, those of the query in place of a body"
     return [f"<details><summary>{title}</summary><table>", *rows, "</table></details>"]

@@ -1,8 +1,8 @@
 """The broker's log for operators, on stderr: lines for people, or one JSON object a line.
 
-Invariants: one event is one line, unless it has a traceback and is for people; with the format
-`json` nothing else is written, neither by Python nor by a library; a secret never appears, neither
-by the name of its field nor by its value. Must not know what is logged.
+Invariants: one event is one line, but for tracebacks in the format `text`; with the format `json`
+nothing else is written, neither by Python nor by a library; a secret never appears, known by the
+name of its field or by its value. Must not know what is logged.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def configure_logging(
 
 
 def hide_secret(secret: str) -> None:
-    """Masks the secret in every event from now on, beside those that are masked already."""
+    """Masks one more secret in every event from now on."""
     for handler in logging.getLogger().handlers:
         if secret and isinstance(handler.formatter, _Formatter):
             handler.formatter.secrets.add(secret)
 
 
 def _log_what_python_prints() -> None:
-    """Sends to the log what Python itself would print: warnings, and the tracebacks of errors
-    that nobody catches, in the main thread, in another one, or while an object is destroyed."""
+    """Logs what Python itself would print: warnings, and the tracebacks of errors that nobody
+    catches, in any thread or while an object is destroyed."""
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         _log.critical("the broker ends: %s", error, exc_info=(kind, error, trace))
@@ -92,7 +92,7 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """`time`, `level`, `logger`, `message`, then what the event has beside them."""
+    """Writes `time`, `level`, `logger`, `message`, then the other fields of the event."""
 
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, Any] = {
@@ -110,8 +110,8 @@ class JsonFormatter(_Formatter):
         return _as_json(self._hidden(_plain(event)))
 
     def _hidden(self, value: Any) -> Any:
-        """The same without secrets. In the texts, not in the JSON: there a secret with a quote is
-        written in another way, and masking one that is a quote would break the line."""
+        """Returns the value with secrets masked. Must be done before it becomes JSON: there a quote
+        in a secret is escaped, and masking a secret that is a quote would break the line."""
         if isinstance(value, str):
             return self._hide(value)
         if isinstance(value, dict):
@@ -122,7 +122,7 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """The same for people; a message that has line breaks in it cannot pass for two events."""
+    """Writes a line for people. Line breaks in a message are escaped: it stays one event."""
 
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {name}={value!r}" for name, value in _extras(record).items())
@@ -134,8 +134,8 @@ class TextFormatter(_Formatter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The text of an event; one whose arguments do not fit is logged as it was written, since
-    Python would print a complaint of its own in its place."""
+    """Returns the text of an event. If its arguments do not fit the text, both are logged as they
+    are: Python would print an error instead."""
     try:
         return record.getMessage()
     except (TypeError, ValueError, KeyError):
@@ -143,7 +143,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _plain(event: dict[str, Any]) -> dict[str, Any]:
-    """The event with nothing in it but what JSON knows."""
+    """Returns the event with nothing in it that JSON does not have."""
     try:
         plain: dict[str, Any] = msgspec.to_builtins(event, str_keys=True, enc_hook=str)
     except Exception:  # noqa: BLE001 - whatever is wrong with a value, the event is logged
@@ -156,7 +156,7 @@ def _as_json(event: dict[str, Any]) -> str:
     try:
         return _encode(event).decode()
     except (UnicodeEncodeError, msgspec.MsgspecError):
-        # A file's name may be no Unicode; here its odd characters are written as escapes.
+        # The name of a file may not be Unicode; here its odd characters become escapes.
         return json.dumps(event)
 
 

@@ -35,7 +35,7 @@ class _Metrics:
 
     def collect(self) -> Iterator[Metric]:
         yield _counter("penstock_requests", "Requests under /v1", self._dispatch.requests)
-        yield _gauge("penstock_websockets", "WebSockets that are open", self._dispatch.sockets)
+        yield _gauge("penstock_websockets", "Open WebSockets", self._dispatch.sockets)
         yield _counter(
             "penstock_websocket_messages",
             "Messages over WebSockets",
@@ -55,7 +55,11 @@ class _Metrics:
 
 def _answers(budget: AnswerBudget) -> Iterator[Metric]:
     yield _gauge("penstock_answer_bytes", "Memory that answers in progress take", budget.used_bytes)
-    yield _gauge("penstock_answer_limit_bytes", "What they may take together", budget.limit_bytes)
+    yield _gauge(
+        "penstock_answer_limit_bytes",
+        "Memory that answers in progress may take together",
+        budget.limit_bytes,
+    )
     yield _gauge("penstock_answers_waiting", "Answers that wait for memory", budget.waiting)
     yield _counter(
         "penstock_stalled_connections",
@@ -100,7 +104,9 @@ def _counters(metrics: EngineMetrics) -> Iterator[Metric]:
         rejected.add_metric(labels, count)
     yield from (dead, rejected)
     yield _counter("penstock_deliveries", "Deliveries decided", metrics.deliveries)
-    yield _counter("penstock_redeliveries", "Of those, not the first", metrics.redeliveries)
+    yield _counter(
+        "penstock_redeliveries", "Deliveries that were not the first attempt", metrics.redeliveries
+    )
     yield _counter("penstock_lease_lapses", "Leases that ran out", metrics.lease_lapses)
     yield _counter("penstock_router_failures", "Messages stored unrouted", metrics.router_failures)
 
@@ -135,7 +141,7 @@ def _log(metrics: EngineMetrics) -> Iterator[Metric]:
 
 def _timings(metrics: EngineMetrics) -> Iterator[Metric]:
     yield _histogram(
-        "penstock_commit_seconds", "From a write of the log to its end", metrics.commit_seconds
+        "penstock_commit_seconds", "Duration of a write of the log", metrics.commit_seconds
     )
     yield _histogram(
         "penstock_produce_seconds",
@@ -154,7 +160,7 @@ _STREAM_COUNTERS = {
     "penstock_stream_delivered": ("delivered", "Events handed to subscribers"),
     "penstock_stream_dropped": ("dropped", "Events lost for a subscriber with a full buffer"),
     "penstock_stream_refused": ("refused_publishes", "Publishes refused by a full queue"),
-    "penstock_stream_lag_alerts": ("lag_alerts", "Times that a subscription began to lag"),
+    "penstock_stream_lag_alerts": ("lag_alerts", "Times a subscription began to lag"),
     "penstock_stream_slow_disconnects": ("slow_disconnects", "Subscriptions ended as too slow"),
 }
 _STREAM_GAUGES = {
@@ -162,10 +168,10 @@ _STREAM_GAUGES = {
     "penstock_stream_lagging": ("lagging", "Subscriptions that lag"),
 }
 _CACHE_COUNTERS = {
-    "penstock_cache_hits": ("hits", "Keys that were there"),
-    "penstock_cache_misses": ("misses", "Keys that were not"),
+    "penstock_cache_hits": ("hits", "Lookups that found their key"),
+    "penstock_cache_misses": ("misses", "Lookups that did not find their key"),
     "penstock_cache_evictions": ("evictions", "Entries removed to make room"),
-    "penstock_cache_expirations": ("expirations", "Entries found to be over"),
+    "penstock_cache_expirations": ("expirations", "Entries removed because their time was over"),
 }
 
 _Families = list[tuple[CounterMetricFamily | GaugeMetricFamily, str]]
@@ -192,7 +198,7 @@ def _caches(caches: list[CacheMetrics]) -> Iterator[Metric]:
     labels = ["tenant_id", "namespace", "cache"]
     families = _families(CounterMetricFamily, _CACHE_COUNTERS, labels)
     entries = GaugeMetricFamily("penstock_cache_entries", "Entries held", labels=labels)
-    nbytes = GaugeMetricFamily("penstock_cache_bytes", "Bytes that they take", labels=labels)
+    nbytes = GaugeMetricFamily("penstock_cache_bytes", "Bytes that the entries take", labels=labels)
     for cache in caches:
         for family, attribute in families:
             family.add_metric(cache.path, getattr(cache, attribute))
@@ -203,13 +209,17 @@ def _caches(caches: list[CacheMetrics]) -> Iterator[Metric]:
 
 def _writes(metrics: EngineMetrics) -> Iterator[Metric]:
     yield _gauge("penstock_staged_bytes", "Bytes of staged pieces", metrics.staged_bytes)
-    yield _gauge("penstock_staged_pieces", "Pieces that are staged", metrics.staged_pieces)
-    yield _gauge("penstock_storing_batches", "Batches that are stored", metrics.storing_batches)
+    yield _gauge("penstock_staged_pieces", "Staged pieces", metrics.staged_pieces)
+    yield _gauge(
+        "penstock_storing_batches", "Batches that are being stored", metrics.storing_batches
+    )
     yield _counter(
         "penstock_written_rows", "Rows of batches that were stored", metrics.written_rows
     )
     yield _counter(
-        "penstock_skipped_rows", "Rows whose topic or cache had gone", metrics.skipped_rows
+        "penstock_skipped_rows",
+        "Rows skipped because their topic or cache no longer exists",
+        metrics.skipped_rows,
     )
 
 

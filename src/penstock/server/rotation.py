@@ -1,8 +1,8 @@
 """Changing tokens while the broker runs: SIGHUP reads the token files again.
 
-Invariant: a token that was replaced is good for nothing. No new request is let in with it, and
-connections that were let in with it are closed, streams and WebSockets included. A file that cannot
-be read changes nothing. Must not know how a request is judged.
+Invariant: a token that was replaced is worth nothing. Requests with it are refused, and connections
+that used it are closed, streams and WebSockets included. A file that cannot be read changes
+nothing. Must not know how a request is checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class TokenRotation:
         self._dispatch = dispatch
         self._connections = connections
 
-    def hung_up(self) -> None:
-        """SIGHUP: reads the token files again. It never ends the broker."""
+    def read_again(self) -> None:
+        """Reads the token files again. Called on SIGHUP; never ends the broker."""
         settings = self._settings
         if not settings.token_file and not settings.control_plane_token_file:
             _log.info("SIGHUP received: there is no token file to read again")
@@ -55,8 +55,8 @@ class TokenRotation:
             _log.info("SIGHUP received: the token files were read again")
 
     def _close_connections(self) -> None:
-        """What is under way is answered. What has not started, and what would go on for ever, is
-        not: a stream that waits for its turn, or for its group to be stored, does not begin."""
+        """Closes all connections after the answers that are under way. Requests that have not
+        started are dropped, and so are streams, begun or not."""
         self._dispatch.forget_heads()
         for connection in list(self._connections):
             if not isinstance(connection, HttpConnection):

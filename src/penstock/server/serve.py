@@ -1,7 +1,7 @@
 """Runs a broker: opens the engine, listens, drains on a signal, closes.
 
-SIGTERM or SIGINT: no new connections, streams end, what is under way is answered, the log is
-synced, exit 0. Within three seconds. SIGHUP: the token files are read again.
+SIGTERM or SIGINT: the broker accepts no new connections, ends streams, answers what is under way,
+syncs the log and exits with 0, within three seconds. SIGHUP: it reads the token files again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def serve(settings: Settings, announce: Announce) -> None:
             "token_file, or allow it by name with --allow-insecure-bind"
         )
     _raise_file_limit()
-    # Until there is a loop to handle it. A long recovery must not end with the terminal.
+    # Until the loop handles it: closing the terminal must not end a long recovery.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, token, is_local, announce))
@@ -90,7 +90,7 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
         rotation = TokenRotation(settings, dispatch, server.connections)
-        loop.add_signal_handler(signal.SIGHUP, rotation.hung_up)
+        loop.add_signal_handler(signal.SIGHUP, rotation.read_again)
         async with _following(settings, dispatch):
             _settle_memory()
             await server.run(listener, partial(announce, address, engine))
@@ -100,7 +100,7 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
 
 @contextlib.asynccontextmanager
 async def _following(settings: Settings, dispatch: RequestDispatch) -> AsyncIterator[None]:
-    """While the broker serves, its registry follows the control plane, if there is one."""
+    """Lets the registry follow the control plane, if there is one, while the broker serves."""
     if not settings.control_plane:
         yield
         return
@@ -202,15 +202,15 @@ def _address(settings: Settings, listener: socket.socket) -> str:
 
 
 def _settle_memory() -> None:
-    """What was recovered stays: the collector need not look at it again. Messages and entries
-    are outside its reach, so it has little to do, and rarely."""
+    """Excludes recovered objects from garbage collection, and makes it rare: messages and entries
+    are not tracked, so it has little to do."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file: as many as the system allows without asking."""
+    """Allows as many open files as the system grants: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

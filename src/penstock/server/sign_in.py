@@ -1,10 +1,9 @@
 """The page that asks for the token when /docs is opened in a browser, and its script.
 
-A browser cannot be told to send a bearer token with a link, so the page does it: it fetches the
-documentation with the token and puts it in its own place. Invariants: neither the page nor the
-script holds anything secret, so both are served without the token; the script comes from the
-broker only, as the page's policy demands; the token is kept in the tab's sessionStorage and
-nowhere else. Must not know what the documentation says.
+A browser sends no bearer token with a link. So the page fetches the documentation with the token
+and replaces itself with it. Invariants: neither the page nor the script holds a secret, so both are
+served without the token; the page's policy allows scripts of the broker only; the token is kept in
+the sessionStorage of the tab and nowhere else. Must not know what the documentation says.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ PAGE = f"""<!doctype html><html lang='en'><head><meta charset='utf-8'>
 body {{ font: 16px/1.55 system-ui, sans-serif; margin: 4rem auto; max-width: 26rem; }}
 input, button {{ font: inherit; padding: .4rem .6rem; }}
 input {{ box-sizing: border-box; width: 100%; }}
-button {{ margin-top: .8rem; }} #said {{ color: #b3261e; min-height: 1.6em; }}
-@media (prefers-color-scheme: dark) {{ #said {{ color: #f2b8b5; }} }}
+button {{ margin-top: .8rem; }} #status {{ color: #b3261e; min-height: 1.6em; }}
+@media (prefers-color-scheme: dark) {{ #status {{ color: #f2b8b5; }} }}
 </style><script src='{SCRIPT_PATH}' defer></script></head><body>
 <h1>Penstock</h1>
-<p>This broker wants a token. It is in the file that <code>token_file</code> names, or in
-<code>PENSTOCK_TOKEN</code>. This tab keeps it until it is closed.</p>
+<p>This broker needs a token. It is in the file that <code>token_file</code> names, or in
+<code>PENSTOCK_TOKEN</code>. This tab keeps it until you close it.</p>
 <form id='sign-in'><label>Token
 <input id='token' type='password' autocomplete='off' spellcheck='false' required autofocus></label>
 <button>Open the documentation</button></form>
-<p id='said' role='status'></p>
+<p id='status' role='status'></p>
 <noscript><p>Without JavaScript, fetch the page with the header
 <code>Authorization: Bearer …</code> and open the file.</p></noscript></body></html>
 """
@@ -57,23 +56,23 @@ function ask(path) {
   return fetch(path, { headers, cache: "no-store", credentials: "omit", redirect: "error" });
 }
 
-function say(text) {
-  document.getElementById("said").textContent = text;
+function show(text) {
+  document.getElementById("status").textContent = text;
 }
 
 function forget(text) {
   token = "";
   sessionStorage.removeItem(KEY);
-  say(text);
+  show(text);
 }
 
 async function open() {
-  say("");
+  show("");
   let answer;
   try {
     answer = await ask("/docs");
   } catch (error) {
-    say("The broker did not answer, or the token has characters that a header cannot carry.");
+    show("The broker did not answer, or the token has characters that a header cannot carry.");
     return;
   }
   if (answer.status === 401) {
@@ -81,7 +80,7 @@ async function open() {
     return;
   }
   if (!answer.ok) {
-    say("The broker answered " + answer.status + ".");
+    show("The broker answered " + answer.status + ".");
     return;
   }
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");

@@ -1,8 +1,8 @@
 """Admission: checks Host, Origin, bearer token and the headers that say where a body ends.
 
-A browser's page from elsewhere must not reach a broker on its user's machine: a foreign Origin
-is refused, and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request
-whose end two readers could see in different places is refused (request smuggling).
+A page of another site must not reach a broker on its user's machine: a foreign Origin is refused,
+and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request whose end
+two readers could see in different places is refused (request smuggling).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWN_ORIGIN = re.compile(r"https?://([^/?#]+)/?", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 
 _NOTED = frozenset({b"accept", b"if-match", b"if-none-match", b"access-control-request-method"})
-"""Headers that the answer depends on; of a repeated one all values, with commas between them."""
+"""Headers that the answer depends on. The values of a repeated one are joined with commas."""
 
 _CORS = (
     b"access-control-allow-credentials: true\r\n"
@@ -45,9 +45,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class RequestVerdict(msgspec.Struct):
-    """What the headers and the HTTP version of a request mean.
+    """The meaning of a request's headers and HTTP version.
 
-    `content_length` is 0 without that header. `is_ambiguous`: nobody can say where the body ends.
+    `content_length` is 0 without that header. `is_ambiguous`: it is not clear where the body ends.
     """
 
     request_id: bytes = b""
@@ -69,7 +69,7 @@ class RequestVerdict(msgspec.Struct):
         return refusals == (None, None, None) and not self.expects_continue
 
     def has_body(self) -> bool:
-        """Bytes that belong to the request may follow its head."""
+        """Returns whether bytes of the request may follow its head."""
         return self.content_length > 0 or self.is_chunked or self.is_ambiguous
 
 
@@ -83,14 +83,14 @@ class Admission:
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
 
     def use_token(self, token: str) -> bool:
-        """From now on this is the token; whether it was another before."""
+        """Replaces the token; returns whether it has changed."""
         before, self._token = self._token, token.encode()
         self.generation += 1
         return before != self._token
 
     def judge(self, headers: Headers, http_version: str) -> RequestVerdict:
-        """Depends on its arguments, the settings and the token, whose changes `generation` counts:
-        `AdmissionCache` relies on it."""
+        """Reads the headers and checks them. The verdict depends on nothing but the arguments, the
+        settings and the token, whose changes `generation` counts: `AdmissionCache` relies on it."""
         verdict = RequestVerdict()
         hosts: list[bytes] = []
         lengths: list[bytes] = []
@@ -170,8 +170,8 @@ class Admission:
         return PermissionDenied(f"Origin {text[:200]!r} is not allowed; see allowed_origins")
 
     def _cors_head(self, origin: bytes | None) -> bytes:
-        """Header lines of every answer, where pages of other origins are allowed. A cache on the
-        way must not give one page the answer to another's."""
+        """Returns header lines for the answer, if pages of other origins are allowed. `vary` keeps
+        a cache between from giving one page the answer to another's request."""
         if not self._allowed_origins:
             return b""
         text = (origin or b"").decode("latin-1").strip()
@@ -198,9 +198,10 @@ class Admission:
 
 
 class AdmissionCache:
-    """The verdict on the requests of one connection; `is_welcome` if they need no special care.
+    """The last verdict on a request of one connection. `is_welcome`: the request is admitted on
+    every path under /v1.
 
-    Most clients send the same headers again and again, so the last verdict is kept, together with
+    Most clients send the same headers again and again. So the last verdict is kept, together with
     everything that it depends on: the headers, the HTTP version and the token in force.
     """
 
@@ -226,7 +227,7 @@ class AdmissionCache:
         self._generation = 0
 
     def is_known(self, headers: Headers, http_version: str) -> bool:
-        """Is `verdict` the one on such a request?"""
+        """Returns whether `verdict` is the verdict on such a request."""
         return (
             self._is_remembering
             and headers == self._headers
@@ -244,19 +245,19 @@ class AdmissionCache:
 
 
 def check_request_line(method: bytes, http_version: str) -> PenstockError | None:
-    """The parser takes HTTP/0.9 and HTTP/2.0 as well; both have other rules."""
+    """Refuses what the parser lets through: CONNECT, HTTP/0.9 and HTTP/2.0."""
     if method == b"CONNECT":
-        return InvalidArgument("this is no proxy")
+        return InvalidArgument("CONNECT is for proxies; the broker is none")
     if http_version not in ("1.0", "1.1"):
-        return InvalidArgument(f"HTTP/{http_version} is not spoken here; use HTTP/1.1")
+        return InvalidArgument(f"HTTP/{http_version} is not supported; use HTTP/1.1")
     return None
 
 
 def _read_framing(
     verdict: RequestVerdict, lengths: list[bytes], codings: list[bytes], http_version: str
 ) -> PenstockError | None:
-    """Notes how the body is delimited, and refuses a request that leaves it open. The parser is
-    strict as well; what it counted is compared with this when the body has come."""
+    """Notes where the body ends, and refuses a request that leaves it open. The parser is strict as
+    well; the connection compares both when the body has come."""
     if not lengths and not codings:
         return None
     if not codings and len(lengths) == 1:
@@ -281,7 +282,7 @@ def _is_chunked(codings: list[bytes]) -> bool:
 
 def _note(verdict: RequestVerdict, name: bytes, value: bytes) -> None:
     if name == b"sec-fetch-site":
-        # A browser says so where it sends no Origin: an image, a link, a frame.
+        # Browsers send this where they send no Origin: for an image, a link, a frame.
         verdict.is_cross_site = value.strip().lower() in (b"cross-site", b"same-site")
     elif name == b"expect" and value.lower() == b"100-continue":
         verdict.expects_continue = True
@@ -294,12 +295,12 @@ def _note(verdict: RequestVerdict, name: bytes, value: bytes) -> None:
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port, in lower case."""
+    """Returns a Host header without its port, in lower case."""
     return re.sub(r":[0-9]+$", "", host).lower()
 
 
 def is_loopback(name: str) -> bool:
-    """Of a host name or an address, with or without brackets."""
+    """Takes a host name or an address, with or without brackets."""
     if name in LOOPBACK_NAMES or name.endswith(".localhost"):
         return True
     try:

@@ -1,12 +1,12 @@
 """The memory that answers in progress may take, over all connections.
 
-An answer that may be large is made only when its connection takes bytes and there is room in the
-budget; else it waits, in the order of asking. Small answers never wait. A connection that has bytes
-of an answer to take, and accepts none of them for `stalled_timeout_ms`, is closed.
+An answer that may be large is made only when its connection accepts bytes and the budget has room;
+else it waits, in the order of asking. Small answers never wait. A connection that accepts no byte
+of an answer for `stalled_timeout_ms` is closed.
 
-Invariant: `used_bytes` is the sum of what the connections hold, and is above the limit only by
-answers that turned out larger than was asked for, or that are larger than the limit by themselves.
-A consumer's stream, a feed and a WebSocket with subscriptions are no answers in progress: their own
+Invariant: `used_bytes` is the sum of what the connections hold. It is above the limit only by
+answers that turned out larger than asked for, or that are larger than the limit by themselves. A
+consumer's stream, a feed and a WebSocket with subscriptions are no answers in progress: their own
 rules bound what they hold, and they may stall for as long as they like.
 """
 
@@ -22,11 +22,11 @@ from penstock.model.limits import KIB, MIB
 from penstock.server.http.tcp_liveness import acknowledged_bytes
 
 SMALL_ANSWER_BYTES = 64 * KIB
-"""An answer that is smaller is sent at once: a connection's buffers take as much anyway."""
+"""A smaller answer is sent at once: it fits into the buffers that a connection has anyway."""
 ANSWER_MEMORY_BYTES = 128 * MIB
 STALLED_TIMEOUT_MS = 60_000
 GIVE_BACK_BYTES = 32 * MIB
-"""Fewer bytes in use than there were: the allocator is asked to give back what it keeps."""
+"""When this much less is in use than before, memory goes back to the system."""
 
 _log = logging.getLogger("penstock.server")
 
@@ -34,6 +34,8 @@ Then = Callable[[], None]
 
 
 class AnswerBudget:
+    """`give_back` returns memory that the allocator keeps to the system."""
+
     def __init__(
         self,
         limit_bytes: int = ANSWER_MEMORY_BYTES,
@@ -47,13 +49,14 @@ class AnswerBudget:
         self._peak_bytes = 0
         self._timeout_s = stalled_timeout_ms / 1000
         self._waiting: OrderedDict[Claim, tuple[int, Then]] = OrderedDict()
-        # Connections above their high-water mark, and what they had accepted when, at the latest.
+        # Connections above their high-water mark: the bytes that they have accepted, and since
+        # when it is as many.
         self._full: dict[Claim, tuple[int, float]] = {}
         self._is_granting = False
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for room."""
+        """The number of answers that wait for room."""
         return len(self._waiting)
 
     def tick(self, now: float) -> None:
@@ -89,7 +92,7 @@ class AnswerBudget:
         self.grant()
 
     def grant(self) -> None:
-        """Lets those go on that have waited longest, as far as there is room."""
+        """Makes the answers that have waited longest, as far as there is room."""
         if self._is_granting:
             return
         self._is_granting = True
@@ -103,7 +106,7 @@ class AnswerBudget:
                 try:
                     then()
                 except Exception:  # noqa: BLE001 - the others must not wait for ever
-                    _log.exception("an answer could not be made; the others go on")
+                    _log.exception("an answer could not be made")
                     claim.hold(0)
         finally:
             self._is_granting = False
@@ -119,8 +122,8 @@ class AnswerBudget:
 
 
 class Claim:
-    """One connection's part of the budget. `is_answering` says whether the bytes that it has to
-    take are those of an answer in progress."""
+    """One connection's part of the budget. `is_answering` says whether the bytes that it has not
+    accepted yet are those of an answer in progress."""
 
     __slots__ = ("_budget", "held_bytes", "is_answering", "transport")
 
@@ -140,7 +143,7 @@ class Claim:
             self._budget.ask(self, nbytes, then)
 
     def hold(self, nbytes: int) -> None:
-        """The connection's answers take so many bytes now."""
+        """Sets how many bytes the connection's answers take now."""
         budget, more = self._budget, nbytes - self.held_bytes
         self.held_bytes = nbytes
         budget.used_bytes += more
@@ -154,7 +157,7 @@ class Claim:
             self.hold(self.transport.get_write_buffer_size())
 
     def drained(self) -> None:
-        """The connection takes bytes again."""
+        """The connection accepts bytes again."""
         self._budget.drained(self)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The request bodies that one connection holds in memory.
 
 Invariant: `dispatch.body_bytes` counts every byte that is held here, over all connections: of the
-body that is being received and of those that wait for their turn. Must not know what a body means.
+bodies being received and of those whose requests wait to start. Must not know what a body means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class RequestBodies:
-    """`nbytes` have come of the body being received; `waiting_bytes` wait for their turn."""
+    """`nbytes` have come of the body being received; `waiting_bytes` are those of requests that
+    wait to start."""
 
     __slots__ = ("_dispatch", "_parts", "nbytes", "waiting_bytes")
 
@@ -27,7 +28,7 @@ class RequestBodies:
         self.waiting_bytes = 0
 
     def add(self, part: bytes) -> PenstockError | None:
-        """Takes a part of the body being received; the refusal, if that is too much."""
+        """Adds a part of the body being received; returns a refusal if that is too much."""
         dispatch = self._dispatch
         self._parts.append(part)
         self.nbytes += len(part)
@@ -39,7 +40,7 @@ class RequestBodies:
         return None
 
     def whole(self) -> bytes:
-        """The body that was received."""
+        """Returns the body that was received."""
         parts = self._parts
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -50,14 +51,14 @@ class RequestBodies:
         self.nbytes = 0
 
     def hold(self, reply: Reply) -> None:
-        """The body that was received waits for the turn of its reply."""
+        """Keeps the body that was received until its request starts."""
         reply.held_bytes = self.nbytes
         self.waiting_bytes += self.nbytes
         self._parts = []
         self.nbytes = 0
 
     def release(self, reply: Reply) -> None:
-        """The reply's turn has come, or never will."""
+        """Stops counting the body of a request that starts, or never will."""
         self._dispatch.body_bytes -= reply.held_bytes
         self.waiting_bytes -= reply.held_bytes
         reply.held_bytes = 0

@@ -1,4 +1,4 @@
-"""What all connections share: the engine, the route table, request ids, limits and the sweep."""
+"""The state that all connections share: engine, route table, request ids, limits and the sweep."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Handler = Callable[["RequestDispatch", Request, "Reply"], None]
-"""Answers through the reply, now or later; or raises a PenstockError."""
+"""Sends the reply, now or later, or raises a PenstockError."""
 
 Routes = dict[bytes, dict[bytes, Handler]]
-"""Path, then method."""
+"""Handlers by path, then method."""
 
 PathRoute = Callable[[bytes], dict[bytes, Handler] | None]
-"""For paths with names in them: the methods of the path, or None."""
+"""Returns the handlers of a path with names in it, by method, or None."""
 
 MAX_BODIES_BYTES = 512 * MIB
-"""All bodies that are being received, over all connections."""
+"""The bodies that are being received, over all connections."""
 
 PREFLIGHT_HEAD = (
     b"access-control-allow-methods: GET, HEAD, POST, PUT, PATCH, DELETE\r\n"
@@ -50,10 +50,10 @@ PREFLIGHT_HEAD = (
     b"if-none-match, last-event-id, x-request-id\r\n"
     b"access-control-max-age: 600\r\n"
 )
-"""What a page of an allowed origin may send; a browser asks again after ten minutes."""
+"""Allows the requests that the API has. A browser asks again after ten minutes."""
 
 SLOWEST_BYTES_S = 16 * KIB
-"""A body that comes slower, over its whole length, holds memory that others need."""
+"""A slower body is refused: it holds memory that others need."""
 
 _log = logging.getLogger("penstock.server")
 
@@ -62,7 +62,7 @@ class RequestDispatch:
     open_paths = frozenset(
         {b"/v1/healthz", b"/v1/livez", b"/v1/readyz", b"/docs", b"/docs/sign-in.js"}
     )
-    """Paths that are served without the token. At /docs that is only a page that asks for it."""
+    """Paths that need no token. /docs then shows only a page that asks for it."""
     max_bodies_bytes = MAX_BODIES_BYTES
 
     def __init__(
@@ -78,7 +78,7 @@ class RequestDispatch:
         is_remembering: bool = True,
         answers: AnswerBudget | None = None,
     ) -> None:
-        """`is_remembering` False: no head and no verdict is cached, for tests that compare."""
+        """`is_remembering` False: heads and verdicts are not cached, for tests that compare."""
         self.engine = engine
         self.admission = admission
         self._is_remembering = is_remembering
@@ -103,11 +103,11 @@ class RequestDispatch:
         self.tick(())
 
     def forget_heads(self) -> None:
-        """Every head is parsed and judged anew, as after the token has changed."""
+        """Empties the cache of heads. Needed when the token has changed."""
         self.head_cache = HeadCache(MAX_HEADS if self._is_remembering else 0)
 
     def new_admission_cache(self) -> AdmissionCache:
-        """For one connection."""
+        """Returns a cache for one connection."""
         return AdmissionCache(
             self.admission, self.max_body_bytes, is_remembering=self._is_remembering
         )
@@ -139,14 +139,14 @@ class RequestDispatch:
         return b"%b-%x" % (self._id_prefix, self._last_id)
 
     def request_id_of(self, verdict: RequestVerdict) -> bytes:
-        """The client's own, or a new one."""
+        """Returns the id that the client sent, or a new one."""
         return verdict.request_id or self.next_request_id()
 
     def refusal_of(
         self, verdict: RequestVerdict, path: bytes, target: bytes, method: bytes
     ) -> PenstockError | None:
-        """Why a request with such headers is refused before its body is read, if it is. A browser
-        sends no token with a preflight, which is answered and does nothing."""
+        """Returns why a request is refused before its body is read, or None. A preflight needs no
+        token: browsers send none with it, and it does nothing."""
         is_open = path in self.open_paths or verdict.is_preflight(method)
         if verdict.refusal is not None:
             return verdict.refusal
@@ -168,8 +168,8 @@ class RequestDispatch:
         return ResourceExhausted("too many large requests at once", limit="bodies_bytes")
 
     def tick(self, connections: Iterable[HttpConnection]) -> None:
-        """Once a second: the date, and connections that have been silent, or have accepted nothing
-        of an answer, for too long."""
+        """Called once a second. Sets the date, and closes connections that have been silent, or
+        have accepted nothing of an answer, for too long."""
         self.date_header = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
         now = time.monotonic()
         self.answers.tick(now)
@@ -180,11 +180,11 @@ class RequestDispatch:
                 connection.transport.close()
 
     def is_overdue(self, began: float, nbytes: int) -> bool:
-        """Of what is being received since then, with so much of it here."""
+        """Returns whether a request that began at `began`, with `nbytes` received, is too slow."""
         return time.monotonic() - began > self.allowed_s(nbytes)
 
     def allowed_s(self, nbytes: int) -> float:
-        """How long a request or message may take to come, with so much of it here."""
+        """Returns how long a request or message may take that has `nbytes` so far."""
         return self._request_timeout_s + nbytes / SLOWEST_BYTES_S
 
     def _find(self, request: Request) -> Handler:
@@ -218,8 +218,8 @@ def send_outcome(
     body: Callable[[T], Any],
     nbytes: Callable[[T], int] | None = None,
 ) -> None:
-    """Sends an error as it is, anything else as `body` makes it. `nbytes` says about how long an
-    answer is that may be large: it waits until there is memory for it."""
+    """Sends an error, or what `body` makes of the outcome. For an answer that may be large,
+    `nbytes` says about how large: it waits until there is memory for it."""
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
     elif nbytes is None:

@@ -68,8 +68,8 @@ SSE = FeedFormat(_SSE_TYPE + CLOSE, b":\n\n", is_sse=True)
 class FeedSource(Protocol):
     """A subscription or a watch, encoded in the format of the feed."""
 
-    def opening(self, form: FeedFormat) -> bytes:
-        """Returns the first line. Called before `take`."""
+    def opening(self) -> bytes:
+        """Returns the first line."""
         ...
 
     def take(self, max_events: int) -> tuple[int, bytes]:
@@ -84,14 +84,13 @@ class FeedSource(Protocol):
 
 
 class SubscriptionSource:
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, form: FeedFormat) -> None:
         self._subscription = subscription
-        self._lines: EventLines
+        self._form = form
+        self._lines = EventLines(subscription.id, form.before("event"), form.after)
 
-    def opening(self, form: FeedFormat) -> bytes:
-        subscription_id = self._subscription.id
-        self._lines = EventLines(subscription_id, form.before("event"), form.after)
-        return form.encode("subscribed", Subscribed(subscription_id))
+    def opening(self) -> bytes:
+        return self._form.encode("subscribed", Subscribed(self._subscription.id))
 
     def take(self, max_events: int) -> tuple[int, bytes]:
         runs = self._subscription.take(max_events)
@@ -107,14 +106,13 @@ class SubscriptionSource:
 
 
 class WatchSource:
-    def __init__(self, handle: WatchHandle) -> None:
+    def __init__(self, handle: WatchHandle, form: FeedFormat) -> None:
         self._handle = handle
-        self._form = NDJSON
-
-    def opening(self, form: FeedFormat) -> bytes:
         self._form = form
+
+    def opening(self) -> bytes:
         handle = self._handle
-        return form.encode("ok", Ok(version=handle.version, watch_id=handle.id))
+        return self._form.encode("ok", Ok(version=handle.version, watch_id=handle.id))
 
     def take(self, max_events: int) -> tuple[int, bytes]:
         events = encode_watch(self._handle.id, self._handle.take(max_events))
@@ -142,7 +140,7 @@ class EventFeed(StreamedResponse[FeedSource]):
         self._burst = BurstSize(first_events=1)
 
     def send_opening(self, connection: HttpConnection, source: FeedSource) -> None:
-        connection.write_chunk(source.opening(self._form))
+        connection.write_chunk(source.opening())
 
     def begin(self, connection: HttpConnection, source: FeedSource) -> None:
         probe_when_idle(connection.transport, self._check_s)
@@ -152,10 +150,16 @@ class EventFeed(StreamedResponse[FeedSource]):
     # -- called by the engine ------------------------------------------------------------------
 
     def subscribed(self, outcome: Subscription | PenstockError) -> None:
-        self.opened(outcome if isinstance(outcome, PenstockError) else SubscriptionSource(outcome))
+        if isinstance(outcome, PenstockError):
+            self.opened(outcome)
+        else:
+            self.opened(SubscriptionSource(outcome, self._form))
 
     def watched(self, outcome: WatchHandle | PenstockError) -> None:
-        self.opened(outcome if isinstance(outcome, PenstockError) else WatchSource(outcome))
+        if isinstance(outcome, PenstockError):
+            self.opened(outcome)
+        else:
+            self.opened(WatchSource(outcome, self._form))
 
     def wake(self) -> None:
         connection, source = self._connection, self._source

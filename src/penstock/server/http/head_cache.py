@@ -1,10 +1,10 @@
 """A cache of request heads: a request that begins with the same bytes again needs no parser.
 
-A client that asks often sends one head over and over, and parsing it costs more than answering
-it. Invariant: a cached head means exactly what the parser made of these bytes. A head is kept only
-if it is written in the one plain way (see `_is_plain`), so that its end is where the parser saw
-it, and if the body that the parser delivered is the one that the head announces, in this very
-read. Everything else, and every request that comes in parts, is the parser's.
+A busy client sends one head over and over, and parsing it costs more than answering it.
+Invariant: a cached head means exactly what the parser made of these bytes. A head is kept only if
+it is written in the one plain way (see `_is_plain`), so that it ends where the parser saw its end,
+and if its whole body, as announced, came in the same read. Everything else, and every request that
+comes in parts, goes to the parser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.server.http.requests import Request
 
 MAX_HEADS = 4096
 MAX_HEAD_BYTES = 2 * KIB
-"""Together they bound what is kept: 8 MiB."""
+"""Together they bound the memory of the cache: 8 MiB."""
 
 _END = b"\r\n\r\n"
 
@@ -45,7 +45,7 @@ class HeadCache:
         return len(self._heads)
 
     def request_at(self, data: bytes, start: int) -> tuple[Request, int] | None:
-        """The request that begins there and where it ends, if all of it is there and its head
+        """Returns the request that begins at `start`, and its end, if it is whole and its head is
         known."""
         body = data.find(_END, start) + len(_END)
         known = self._heads.get(data[start:body])
@@ -54,8 +54,8 @@ class HeadCache:
         return known[0].with_body(data[body:end]), end
 
     def keep(self, data: bytes, first: CacheableRequest | None) -> None:
-        """Keeps the head that `data` begins with, if the request there is ordinary, its head is
-        plain and its body follows it whole."""
+        """Keeps the head that `data` begins with, if it is plain and its whole body follows.
+        `first` is the request that the parser found there; None if it cannot be cached."""
         end = data.find(_END) + len(_END)
         if first is None or end > MAX_HEAD_BYTES or not self._max_heads:
             return
@@ -70,15 +70,15 @@ class HeadCache:
 
 
 def _is_plain(head: bytes, first: CacheableRequest) -> bool:
-    """Is the head what the parser reported, written line by line with nothing beside it? Header
-    names are reported in lower case."""
+    """Returns whether the head is exactly what the parser reported, line by line. Header names are
+    reported in lower case."""
     line = b"%b %b HTTP/1.1\r\n" % (first.request.method, first.target)
     lines = b"".join([b"%b: %b\r\n" % header for header in first.headers])
     return head.startswith(line) and head[len(line) :].lower() == lines.lower() + b"\r\n"
 
 
 def _is_announced(first: CacheableRequest) -> bool:
-    """Does the head announce the body in the one way that nobody reads differently?"""
+    """Returns whether the head gives the length of the body in the one unambiguous way."""
     lengths = [value for name, value in first.headers if name == b"content-length"]
     if any(name == b"transfer-encoding" for name, _ in first.headers):
         return False

@@ -1,4 +1,4 @@
-"""A request, and how its parameters are read: from the body, else the query."""
+"""A request, and functions that read its parameters from the body or the query."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ class Request:
         self.body = body
 
     def with_body(self, body: bytes) -> Request:
-        """The same request with another body: every other field is copied here."""
+        """Returns a copy with another body."""
         return Request(self.method, self.path, self.query, self.notes, body)
 
     def params(self) -> dict[str, str]:
-        """The query; of a repeated parameter the first counts. Unknown ones are ignored later."""
+        """Returns the query. The first value of a repeated parameter counts."""
         params: dict[str, str] = {}
         for name, value in self._pairs():
             params.setdefault(name, value)
         return params
 
     def every(self, name: str) -> list[str]:
-        """All values of a parameter that may be repeated."""
+        """Returns all values of a parameter that may be repeated."""
         return [value for each, value in self._pairs() if each == name]
 
     def _pairs(self) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ class Request:
 
 
 def origin_form(target: bytes) -> bytes:
-    """The path and query of a request target, which may name the whole URL."""
+    """Returns the path and query of a request target, which may be a whole URL."""
     if target[:1] == b"/" or b"://" not in target:
         return target
     _, _, rest = target.partition(b"://")
@@ -89,7 +89,7 @@ def origin_form(target: bytes) -> bytes:
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body as JSON of one known shape; anything else is the caller's mistake."""
+    """Decodes a JSON body of one known shape; raises InvalidArgument for anything else."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -97,7 +97,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def whole_number(params: dict[str, str], name: str) -> int | None:
-    """A query parameter as an integer; None when absent or blank."""
+    """Reads a query parameter as an integer; None when it is absent or blank."""
     text = params.get(name, "").strip()
     if not text:
         return None
@@ -107,8 +107,8 @@ def whole_number(params: dict[str, str], name: str) -> int | None:
 
 
 def check_raw_only(params: dict[str, str], names: tuple[str, ...]) -> None:
-    """Refuses parameters that only a request with raw=true may have in its query: beside a JSON
-    body they would be dropped, and a condition must not be."""
+    """Refuses parameters that only a request with raw=true may have in its query. Beside a JSON
+    body they would be ignored, and a condition must not be ignored."""
     given = [name for name in names if name in params]
     if given:
         raise InvalidArgument(
@@ -118,7 +118,7 @@ def check_raw_only(params: dict[str, str], names: tuple[str, ...]) -> None:
 
 
 def truth(params: dict[str, str], name: str) -> bool:
-    """A query parameter as yes or no; no when absent or blank."""
+    """Reads a query parameter as true or false; false when it is absent or blank."""
     text = params.get(name, "").strip().lower()
     if text in ("true", "1"):
         return True
@@ -128,12 +128,12 @@ def truth(params: dict[str, str], name: str) -> bool:
 
 
 def truth_if_given(params: dict[str, str], name: str) -> bool | None:
-    """The same; None when absent or blank."""
+    """Reads a query parameter as true or false; None when it is absent or blank."""
     return truth(params, name) if params.get(name, "").strip() else None
 
 
 def required_index(value: int | None, name: str) -> int:
-    """A partition or an offset."""
+    """Returns a partition or an offset, if it is given and not negative."""
     if value is None:
         raise InvalidArgument(f"{name} is required")
     if not 0 <= value <= MAX_OFFSET:
@@ -142,7 +142,7 @@ def required_index(value: int | None, name: str) -> int:
 
 
 def path_name(part: bytes) -> str:
-    """A percent-encoded path segment as text."""
+    """Decodes a percent-encoded segment of a path."""
     try:
         return unquote(part.decode("ascii"), errors="strict")
     except ValueError as error:

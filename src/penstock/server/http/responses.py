@@ -1,4 +1,4 @@
-"""Answers as bytes: status lines, headers and the common error body. Knows no connection."""
+"""The bytes of responses: status lines, headers and error bodies. Knows no connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS_LINES = {
 }
 
 TYPED_PATHS = (b"/v1/felix", b"/v1/tenants", b"/v1/registry")
-"""Below these an error has a `type`, as every other answer there."""
+"""Errors below these paths have a `type`, as every other answer there."""
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -39,8 +39,8 @@ class OverloadBody(msgspec.Struct):
 
 
 class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The error of a stream, cache or registry: an answer, or a frame of its own. The ids say
-    which request, subscription or watch it ends."""
+    """The error of a stream, cache or registry: an answer, or a frame by itself. The ids say which
+    request, subscription or watch it ends."""
 
     type: str
     error: str
@@ -54,7 +54,7 @@ class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def typed_error(error: PenstockError, **ids: Any) -> TypedErrorBody:
-    _let_go(error)
+    _release(error)
     body = TypedErrorBody(type="error", error=error.code, message=error.message, **ids)
     if isinstance(error, ResourceExhausted):
         body.reason, body.limit = error.reason, error.limit
@@ -63,7 +63,7 @@ def typed_error(error: PenstockError, **ids: Any) -> TypedErrorBody:
 
 
 def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
-    _let_go(error)
+    _release(error)
     if isinstance(error, ResourceExhausted):
         return OverloadBody(
             error.code, error.message, error.reason, error.retry_after_ms, error.limit
@@ -71,14 +71,14 @@ def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
     return ErrorBody(error.code, error.message)
 
 
-def _let_go(error: PenstockError) -> None:
-    """An error that is told is over. Where it was raised it would hold on to: the frames there have
-    the request's body, and often the error itself, which only a collection would free."""
+def _release(error: PenstockError) -> None:
+    """Drops the traceback of an error that was sent. Its frames hold the request's body, and often
+    the error itself, which only the garbage collector would free."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def error_head(error: PenstockError) -> bytes:
-    """The headers that belong to this error beside the usual ones."""
+    """Returns the headers that only this error has."""
     if isinstance(error, ResourceExhausted):
         return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
     if isinstance(error, MethodNotAllowed):
@@ -91,7 +91,7 @@ def error_head(error: PenstockError) -> bytes:
 
 
 def batch_error(error: PenstockError) -> dict[str, Any]:
-    """An error as one item of a batch's results."""
+    """Returns an error as one item of a batch's results."""
     body: dict[str, Any] = msgspec.structs.asdict(error_body(error))
     body["code"] = error.http_status
     return body

@@ -1,7 +1,7 @@
-"""Is the peer of a connection still there, though it says nothing? And does it take anything?
+"""Asks the operating system whether a silent peer is still there, and how much it has accepted.
 
-A peer that is there acknowledges every attempt to send, even while its reader stands still; that
-is what the operating system is asked. Must not know what a connection is for.
+The machine of a peer acknowledges every attempt to send, even while the program does not read.
+Must not know what a connection is for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 LOST_ATTEMPTS = 3
 
 _BYTES_ACKED = 120
-"""Where in Linux' `tcp_info` the number of bytes is that the peer has acknowledged, in 8 bytes."""
+"""The offset of `tcpi_bytes_acked`, 8 bytes, in the `tcp_info` of Linux."""
 
 
 def is_unreachable(transport: asyncio.Transport) -> bool:
-    """Of a peer that has bytes to take: has it not even acknowledged the latest attempts?"""
+    """Returns whether a peer has not even acknowledged the latest attempts to send."""
     connection: socket.socket | None = transport.get_extra_info("socket")
     if sys.platform != "linux" or connection is None:
         return False
@@ -27,8 +27,8 @@ def is_unreachable(transport: asyncio.Transport) -> bool:
 
 
 def acknowledged_bytes(transport: asyncio.Transport) -> int:
-    """A number that changes whenever the peer accepts bytes: how many it ever accepted or, where
-    the system does not say, how many it has still to take."""
+    """Returns a number that changes whenever the peer accepts bytes: how many it has accepted, or,
+    where the system does not say, minus how many are still to be sent."""
     connection: socket.socket | None = transport.get_extra_info("socket")
     if sys.platform == "linux" and connection is not None and connection.fileno() >= 0:
         size = _BYTES_ACKED + 8
@@ -39,8 +39,8 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int:
 
 
 def probe_when_idle(transport: asyncio.Transport, idle_s: float) -> None:
-    """Lets the operating system ask a peer to which nothing is sent, and end the connection if
-    there is no answer."""
+    """Lets the operating system probe a peer to which nothing is sent, and end the connection if
+    it does not answer."""
     connection: socket.socket | None = transport.get_extra_info("socket")
     if connection is None:
         return

@@ -1,7 +1,7 @@
-"""The binary frames of subprotocol `felix.v1+binary`: events out, publishes in, bytes as they are.
+"""The binary frames of subprotocol `felix.v1+binary`: events and publishes with raw payloads.
 
-All numbers are little-endian. A count or length is believed only as far as the frame has bytes
-for it, so that a lie costs nothing. Must not know connections.
+All numbers are little-endian. Nothing is allocated for a count or length before the frame is known
+to have as many bytes. Must not know connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVENTS, PUBLISH = 1, 2
 ACKS: tuple[Ack, ...] = ("none", "per_message", "per_batch")
 
 _ENCODED = "binary"
-"""The key under which a batch keeps its events as they are here."""
+"""The key under which a batch keeps its events in this encoding."""
 
 _events_head = struct.Struct("<BII").pack
 _u32 = struct.Struct("<I")
@@ -36,14 +36,14 @@ _publish_head = struct.Struct("<BBI")
 
 
 class BinaryPublish(msgspec.Struct, gc=False):
-    """`message` is what the frame would be as JSON, but for its payloads."""
+    """`message` has the fields that a JSON publish has, without the payloads."""
 
     message: PublishBatchMessage
     payloads: list[bytes]
 
 
 def encode_events(number: int, runs: Sequence[EventRun]) -> bytes:
-    """Events of subscription `s<number>` as one frame's payload."""
+    """Encodes events of the subscription `s<number>` as the payload of one frame."""
     count = 0
     parts = [b""]
     for run in runs:
@@ -69,7 +69,7 @@ def _encode_payloads(payloads: list[bytes]) -> bytes:
 
 
 def publish(engine: Engine, frame: BinaryPublish, done: Done) -> None:
-    """Answers as a publish that came as JSON; raises what refuses it."""
+    """Publishes, with the same outcome as a JSON publish; raises if the frame is refused."""
     message, payloads = frame.message, frame.payloads
     path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
     answer = published(message.ack or "per_batch", len(payloads), message.request_id)

@@ -1,9 +1,9 @@
-"""The subscriptions and watches of one socket: opened, taken from in turn, closed.
+"""The channels of one WebSocket: its subscriptions and watches.
 
-Invariants: nothing of a channel leaves before the answer that names it has; each keeps its own
-buffer in the engine, and none is taken from while the connection has no room; those that wait are
-taken from in turn, a bounded frame at a time, so that a backlog of one does not hold up the rest.
-Must not know the bytes of a connection.
+Invariants: no event of a channel leaves before the reply that names the channel. Each channel has
+its own buffer in the engine, and nothing is taken from it while the connection has no room.
+Channels that have events are served in turn, a bounded frame at a time, so that the backlog of one
+does not hold up the others. Must not know the bytes of a connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST_FRAME_EVENTS = 64
 
 
 class Outlet(Protocol):
-    """The connection, as far as channels need it."""
+    """The part of a connection that channels need."""
 
     is_binary: bool
 
@@ -48,11 +48,12 @@ class Outlet(Protocol):
 
     def send_binary(self, payload: bytes) -> None: ...
 
-    def turn_soon(self) -> None: ...
+    def schedule_turn(self) -> None: ...
 
 
 class Channel:
-    """Sink of a subscription or watch."""
+    """The sink of a subscription or watch. `_end` is the error that ended it before its reply had
+    left."""
 
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
@@ -63,7 +64,7 @@ class Channel:
         self._end: PenstockError | None = None
 
     def open(self) -> None:
-        """Its answer has left."""
+        """Lets events leave: the reply that names the channel has left."""
         self.is_open = True
         if self._end is not None:
             self.ended(self._end)
@@ -72,20 +73,20 @@ class Channel:
 
     def wake(self) -> None:
         if self.is_open:
-            self._channels.take_soon(self)
+            self._channels.schedule(self)
 
     def ended(self, error: PenstockError) -> None:
         if not self.is_open:
             self._end = error
             return
         self._channels.drop(self)
-        self.tell_end(error)
+        self.send_end(error)
 
-    def tell_end(self, error: PenstockError) -> None:
+    def send_end(self, error: PenstockError) -> None:
         raise NotImplementedError
 
     def take(self) -> bool:
-        """Sends a frame's worth of what waits. False when that was all."""
+        """Sends a frame of events. Returns False when there are no more."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Channel:
 
 
 class EventChannel(Channel):
-    """`is_single`: every event is a frame of its own."""
+    """`is_single`: every event is sent in its own frame."""
 
     subscription: Subscription
 
@@ -103,7 +104,7 @@ class EventChannel(Channel):
         self._lag: Lag | None = None
 
     def lagging(self, lag: Lag) -> None:
-        """Told when there is room: who does not read could not read that either."""
+        """Keeps the alert until there is room: before, nobody could read it."""
         self._lag = lag
         self.wake()
 
@@ -131,7 +132,7 @@ class EventChannel(Channel):
             self._burst.learn(count, len(payload))
         return count >= max_events
 
-    def tell_end(self, error: PenstockError) -> None:
+    def send_end(self, error: PenstockError) -> None:
         self._outlet.send_text(encode_json(typed_error(error, subscription_id=self.id)))
 
     def close(self) -> None:
@@ -153,7 +154,7 @@ class WatchChannel(Channel):
         self._burst.learn(len(events), nbytes)
         return len(events) >= max_events
 
-    def tell_end(self, error: PenstockError) -> None:
+    def send_end(self, error: PenstockError) -> None:
         self._outlet.send_text(encode_json(typed_error(error, watch_id=self.id)))
 
     def close(self) -> None:
@@ -161,24 +162,24 @@ class WatchChannel(Channel):
 
 
 class Channels:
-    """`_coming` counts those that the engine has not answered yet."""
+    """`_opening` counts those that the engine has not answered yet."""
 
     def __init__(self, engine: Engine, outlet: Outlet) -> None:
         self._engine = engine
         self.outlet = outlet
         self._channels: dict[str, Channel] = {}
-        self._coming = 0
+        self._opening = 0
         self._ready: deque[Channel] = deque()
         self._is_closed = False
 
-    # -- what is asked -------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------
 
     def subscribe(self, message: SubscribeMessage, done: Done) -> None:
         path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
         command = subscribe_of(path, message.event_queue_depth, message.lag)
         self._check_room()
         channel = EventChannel(self, is_single=message.batch is False)
-        self._coming += 1
+        self._opening += 1
         self._engine.streams.subscribe(
             command, channel, partial(self._subscribed, channel, message.request_id, done)
         )
@@ -190,7 +191,7 @@ class Channels:
         done: Done,
         outcome: Subscription | PenstockError,
     ) -> None:
-        self._coming -= 1
+        self._opening -= 1
         if isinstance(outcome, PenstockError):
             done(outcome)
             return
@@ -204,7 +205,7 @@ class Channels:
         command = watch_of(path, message.key, message.prefix, include, message.since_version)
         self._check_room()
         channel = WatchChannel(self)
-        self._coming += 1
+        self._opening += 1
         self._engine.caches.watch(
             command, channel, partial(self._watched, channel, message.request_id, done)
         )
@@ -216,7 +217,7 @@ class Channels:
         done: Done,
         outcome: WatchHandle | PenstockError,
     ) -> None:
-        self._coming -= 1
+        self._opening -= 1
         if isinstance(outcome, PenstockError):
             done(outcome)
             return
@@ -239,20 +240,20 @@ class Channels:
         channel = self._subscription(message.subscription_id)
         done(lag_answer(channel.subscription.lag(), message.request_id))
 
-    # -- what comes ----------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def open(self, channel_id: str) -> None:
-        """The answer that names the channel has left. It may have been closed since it was made."""
+        """Opens a channel whose reply has left, unless it was closed meanwhile."""
         channel = self._channels.get(channel_id)
         if channel is not None:
             channel.open()
 
-    def take_soon(self, channel: Channel) -> None:
+    def schedule(self, channel: Channel) -> None:
         self._ready.append(channel)
-        self.outlet.turn_soon()
+        self.outlet.schedule_turn()
 
     def take(self) -> None:
-        """Takes from those that have something, in turn, while there is room."""
+        """Serves the channels that have events, in turn, while there is room."""
         ready, outlet = self._ready, self.outlet
         while ready and outlet.has_room():
             channel = ready.popleft()
@@ -260,13 +261,13 @@ class Channels:
                 ready.append(channel)
 
     def __len__(self) -> int:
-        return len(self._channels) + self._coming
+        return len(self._channels) + self._opening
 
     def is_waiting(self) -> bool:
         return bool(self._ready)
 
     def drop(self, channel: Channel) -> None:
-        """The engine has ended it."""
+        """Forgets a channel that the engine has ended."""
         self._channels.pop(channel.id, None)
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ class Channels:
 
     def _add(self, channel: EventChannel | WatchChannel, channel_id: str) -> None:
         if self._is_closed:
-            # The connection went while the engine thought about it.
+            # The connection was lost before the engine had answered.
             channel.close()
             return
         channel.id = channel_id

@@ -1,9 +1,9 @@
-"""One WebSocket connection: messages in, answers and events out, until one side ends it.
+"""One WebSocket connection: handles messages, sends replies and events, until one side ends it.
 
-Invariants: no more is handled while requests enough are unanswered or the peer takes no more
-bytes, nothing is taken from the channels then, and soon no more is read; what leaves in one turn
-is one write. Once the end has begun nothing more is understood, the channels are closed, and what
-was asked before is still answered. Must not know what messages do.
+Invariants: no message is handled while too many are unanswered or the peer accepts no more bytes;
+nothing is taken from the channels then, and soon nothing more is read. All that leaves in one turn
+of the loop is one write. Once the end has begun, new messages are ignored, the channels are closed,
+and earlier messages are still answered. Must not know what messages do.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ from penstock.server.websocket.response_order import MessageOrder, MessageReply
 
 MAX_UNANSWERED = 1024
 MAX_UNANSWERED_BYTES = MIB
-"""Requests of one connection that wait for their answers; beyond it, reading stops."""
+"""Messages of one connection that wait for their replies; beyond it, reading stops."""
 MAX_UNREAD_BYTES = 64 * KIB
-"""Read ahead of what can be handled, so that the end of a stalled peer's stream is noticed."""
+"""Bytes that are read before they can be handled, to notice when a stalled peer hangs up."""
 TURN_OPERATIONS = 256
-"""Of one connection, before the others have their turn; a KiB counts as one too."""
+"""Messages that one connection handles before the others do; a KiB counts as one too."""
 TURN_BYTES = 64 * KIB
-"""Written before it is seen whether the peer takes it."""
+"""Bytes that are written before the connection checks whether the peer accepts them."""
 TURN_EVENT_BYTES = 2 * MIB
-"""Events written in one turn to a peer that takes them: what a stream's burst becomes on the wire,
-so that a peer that reads loses nothing of a batch that is larger than its buffer."""
+"""Bytes of events written in one turn to a peer that accepts them. A burst of a stream fits, so
+that a peer that reads loses nothing of a batch that is larger than its buffer."""
 END_GRACE_S = 5.0
-"""How long answers may hold up the end."""
+"""How long replies that are due may delay the end."""
 LINGER_S = 1.0
 LINGER_BYTES = MIB
-"""How long, and how much, of what a peer still sends is read after the end was announced."""
+"""How long, and how much, the broker reads and discards after it has announced the end."""
 
 _log = logging.getLogger("penstock.server")
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """Takes the transport over from an HTTP connection: `start` handles the bytes that were read
-    behind the request. `connections` are all that the server has open. `_farewell` is the last
-    frame, once known."""
+    """Takes the transport over from an HTTP connection; `start` is given the bytes that were read
+    after the request. `connections` are all that the server has open. `_last_frames` are sent at
+    the end; None before the end has begun."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._order = MessageOrder(
             self._answers, self._send_reply, self.has_room, dispatch.max_body_bytes
         )
-        self._bound: dict[type, Callable[[Any, Done], None]] = {
+        self._channel_actions: dict[type, Callable[[Any, Done], None]] = {
             SubscribeMessage: self._channels.subscribe,
             UnsubscribeMessage: self._channels.unsubscribe,
             LagMessage: self._channels.lag,
@@ -111,16 +111,16 @@ class WebSocketConnection(asyncio.Protocol):
         }
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._is_turn_due = False
+        self._is_turn_scheduled = False
         self._is_in_turn = False
         self._turn_left = 0
         self._is_write_paused = is_write_paused
         self._is_read_paused = False
-        self._farewell: bytes | None = None
-        self._is_said = False
+        self._last_frames: bytes | None = None
+        self._is_end_sent = False
         self._is_peer_done = False
-        self._is_lost = False
-        self._thrown_bytes = 0
+        self._is_closed = False
+        self._discarded_bytes = 0
         self._touched = self._loop.time()
         self._message_timer = MessageTimer(self._allowed_s, self._message_expired)
         self._watchdog: asyncio.TimerHandle | None = None
@@ -131,14 +131,14 @@ class WebSocketConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._connections.add(self)
         self._dispatch.sockets += 1
-        self._watchdog = self._loop.call_later(self._dispatch.ws_ping_s, self._look)
+        self._watchdog = self._loop.call_later(self._dispatch.ws_ping_s, self._check_peer)
         if self._dispatch.is_draining:
             self.shutdown()
         elif rest:
             self.data_received(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
+        self._is_closed = True
         self._channels.close()
         self._order.clear()
         self._answers.close()
@@ -150,34 +150,34 @@ class WebSocketConnection(asyncio.Protocol):
         self._message_timer.close()
 
     def eof_received(self) -> bool:
-        """A peer that has nothing more to say reads no events either."""
+        """Closes: a peer that has closed its side reads no events either."""
         self._channels.close()
-        self._hang_up()
+        self._close()
         return True
 
     def shutdown(self) -> None:
-        """The broker stops: what is under way is answered, nothing more is understood."""
+        """Answers what is under way, then closes. Ignores new messages."""
         self._end(GOING_AWAY, "the broker is stopping")
 
     # -- a turn --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self._touched = self._loop.time()
-        if self._farewell is not None:
-            self._throw_away(data)
+        if self._last_frames is not None:
+            self._discard(data)
             return
         self._frames.feed(data)
         self._turn()
 
-    def turn_soon(self) -> None:
-        if not (self._is_turn_due or self._is_in_turn):
-            self._is_turn_due = True
+    def schedule_turn(self) -> None:
+        if not (self._is_turn_scheduled or self._is_in_turn):
+            self._is_turn_scheduled = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """Reads, takes from the channels and writes, as far as there is room for it."""
-        self._is_turn_due = False
-        if self._is_lost:
+        self._is_turn_scheduled = False
+        if self._is_closed:
             return
         self._is_in_turn = True
         try:
@@ -191,16 +191,16 @@ class WebSocketConnection(asyncio.Protocol):
             self._send_events()
         finally:
             self._is_in_turn = False
-        if self._farewell is not None:
-            self._say_farewell()
+        if self._last_frames is not None:
+            self._send_last_frames()
             self._pause_reading(False)
             if self._order.is_first_answered() and not self._is_write_paused:
-                self.turn_soon()
+                self.schedule_turn()
             return
         self._pause_reading(not is_all_read and self._frames.unread_bytes > MAX_UNREAD_BYTES)
         has_more = not (is_all_read or self._is_full()) or self._channels.is_waiting()
         if (has_more or self._order.is_first_answered()) and not self._is_write_paused:
-            self.turn_soon()
+            self.schedule_turn()
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -212,10 +212,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._answers.drained()
         self._answers.hold(0)
         self._touched = self._loop.time()
-        self.turn_soon()
+        self.schedule_turn()
 
     def _pause_reading(self, is_paused: bool) -> None:
-        if is_paused == self._is_read_paused or self._is_lost:
+        if is_paused == self._is_read_paused or self._is_closed:
             return
         self._is_read_paused = is_paused
         if is_paused:
@@ -224,16 +224,17 @@ class WebSocketConnection(asyncio.Protocol):
             self._touched = self._loop.time()
             self._transport.resume_reading()
 
-    # -- what comes in -------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Handles what is whole. False when there may be more, and something must come first."""
+        """Handles messages that are whole. Returns False when there may be more that have to
+        wait."""
         try:
             self._turn_left = TURN_OPERATIONS
             while self._turn_left > 0:
                 if self._is_write_paused or self._is_full():
                     return False
-                message = None if self._farewell is not None else self._frames.next_message()
+                message = None if self._last_frames is not None else self._frames.next_message()
                 if message is None:
                     return True
                 self._receive(*message)
@@ -249,7 +250,7 @@ class WebSocketConnection(asyncio.Protocol):
         return len(order) >= MAX_UNANSWERED or order.held_bytes > MAX_UNANSWERED_BYTES
 
     def _count(self) -> None:
-        """Messages that are not whole are bodies being received, as those of requests are."""
+        """Counts messages that are not whole as bodies being received, as those of requests."""
         dispatch, held_bytes = self._dispatch, self._frames.held_bytes
         dispatch.body_bytes += held_bytes - self._counted_bytes
         is_growing = held_bytes > max(self._counted_bytes, TURN_BYTES)
@@ -298,11 +299,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._perform(frame, MessageReply(self._order, [message], len(payload)).done)
 
     def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
-        """Every outcome is an answer; a defect of ours too."""
+        """Runs a message. Every outcome is a reply; a defect is logged."""
         try:
-            bound = self._bound.get(type(message))
-            if bound is not None:
-                bound(message, done)
+            action = self._channel_actions.get(type(message))
+            if action is not None:
+                action(message, done)
             elif not isinstance(message, BinaryPublish):
                 perform(self._dispatch.engine, message, done)
             else:
@@ -313,25 +314,25 @@ class WebSocketConnection(asyncio.Protocol):
             _log.exception("a message failed")
             done(Internal("internal error; the broker's log says more"))
 
-    # -- what goes out -------------------------------------------------------------------------
+    # -- output ---------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
         return not self._is_write_paused and self._out_bytes <= TURN_BYTES
 
     def send_text(self, payload: bytes) -> None:
         self._send(TEXT, payload)
-        self.turn_soon()
+        self.schedule_turn()
 
     def send_binary(self, payload: bytes) -> None:
         self._send(BINARY, payload)
-        self.turn_soon()
+        self.schedule_turn()
 
     def _send_reply(self, reply: MessageReply) -> None:
         for frame in reply.data:
             self._send(TEXT, frame)
         for channel_id in reply.channel_ids():
             self._channels.open(channel_id)
-        self.turn_soon()
+        self.schedule_turn()
 
     def _send(self, opcode: int, payload: bytes) -> None:
         head = frame_head(opcode, len(payload))
@@ -339,7 +340,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._out_bytes += len(head) + len(payload)
 
     def _send_events(self) -> None:
-        """Takes from the channels and writes, while the peer takes it."""
+        """Takes from the channels and writes, while the peer accepts bytes."""
         left_bytes = TURN_EVENT_BYTES
         while True:
             self._channels.take()
@@ -358,38 +359,38 @@ class WebSocketConnection(asyncio.Protocol):
                 self._answers.hold(0)
 
     def _is_answering(self) -> bool:
-        """A socket that only has events to take may stall for as long as it likes; not one that
-        does not take a large answer, or has no subscription or watch."""
+        """Returns whether the peer must accept bytes within the timeout. A peer that only has
+        events to read may stall; one with a large answer, or without subscriptions, may not."""
         return self._answers.held_bytes > 0 or not self._channels
 
     # -- the end -------------------------------------------------------------------------------
 
     def _end(self, code: int, reason: str, error: PenstockError | None = None) -> None:
-        """Announces the end, after the answers that are still due."""
-        if self._farewell is not None:
+        """Begins the end: the last frames follow the replies that are still due."""
+        if self._last_frames is not None:
             return
-        self._farewell = close_frame(code, reason)
+        self._last_frames = close_frame(code, reason)
         if error is not None:
             last = encode_json(typed_error(error))
-            self._farewell = frame_head(TEXT, len(last)) + last + self._farewell
+            self._last_frames = frame_head(TEXT, len(last)) + last + self._last_frames
         self._channels.close()
         self._set_watchdog(self._loop.call_later(END_GRACE_S, self._transport.abort))
-        self.turn_soon()
+        self.schedule_turn()
 
-    def _say_farewell(self) -> None:
-        if self._is_said or self._order or self._farewell is None:
+    def _send_last_frames(self) -> None:
+        if self._is_end_sent or self._order or self._last_frames is None:
             return
-        self._is_said = True
-        self._transport.write(self._farewell)
+        self._is_end_sent = True
+        self._transport.write(self._last_frames)
         if self._is_peer_done:
-            self._hang_up()
+            self._close()
         else:
             self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
 
-    def _throw_away(self, data: bytes) -> None:
-        """Nothing is awaited but the peer's own close, which may be in anything that comes."""
-        self._thrown_bytes += len(data)
-        if self._thrown_bytes > LINGER_BYTES:
+    def _discard(self, data: bytes) -> None:
+        """Discards input, but for the peer's close frame."""
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > LINGER_BYTES:
             self._transport.abort()
             return
         try:
@@ -399,12 +400,12 @@ class WebSocketConnection(asyncio.Protocol):
                     self._is_peer_done = True
         except Violation:
             return
-        if self._is_peer_done and self._is_said:
-            self._hang_up()
+        if self._is_peer_done and self._is_end_sent:
+            self._close()
 
-    def _hang_up(self) -> None:
-        """What was written may still leave, for a while."""
-        self._is_lost = True
+    def _close(self) -> None:
+        """Closes the transport; what was written has a while to leave."""
+        self._is_closed = True
         self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
         self._transport.close()
 
@@ -417,10 +418,10 @@ class WebSocketConnection(asyncio.Protocol):
         text = "the message was not completed in time"
         self._end(POLICY_VIOLATION, text, InvalidArgument(text))
 
-    def _look(self) -> None:
-        """Pings a peer that is silent, and gives up one whose machine does not even acknowledge
-        what is sent to it. A peer that only reads, and answers no ping, is there."""
-        if self._farewell is not None:
+    def _check_peer(self) -> None:
+        """Pings a silent peer, and gives up one whose machine does not even acknowledge what is
+        sent to it. A peer that answers no ping but reads is still there."""
+        if self._last_frames is not None:
             return
         ping_s = self._dispatch.ws_ping_s
         silent_s = self._loop.time() - self._touched
@@ -429,9 +430,9 @@ class WebSocketConnection(asyncio.Protocol):
             return
         if silent_s >= ping_s and not self._is_write_paused:
             self._send(PING, b"")
-            self.turn_soon()
+            self.schedule_turn()
         wait_s = ping_s - silent_s if silent_s < ping_s else ping_s
-        self._set_watchdog(self._loop.call_later(wait_s, self._look))
+        self._set_watchdog(self._loop.call_later(wait_s, self._check_peer))
 
     def _set_watchdog(self, handle: asyncio.TimerHandle | None) -> None:
         if self._watchdog is not None:

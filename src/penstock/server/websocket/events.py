@@ -1,8 +1,8 @@
-"""Events of streams and of watches as JSON.
+"""Encodes the events of streams and watches as JSON.
 
-What a published batch becomes is made once and shared by all who subscribe to it. The shared part
-is the inside of a JSON array of base64 texts. Base64 has no commas, so that putting a
-subscription's own text between the events is one replacement.
+A published batch is encoded once, and all its subscribers share the result: the inside of a JSON
+array of base64 texts. Base64 has no commas, so one replacement puts the text of a subscription
+between the events.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BurstSize:
 
 
 def encode_runs(subscription_id: str, runs: Sequence[EventRun]) -> bytes:
-    """One `event`, or all of them as one `event_batch`."""
+    """Returns a single event as `event`, several as one `event_batch`."""
     payloads = _joined(runs)
     if len(runs) == 1 and runs[0].end - runs[0].start == 1:
         return b"%b%b}" % (_EVENT % subscription_id.encode(), payloads)
@@ -51,13 +51,13 @@ def encode_runs(subscription_id: str, runs: Sequence[EventRun]) -> bytes:
 
 
 def encode_singly(subscription_id: str, runs: Sequence[EventRun]) -> list[bytes]:
-    """An `event` for each."""
+    """Returns an `event` for each."""
     event = _EVENT % subscription_id.encode()
     return [b"%b%b}" % (event, payload) for payload in _joined(runs).split(b",")]
 
 
 def encode_watch(watch_id: str, events: Sequence[WatchEvent]) -> list[bytes]:
-    """A `cache_event` for each."""
+    """Returns a `cache_event` for each."""
     return [_encode(_cache_event(watch_id, event)) for event in events]
 
 
@@ -74,8 +74,8 @@ def _cache_event(watch_id: str, event: WatchEvent) -> CacheEvent:
 
 
 class EventLines:
-    """The events of one subscription, each as an `event` of its own with `before` and `after`
-    it, all in one piece."""
+    """Encodes the events of one subscription as one piece: an `event` for each, with `before` and
+    `after` around it."""
 
     __slots__ = ("_between", "_head", "_tail")
 
@@ -89,7 +89,7 @@ class EventLines:
 
 
 def _joined(runs: Sequence[EventRun]) -> bytes:
-    """Base64 texts in quotes, with commas between them."""
+    """Returns base64 texts in quotes, with commas between them."""
     return _texts(runs[0]) if len(runs) == 1 else b",".join(map(_texts, runs))
 
 

@@ -1,11 +1,11 @@
-"""WebSocket frames (RFC 6455) of the server's side: bytes to messages, messages to bytes. No IO.
+"""WebSocket frames (RFC 6455), server side: bytes to messages, messages to bytes. No IO.
 
-Invariants: nothing over the limit is held; a message is handed out only when it is whole; after
-a violation nothing more is understood. Frames are handed out one at a time, so that the reader
-can stop between two of them. Must not know what the messages mean.
+Invariants: nothing over the limit is held; a message is handed out only when it is whole. Frames
+are handed out one at a time, so that the reader can stop between two of them. Must not know what
+the messages mean.
 
-A library was tried instead (picows): its buffer grows with what a client sends and never shrinks,
-and all frames in it are handed out in one go, which no limit of ours could hold.
+The library picows was tried instead. Its buffer grows with what a client sends and never shrinks,
+and it hands out all frames in it at once, which breaks the limits here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_CONTROL_BYTES = 125
 
 _FIN, _MASKED = 0x80, 0x80
 _UNMASK_IN_COLUMNS_BYTES = 4 * KIB
-"""From here on a column of words is faster than one long integer."""
+"""From this size on, Arrow is faster than one long integer."""
 
 _SMALL = {
     opcode: tuple(bytes((_FIN | opcode, size)) for size in range(MAX_CONTROL_BYTES + 1))
@@ -44,7 +44,7 @@ _PEER_CODES = frozenset({1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1
 
 
 class Violation(Exception):
-    """The peer broke the protocol or a limit; `code` is the close code that says so."""
+    """The peer broke the protocol or a limit. `code` is the close code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -53,10 +53,10 @@ class Violation(Exception):
 
 
 class FrameReader:
-    """`feed` what came in, then take what is whole with `next_message`.
+    """`feed` it the input, then take whole messages with `next_message`.
 
-    `_held` is unread input; `_partial` the payload of a frame that is not whole yet, of which
-    `_missing` bytes are to come; `_message` the fragments of a message so far.
+    `_held` is unread input. `_partial` is the payload of a frame that is not whole: `_missing`
+    bytes are to come. `_message` holds the fragments of a message so far.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -76,18 +76,19 @@ class FrameReader:
 
     @property
     def is_in_message(self) -> bool:
-        """Are fragments of a message here, and its last one not?"""
+        """Whether fragments of a message have come, but not its last one."""
         return self._opcode != 0
 
     @property
     def is_begun(self) -> bool:
-        """Has a frame or a message begun that is not whole? Ask when nothing can be taken out."""
+        """Whether a frame or a message has begun that is not whole. Only valid after `next_message`
+        has returned None."""
         is_in_frame = self._missing > 0 or self._at < len(self._held)
         return is_in_frame or self.is_in_message
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were fed and not looked at yet."""
+        """Bytes that were fed and not parsed yet."""
         return len(self._held) - self._at
 
     def feed(self, data: bytes) -> None:
@@ -103,8 +104,8 @@ class FrameReader:
         self._at = 0
 
     def next_message(self) -> tuple[int, bytes] | None:
-        """The next whole message or control frame as (opcode, payload), or None for now. A
-        fragment with more to come is (CONTINUATION, b""): it costs its reader something too."""
+        """Returns the next whole message or control frame as (opcode, payload), or None for now. A
+        fragment with more to come is (CONTINUATION, b""), so that the caller can count it."""
         if self._missing:
             return None
         if self._partial:
@@ -122,7 +123,7 @@ class FrameReader:
         return self._add_fragment(opcode, is_final, payload)
 
     def _next_payload(self) -> bytes | None:
-        """The payload of the next frame as it was sent; None when it is not here as a whole."""
+        """Returns the payload of the next frame, still masked, or None when it is not whole."""
         held, at = self._held, self._at
         room = len(held) - at
         if room < 2:
@@ -206,7 +207,7 @@ def _checked_text(payload: bytes) -> bytes:
 
 
 def unmask(mask: bytes, payload: bytes) -> bytes:
-    """Also masks; it is the same."""
+    """Unmasks a payload. Masking is the same operation."""
     size = len(payload)
     if size >= _UNMASK_IN_COLUMNS_BYTES:
         return _unmask_in_columns(mask, payload)
@@ -225,7 +226,7 @@ def _unmask_in_columns(mask: bytes, payload: bytes) -> bytes:
 
 
 def read_close(payload: bytes) -> int:
-    """The code of a close frame, which must be one that may be sent."""
+    """Returns the code of a close frame; raises if a peer may not send it."""
     if not payload:
         return NO_STATUS
     code = int.from_bytes(payload[:2], "big")
@@ -236,7 +237,7 @@ def read_close(payload: bytes) -> int:
 
 
 def frame_head(opcode: int, size: int) -> bytes:
-    """What goes before `size` bytes of payload; a server's frames are not masked."""
+    """Returns the head of a frame with `size` bytes of payload. A server does not mask."""
     if size <= MAX_CONTROL_BYTES:
         return _SMALL[opcode][size]
     if size < 2**16:

@@ -1,7 +1,7 @@
-"""From HTTP to WebSocket: who may have one, and handing the connection over.
+"""The upgrade from HTTP to WebSocket: checks the handshake and hands the connection over.
 
-The connection has passed the admission like every other request. What is no proper handshake is
-refused, and the connection ended: nobody could say what its next bytes mean.
+The request has passed the admission like every other. A handshake that is not valid is refused and
+the connection closed, because it is not clear what its next bytes mean.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 PATH = b"/v1/felix/ws"
 VERSION = b"13"
 SUBPROTOCOLS = {b"felix.v1": False, b"felix.v1+binary": True}
-"""And whether binary frames are spoken there."""
+"""The subprotocols, and whether they have binary frames."""
 
 _SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
-_WISHES = frozenset({b"upgrade", b"http2-settings"})
-"""Headers, and options of the header Connection."""
+_UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+"""Headers that ask for an upgrade; the header Connection names them too."""
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """What a client asked for that may have a WebSocket."""
+    """The valid handshake of a client."""
 
     key: bytes
     subprotocol: bytes
@@ -51,7 +51,7 @@ class Handshake(msgspec.Struct, frozen=True):
 
 
 def is_socket_wanted(method: bytes, path: bytes, headers: Headers) -> bool:
-    """Is this, of all wishes to upgrade, the one that is granted?"""
+    """Returns whether a request for an upgrade is for the broker's WebSocket."""
     is_websocket = any(
         name == b"upgrade" and value.strip().lower() == b"websocket" for name, value in headers
     )
@@ -78,7 +78,7 @@ def _is_key(key: bytes) -> bool:
 
 
 def _choose(headers: Headers) -> bytes:
-    """The first that the client offers and the broker speaks."""
+    """Returns the first subprotocol that the client offers and the broker has."""
     for name, value in headers:
         if name == b"sec-websocket-protocol":
             for offered in value.split(b","):
@@ -89,14 +89,14 @@ def _choose(headers: Headers) -> bytes:
 
 
 def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> bytes:
-    """The head that the parser has read, as it would be without a wish for another protocol."""
+    """Returns the head that the parser has read, without the headers that ask for an upgrade."""
     version = parser.get_http_version().encode()
     head = [b"%b %b HTTP/%b\r\n" % (parser.get_method(), target, version)]
     for name, value in headers:
         if name == b"connection":
             options = [option.strip() for option in value.split(b",")]
-            value = b", ".join(o for o in options if o.lower() not in _WISHES)
-        if name not in _WISHES:
+            value = b", ".join(o for o in options if o.lower() not in _UPGRADE_HEADERS)
+        if name not in _UPGRADE_HEADERS:
             head.append(b"%b: %b\r\n" % (name, value))
     return b"".join(head) + b"\r\n"
 
@@ -104,7 +104,7 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
 def hand_over(
     connection: HttpConnection, handshake: Handshake, request_id: bytes, rest: bytes
 ) -> None:
-    """All answers before have left: from here on the connection is a socket's."""
+    """Makes the connection a WebSocket. Called when all responses before it have left."""
     transport, is_write_paused = connection.transport, connection.flow.write_paused
     connection.retire()
     if connection.is_half_closed or transport.is_closing():
@@ -122,7 +122,7 @@ def hand_over(
 
 
 def get_socket(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    """The path, asked for as an ordinary one."""
+    """Answers a request for this path that asks for no upgrade."""
     if request.method == b"HEAD":
         raise MethodNotAllowed("GET")
     raise UpgradeRequired("this path speaks WebSocket; ask for an upgrade, version 13")
