@@ -1,9 +1,9 @@
-"""Lineage: where runs spend their time, from the journal.
+"""Lineage: shows where runs spend their time, from the journal.
 
-Makes four tables of the lake anew: attempts, steps, runs and critical_path. Invariant: the journal
-is read and sorted once; each table is replaced whole or not at all, runs and critical paths from
-the very steps that are in the lake. With the option `run` no table is touched: the steps of that
-run are shown, and its timeline is drawn. Must not know how a row is made.
+Replaces four tables of the lake: attempts, steps, runs and critical_path. Invariant: the journal is
+read and sorted once; each table is replaced as a whole or not at all; runs and critical paths are
+made of the steps in the lake. With the option `run` no table is touched: the steps of that run are
+shown, and its timeline is drawn. Must not know how a row is made.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SLOWEST_RUNS = 5
 
 
 def make_tables(run: Run) -> int:
-    """The rows of all four tables."""
+    """Returns the number of rows of all four tables."""
     lake = run.lake
     if run.settings["from"] == "lake" and is_awaited(run, journal_table(lake)):
         return 0
@@ -70,14 +70,14 @@ def show_run(run: Run) -> int:
         of_run = traced(steps(found)).cache()
         count = of_run.count()
         if not count:
-            raise NotFound(f"the journal tells nothing of a run {run_id!r}")
+            raise NotFound(f"the journal has nothing of a run {run_id!r}")
         shown = [row.asDict(recursive=True) for row in _important(of_run).collect()]
-        tried = attempts(found).orderBy("position").limit(MAX_DRAWN_ATTEMPTS).collect()
+        attempts_shown = attempts(found).orderBy("position").limit(MAX_DRAWN_ATTEMPTS).collect()
         of_run.unpersist()
     finally:
         found.unpersist()
     run.report(steps_table(shown))
-    run.report(f"timeline: {_plotted(run, run_id, shown, tried, count - len(shown))}")
+    run.report(f"timeline: {_plotted(run, run_id, shown, attempts_shown, count - len(shown))}")
     return count
 
 
@@ -132,18 +132,18 @@ def _journal(run: Run) -> DataFrame:
 
 
 def _important(of_run: DataFrame) -> DataFrame:
-    """Of a run with very many steps, those that the picture chooses from."""
+    """Chooses the most important steps of a run with very many: the picture chooses from these."""
     return of_run.orderBy(
         F.desc("dead_letters"), F.asc_nulls_last("path_position"), F.desc("failures")
     ).limit(MAX_SHOWN_STEPS)
 
 
 def _plotted(
-    run: Run, run_id: str, shown: Sequence[Any], tried: Sequence[Row], left_out: int
+    run: Run, run_id: str, shown: Sequence[Any], attempts_shown: Sequence[Row], left_out: int
 ) -> str:
-    from penstock.spark.pipelines.timeline import draw  # half a second that few runs need
+    from penstock.spark.pipelines.timeline import draw  # takes half a second, and few runs need it
 
-    picture = draw(run_id, shown, [row.asDict() for row in tried], left_out)
+    picture = draw(run_id, shown, [row.asDict() for row in attempts_shown], left_out)
     path: str = run.settings["plot"] or f"{run.lake.path}/timelines/{_file_name(run_id)}.png"
     folder, _, name = path.rpartition("/")
     files = Files(run.spark, folder or ".")
@@ -153,7 +153,7 @@ def _plotted(
 
 
 def _file_name(run_id: str) -> str:
-    """What no path can have is left out; what is left of two ids stays two names."""
+    """Replaces characters that a path cannot have; a hash keeps the names of two ids apart."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip(".")[:80]
     if plain == run_id:
         return plain
@@ -161,7 +161,7 @@ def _file_name(run_id: str) -> str:
 
 
 def _word(text: str | None, instead: str = "-") -> str:
-    """On one line, and not too long for a table."""
+    """Puts a text on one line, and shortens it for a table."""
     shown = instead if text is None else " ".join(text.split())
     return shown if len(shown) <= 60 else f"{shown[:59]}…"
 

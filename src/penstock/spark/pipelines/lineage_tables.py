@@ -1,6 +1,6 @@
 """The four tables of the lineage: their columns, and the words in them.
 
-Columns only ever grow at the end. Must not know how a row is made.
+Columns are only ever added at the end. Must not know how a row is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ WAITING = "waiting"
 SUCCEEDED = "succeeded"
 FAILED = "failed"
 UNKNOWN = "unknown"
-"""Of an attempt: it was delivered again, and nothing says how the first time ended."""
+"""The outcome of an attempt whose message was delivered again without a record of how the attempt
+ended."""
 
 DEAD_LETTER_PREFIX = "dlq."
 

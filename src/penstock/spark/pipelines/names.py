@@ -1,5 +1,6 @@
-"""Names that are Penstock's own: its pipelines, each a module of this package with a PIPELINE, and
-what they keep in a lake. Must not know Spark.
+"""The names of the built-in pipelines, and of what they keep in a lake. Must not know Spark.
+
+Each built-in pipeline is a module of this package with a `PIPELINE`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ IN_THE_LAKE = (
     "rejects",
     "timelines",
 )
-"""Tables, and the folder of pictures."""
+"""The tables, and the folder of timelines."""
 
 
 def is_own_table(name: str) -> bool:
-    """Would a table of that name lie among what Penstock keeps in a lake? What begins so is no
-    table, to it and to readers of Parquet; and some file systems do not tell letters' cases."""
+    """Returns whether a table of that name would collide with Penstock's own files in a lake.
+    Readers of Parquet ignore names that begin with _ or a dot. Some file systems ignore case."""
     return name.startswith(("_", ".")) or name.lower() in IN_THE_LAKE
