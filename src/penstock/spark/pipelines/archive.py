@@ -27,7 +27,7 @@ from penstock.spark.schemas import schema_of
 
 MAX_ROWS = 1_000_000
 COMPACT_EVERY = 20
-"""How many batches of a continuous run lie between two compactions."""
+"""The number of batches between two compactions in a continuous run."""
 
 RECORDS, JOURNAL = "records", "journal"
 

@@ -27,7 +27,7 @@ class Endpoint:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it can be read as a stream."""
+        """True if it can be read as a stream."""
         return self.kind in ("topic", "journal")
 
     def is_fed_by(self, sink: Endpoint) -> bool:
@@ -59,7 +59,7 @@ def sink_of(text: str) -> Endpoint:
         raise InvalidArgument(f"sink {text!r} is not allowed; it takes {SINKS}")
     if kind == "table" and is_own_table(found.name):
         raise InvalidArgument(
-            f"sink {text!r}is the name of one of Penstock's own tables: choose another"
+            f"sink {text!r} is the name of one of Penstock's own tables: choose another"
         )
     return found
 

@@ -35,7 +35,7 @@ _MODULE_PREFIX = "penstock_function_"
 
 @dataclass(frozen=True)
 class UserFunction:
-    """Is sent to the executors, and loads its module there."""
+    """A function of a user's file. It is sent to the executors, and loads its module there."""
 
     path: str
     name: str
@@ -103,7 +103,7 @@ def _unloadable(spec: str, path: Path, error: BaseException) -> InvalidArgument:
 # -- the text of the file --------------------------------------------------------------------------
 
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
-"""With one of these in it, a file may define names that its text does not show."""
+"""Names with which a file may define others that its text does not show."""
 
 _SERIES = ("pd.Series", "pandas.Series")
 

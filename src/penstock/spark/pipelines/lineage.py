@@ -83,7 +83,7 @@ def show_run(run: Run) -> int:
 
 def summary(of_lake: DataFrame) -> str:
     counted = {row["outcome"]: row["count"] for row in of_lake.groupBy("outcome").count().collect()}
-    said = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
+    outcomes = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
     slowest = of_lake.orderBy(F.desc_nulls_last("duration_ms"), "run_id").limit(SLOWEST_RUNS)
     header = ("slowest runs", "outcome", " took", " waiting", " running", " retries", " steps")
     lengths = ("duration_ms", "waiting_ms", "running_ms", "retry_ms")
@@ -91,7 +91,7 @@ def summary(of_lake: DataFrame) -> str:
         (_word(row["run_id"]), row["outcome"], *(_length(row[n]) for n in lengths), row["steps"])
         for row in slowest.collect()
     ]
-    counts = f"{sum(counted.values())} runs: {said}"
+    counts = f"{sum(counted.values())} runs: {outcomes}"
     return f"{counts}\n{text_table(header, rows)}" if rows else counts
 
 
@@ -172,8 +172,8 @@ def _length(ms: int | None) -> str:
     return f"{ms:,} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    if said["plot"] is not None and said["run"] is None:
+def _check(settings: Mapping[str, Any]) -> None:
+    if settings["plot"] is not None and settings["run"] is None:
         raise InvalidArgument("pipeline lineage: option plot is for one run; give run too")
 
 

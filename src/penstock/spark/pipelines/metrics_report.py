@@ -37,7 +37,7 @@ _COLUMNS = (
 
 
 class WindowProgress:
-    """How many windows of a query are open, and how many events came too late, as Spark reports it
+    """Counts the open windows of a query, and the events that came too late, as Spark reports them
     while the query runs and after it has ended.
 
     Spark adds up the events of a task and key before it compares them with the watermark, and

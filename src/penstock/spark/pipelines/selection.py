@@ -52,7 +52,8 @@ SELECTED = StructType(
 
 @dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """None selects everything. If `to` is None, each dead letter goes to the topic it is from."""
+    """The options that select messages; None selects everything. If `to` is None, each dead letter
+    goes to the topic it is from."""
 
     to: str | None = None
     since: datetime | None = None

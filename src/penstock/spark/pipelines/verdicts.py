@@ -39,7 +39,7 @@ _ARROW = pa.schema(
 
 
 class Verdict(NamedTuple):
-    """What the function returned for a row. All None: the function returned nothing."""
+    """The function's answer for a row. If all members are None, it returned nothing."""
 
     topic: str | None = None
     label: str | None = None

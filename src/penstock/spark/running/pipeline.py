@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.spark.running.run import Run
 
 BROKER_OR_LAKE = choice("broker", "lake")
-"""Where rows are read from: the broker's own, or the archive's copy of them."""
+"""The place that rows are read from: the broker, or the archive's copy in the lake."""
 
 
 @dataclass(frozen=True)
