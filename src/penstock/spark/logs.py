@@ -187,7 +187,7 @@ class RecordLog:
         return topic in self._names
 
     def is_wanted(self, topic: str) -> bool:
-        return self.is_named(topic) or any(fnmatchcase(topic, p) for p in self._patterns)
+        return self.is_named(topic) or is_among(topic, self._patterns)
 
     def spans(self, topic: str) -> Spans:
         found = self._offsets(topic, {})
@@ -309,6 +309,11 @@ def _spans(found: NamedOffsets) -> Spans:
 
 def is_pattern(topic: str) -> bool:
     return any(sign in topic for sign in PATTERN_SIGNS)
+
+
+def is_among(topic: str, wanted: Iterable[str]) -> bool:
+    """Returns whether the topic is one of these names, or matches one of these patterns."""
+    return any(topic == each or fnmatchcase(topic, each) for each in wanted)
 
 
 # -- answers ---------------------------------------------------------------------------------------

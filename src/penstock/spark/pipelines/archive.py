@@ -17,11 +17,11 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.names import ARCHIVE_GROUP
-from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, whole_number
+from penstock.model.options import TEXT, TRUE_OR_FALSE, Option
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
 
@@ -114,13 +114,8 @@ PIPELINE = Pipeline(
             "*",
         ),
         Option("journal", TRUE_OR_FALSE, "archive the journal too", "true"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        max_rows_option(MAX_ROWS),
         Option("compact", TRUE_OR_FALSE, "join small files", "true"),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the rows that retention removed before they were archived",
-            "true",
-        ),
+        data_loss_option("archived"),
     ),
 )

@@ -15,12 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 from pyspark.sql.window import Window, WindowSpec
 
@@ -33,6 +27,7 @@ from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 MAX_SAMPLES = 5
 MAX_SAMPLE_CHARS = 200
@@ -45,35 +40,34 @@ KEYS = ("original_topic", "group", "reason")
 NEWEST_FIRST = ("timestamp", "topic", "partition", "offset")
 """Time first. The other columns make the order total: no two letters are equal in all of them."""
 
-_TEXT, _LONG, _TIME = StringType(), LongType(), TimestampType()
-SAMPLE = StructType(
-    [
-        StructField("topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", _LONG),
-        StructField("timestamp", _TIME),
-        StructField("key", _TEXT),
-        StructField("value", _TEXT),
-        StructField("reason", _TEXT),
-    ]
+SAMPLE = struct(
+    {
+        "topic": STRING,
+        "partition": INTEGER,
+        "offset": LONG,
+        "timestamp": TIMESTAMP,
+        "key": STRING,
+        "value": STRING,
+        "reason": STRING,
+    }
 )
-SCHEMA = StructType(
-    [
-        StructField("original_topic", _TEXT),
-        StructField("group", _TEXT),
-        StructField("reason", _TEXT),
-        StructField("count", _LONG),
-        StructField("share", DoubleType()),
-        StructField("first_seen", _TIME),
-        StructField("last_seen", _TIME),
-        StructField("attempts_min", _LONG),
-        StructField("attempts_max", _LONG),
-        StructField("affected_runs", _LONG),
-        StructField("run_ids", ArrayType(_TEXT)),
-        StructField("affected_tenants", _LONG),
-        StructField("tenant_ids", ArrayType(_TEXT)),
-        StructField("samples", ArrayType(SAMPLE)),
-    ]
+SCHEMA = struct(
+    {
+        "original_topic": STRING,
+        "group": STRING,
+        "reason": STRING,
+        "count": LONG,
+        "share": DoubleType(),
+        "first_seen": TIMESTAMP,
+        "last_seen": TIMESTAMP,
+        "attempts_min": LONG,
+        "attempts_max": LONG,
+        "affected_runs": LONG,
+        "run_ids": ArrayType(STRING),
+        "affected_tenants": LONG,
+        "tenant_ids": ArrayType(STRING),
+        "samples": ArrayType(SAMPLE),
+    }
 )
 
 

@@ -8,8 +8,6 @@ shown, and its timeline is drawn. Must not know how a row is made.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +30,7 @@ from penstock.spark.pipelines.lineage_tables import (
     STEPS,
     SUCCEEDED,
 )
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.steps import steps, traced
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
@@ -144,20 +143,15 @@ def _plotted(
     from penstock.spark.pipelines.timeline import draw  # takes half a second, and few runs need it
 
     picture = draw(run_id, shown, [row.asDict() for row in attempts_shown], left_out)
-    path: str = run.settings["plot"] or f"{run.lake.path}/timelines/{_file_name(run_id)}.png"
+    path: str = (
+        run.settings["plot"]
+        or f"{run.lake.path}/timelines/{path_name(run_id, 'A-Za-z0-9._-', '.')}.png"
+    )
     folder, _, name = path.rpartition("/")
     files = Files(run.spark, folder or ".")
     files.make_dirs("")
     files.put(name, picture)
     return path
-
-
-def _file_name(run_id: str) -> str:
-    """Replaces characters that a path cannot have; a hash keeps the names of two ids apart."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip(".")[:80]
-    if plain == run_id:
-        return plain
-    return f"{plain}-{hashlib.blake2s(run_id.encode(), digest_size=4).hexdigest()}"
 
 
 def _word(text: str | None, instead: str = "-") -> str:

@@ -15,19 +15,10 @@ from dataclasses import dataclass
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.options import (
     CACHE,
-    TRUE_OR_FALSE,
     Kind,
     Option,
     WrongValue,
@@ -43,21 +34,22 @@ from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.pipelines.names import is_own_table
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 MAX_ROWS = 1_000_000
 BUCKETS = 16
 
-SCHEMA = StructType(
-    [
-        StructField("key", StringType()),
-        StructField("value", StringType()),
-        StructField("timestamp", TimestampType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("bucket", StringType()),
-    ]
+SCHEMA = struct(
+    {
+        "key": STRING,
+        "value": STRING,
+        "timestamp": TIMESTAMP,
+        "partition": INTEGER,
+        "offset": LONG,
+        "bucket": STRING,
+    }
 )
 ORIGIN = "_materialized.json"
 _STATE = ("value", "timestamp", "partition", "offset", "is_deleted")
@@ -274,12 +266,7 @@ PIPELINE = Pipeline(
         ),
         Option("ttl_ms", whole_number(1, 2**53), "how long a cache keeps a value"),
         Option("buckets", whole_number(1, 10_000), "the parts of a table", str(BUCKETS)),
-        Option("max_rows", whole_number(1, 2**53), "the most rows of one batch", str(MAX_ROWS)),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the messages that retention removed before they were read",
-            "true",
-        ),
+        max_rows_option(MAX_ROWS),
+        data_loss_option("read"),
     ),
 )

@@ -14,22 +14,18 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 from pyspark.sql.window import Window
 
-from penstock.model.options import CACHE, TRUE_OR_FALSE, Option, duration_ms, whole_number
+from penstock.model.options import CACHE, Option, duration_ms
 from penstock.model.units import format_duration
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.metrics_report import WindowProgress, report_all, report_late
 from penstock.spark.pipelines.targets import entry_refusals
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import LONG, STRING, TIMESTAMP, struct
 
 KEYS = ("topic", "group", "tenant_id", "routing_label")
 KINDS = (
@@ -49,24 +45,25 @@ ACCURACY = 10_000
 """Accuracy of percentiles: exact up to 5,000 values in a window, otherwise wrong by at most a
 ten-thousandth of the ranks. It bounds the memory of a window."""
 
+MAX_ROWS = 1_000_000
 MAX_WINDOW_MS = 31 * 86_400_000
 
 COLUMNS = ",".join(("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS))
 """The columns that are read of the journal."""
 
-_TIME, _TEXT, _LONG, _DOUBLE = TimestampType(), StringType(), LongType(), DoubleType()
+_DOUBLE = DoubleType()
 _TYPES: dict[str, DataType] = {
-    "window_start": _TIME,
-    "window_end": _TIME,
-    **dict.fromkeys(KEYS, _TEXT),
-    **dict.fromkeys((*KINDS, "retries"), _LONG),
+    "window_start": TIMESTAMP,
+    "window_end": TIMESTAMP,
+    **dict.fromkeys(KEYS, STRING),
+    **dict.fromkeys((*KINDS, "retries"), LONG),
     **dict.fromkeys(("produced_per_s", "delivered_per_s", "acked_per_s", "failed_per_s"), _DOUBLE),
     "error_share": _DOUBLE,
     **{f"{span}_{figure}_ms": _DOUBLE for span in SPANS for figure in (*PERCENTILES, "max", "avg")},
-    "window_ms": _LONG,
+    "window_ms": LONG,
     "date": DateType(),
 }
-SCHEMA = StructType([StructField(name, kind) for name, kind in _TYPES.items()])
+SCHEMA = struct(_TYPES)
 
 
 def windows(journal: DataFrame, window_ms: int = 60_000, watermark_ms: int = 60_000) -> DataFrame:
@@ -222,12 +219,7 @@ PIPELINE = Pipeline(
             "1m",
         ),
         Option("cache", CACHE, "put the newest window of each key there"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", "1000000"),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the rows that retention removed before they were counted",
-            "true",
-        ),
+        max_rows_option(MAX_ROWS),
+        data_loss_option("counted"),
     ),
 )

@@ -9,35 +9,26 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.spark.lake.table import Table
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 TABLE = "rejects"
 
-_TEXT = StringType()
-
-SCHEMA = StructType(
-    [
-        StructField("pipeline", _TEXT),
-        StructField("query", _TEXT),
-        StructField("batch", LongType()),
-        StructField("error", _TEXT),
-        StructField("topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("key", _TEXT),
-        StructField("value", _TEXT),
-        StructField("at", TimestampType()),
-    ]
+SCHEMA = struct(
+    {
+        "pipeline": STRING,
+        "query": STRING,
+        "batch": LONG,
+        "error": STRING,
+        "topic": STRING,
+        "partition": INTEGER,
+        "offset": LONG,
+        "key": STRING,
+        "value": STRING,
+        "at": TIMESTAMP,
+    }
 )
 _ROW_COLUMNS = ("error", "topic", "partition", "offset", "key", "value")
 

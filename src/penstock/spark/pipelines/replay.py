@@ -10,11 +10,9 @@ sent again under it. `replays.py` keeps that; `selection.py` selects the message
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyspark.sql import DataFrame, Row
@@ -39,8 +37,9 @@ from penstock.model.options import (
     whole_number,
 )
 from penstock.spark.broker import Broker
-from penstock.spark.logs import RecordLog, is_pattern
+from penstock.spark.logs import RecordLog, is_among, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.replays import Pending, Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
@@ -122,10 +121,7 @@ def criteria_of(settings: Mapping[str, Any], now: datetime) -> Criteria:
 def default_name(topics: Sequence[str], to: str | None) -> str:
     """Makes a name of source and target that can be part of a path."""
     text = f"{'+'.join(topics)}-to-{'origin' if to is None else to}"
-    if re.fullmatch(_NAME, text):
-        return text
-    digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80] + f"-{digest}"
+    return text if re.fullmatch(_NAME, text) else path_name(text)
 
 
 # -- where messages are ----------------------------------------------------------------------------
@@ -148,7 +144,7 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
 def _archived(run: Run, topics: tuple[str, ...]) -> DataFrame:
     rows = archived(run, records_table(run.lake))
     there = sorted(row.topic for row in rows.select("topic").distinct().collect())
-    found = [topic for topic in there if _is_wanted(topic, topics)]
+    found = [topic for topic in there if is_among(topic, topics)]
     for topic in topics:
         if not found or (not is_pattern(topic) and topic not in found):
             raise NotFound(
@@ -162,7 +158,7 @@ def _check_not_endless(settings: Mapping[str, Any], now: datetime) -> None:
     """Refuses a target that is also a source, unless `until` is in the past: copies in the source
     look like any other message, and only their time tells them from the originals."""
     to, until = settings["to"], settings["until"]
-    if to is None or not _is_wanted(to, settings["topic"]):
+    if to is None or not is_among(to, settings["topic"]):
         return
     if not isinstance(until, datetime) or until > now:
         raise InvalidArgument(
@@ -170,10 +166,6 @@ def _check_not_endless(settings: Mapping[str, Any], now: datetime) -> None:
             f"copies of the first again. Set until={now.isoformat(timespec='seconds')}, the same "
             "each time"
         )
-
-
-def _is_wanted(topic: str, wanted: Sequence[str]) -> bool:
-    return topic in wanted or any(is_pattern(one) and fnmatchcase(topic, one) for one in wanted)
 
 
 # -- the dry run -----------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark.broker import Broker
@@ -27,19 +26,20 @@ from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
 from penstock.spark.pipelines.targets import as_sent, partitions_of
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import LONG, STRING, TIMESTAMP, struct
 from penstock.spark.staging import ProducerBatch
 
 TABLE = "replayed"
 FOLDER = "_replays"
 
-SCHEMA = StructType(
-    [
-        StructField("name", StringType()),
-        *PLACE.fields,
-        StructField("target", StringType()),
-        StructField("at", TimestampType()),
-        StructField("batch", LongType()),
-    ]
+SCHEMA = struct(
+    {
+        "name": STRING,
+        **PLACE,
+        "target": STRING,
+        "at": TIMESTAMP,
+        "batch": LONG,
+    }
 )
 
 

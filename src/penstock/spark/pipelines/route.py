@@ -15,32 +15,27 @@ the function does, or how it is called.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.options import (
     TEXT,
     TOPIC,
-    TRUE_OR_FALSE,
     Kind,
     Option,
     WrongValue,
     choice,
     parse_name,
-    whole_number,
 )
 from penstock.spark.lake.files import Files
-from penstock.spark.logs import is_pattern
+from penstock.spark.logs import is_among
 from penstock.spark.pipelines.functions import TAKES, FunctionKind, UserFunction, inspect_text, load
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import (
     ENVELOPE,
@@ -51,30 +46,28 @@ from penstock.spark.pipelines.targets import (
     refusals,
 )
 from penstock.spark.pipelines.verdicts import judged
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, struct
 
 FOLDER = "_routed"
 LABEL = "{label}"
 MAX_ROWS = 100_000
 
-_TEXT = StringType()
 _IS_GOOD = "error is null"
 
-PLACE = StructType(
-    [
-        StructField("source_topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-    ]
-)
-ROUTED = StructType(
-    [
-        *PLACE.fields,
-        StructField("target", _TEXT),
-        StructField("error", _TEXT),
-        *ENVELOPE_FIELDS.fields,
-    ]
+PLACE = {
+    "source_topic": STRING,
+    "partition": INTEGER,
+    "offset": LONG,
+}
+ROUTED = struct(
+    {
+        **PLACE,
+        "target": STRING,
+        "error": STRING,
+        **ENVELOPE_FIELDS,
+    }
 )
 
 
@@ -118,7 +111,7 @@ class Route:
         to: str | None = None,
         unrouted: str | None = None,
     ) -> None:
-        self.query = _path_name(intake)
+        self.query = path_name(intake)
         self._run = run
         self._intake = intake
         self._function = function
@@ -154,7 +147,9 @@ class Route:
 
     def _partitions(self, targets: Sequence[str]) -> dict[str, int]:
         """Returns how many partitions each target has. Raises if a target cannot be used."""
-        circle = [topic for topic in targets if _is_intake(topic, self._intake)]
+        circle = [
+            topic for topic in targets if is_among(topic, map(str.strip, self._intake.split(",")))
+        ]
         if circle:
             raise InvalidArgument(
                 f"topic {circle[0]!r} is a target of the route and its intake: its messages "
@@ -221,16 +216,15 @@ def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
         raise InvalidArgument(f"{where} returned rows without the column value")
     if "topic" not in made.columns and "routing_label" not in made.columns:
         raise InvalidArgument(f"{where} returned neither the column topic nor routing_label")
-    known = {one.name: one.dataType for one in (*PLACE.fields, *ENVELOPE_FIELDS.fields)}
     columns = [
         (F.col(name) if name in made.columns else F.lit(None)).cast(kind).alias(name)
-        for name, kind in known.items()
+        for name, kind in (PLACE | ENVELOPE_FIELDS).items()
     ]
     topic = F.trim("topic") if "topic" in made.columns else F.lit(None)
     return made.select(
         *columns,
-        topic.cast(_TEXT).alias("verdict_topic"),
-        F.lit(None).cast(_TEXT).alias("error"),
+        topic.cast(STRING).alias("verdict_topic"),
+        F.lit(None).cast(STRING).alias("error"),
     )
 
 
@@ -252,20 +246,6 @@ def _no_target(to: str | None) -> Column:
     if to is None:
         reason += ", or a label, and the option to is not set"
     return F.when(F.col("target").isNull(), F.lit(reason))
-
-
-def _is_intake(topic: str, intake: str) -> bool:
-    return any(
-        fnmatchcase(topic, one.strip()) if is_pattern(one) else topic == one.strip()
-        for one in intake.split(",")
-    )
-
-
-def _path_name(text: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80]
-    if plain == text:
-        return text
-    return f"{plain}-{hashlib.blake2s(text.encode(), digest_size=4).hexdigest()}"
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -292,19 +272,13 @@ PIPELINE = Pipeline(
         Option("to", Kind("a topic, or a template of one like work.{label}", _template)),
         Option("unrouted", TOPIC, "for messages without a label"),
         Option("start", choice("earliest", "latest"), "where the first run begins", "earliest"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        max_rows_option(MAX_ROWS),
         Option(
             "group",
             TEXT.described("a group of the intake"),
             "the route publishes its progress as the progress of this group",
         ),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the messages that retention removed before they were routed, "
-            "and without a topic that was deleted",
-            "true",
-        ),
+        data_loss_option("routed, and without a topic that was deleted"),
     ),
     _check,
 )

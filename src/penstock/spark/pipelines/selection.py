@@ -14,39 +14,30 @@ from datetime import datetime
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
-PLACE = StructType(
-    [
-        StructField("source_topic", StringType()),
-        StructField("source_partition", IntegerType()),
-        StructField("source_offset", LongType()),
-        StructField("source_timestamp", TimestampType()),
-    ]
-)
-IDENTITY = (*PLACE.names, "target")
+PLACE = {
+    "source_topic": STRING,
+    "source_partition": INTEGER,
+    "source_offset": LONG,
+    "source_timestamp": TIMESTAMP,
+}
+IDENTITY = (*PLACE, "target")
 """The columns that identify what is replayed once."""
 
-SELECTED = StructType(
-    [
-        StructField("number", LongType()),
-        StructField("chunk", LongType()),
-        StructField("txn", StringType()),
-        *PLACE.fields,
-        StructField("target", StringType()),
-        *ENVELOPE_FIELDS.fields,
-    ]
+SELECTED = struct(
+    {
+        "number": LONG,
+        "chunk": LONG,
+        "txn": STRING,
+        **PLACE,
+        "target": STRING,
+        **ENVELOPE_FIELDS,
+    }
 )
 
 

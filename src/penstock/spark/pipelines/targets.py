@@ -17,7 +17,6 @@ from itertools import chain
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField, StructType
 
 from penstock.client.results import Version
 from penstock.model.errors import NotFound
@@ -45,7 +44,7 @@ ENVELOPE = (
 )
 """Columns of a stored message that the sink has too. The topic is the target's."""
 
-ENVELOPE_FIELDS = StructType([StructField(name, RECORD_COLUMNS[name]) for name in ENVELOPE])
+ENVELOPE_FIELDS = {name: RECORD_COLUMNS[name] for name in ENVELOPE}
 
 DEADLINE_MARGIN = timedelta(minutes=1)
 """The broker refuses a batch if one of its deadlines has passed when it is staged."""

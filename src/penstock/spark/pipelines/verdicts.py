@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import MapType, StringType, StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructType
 
 from penstock.spark.pipelines.functions import UserFunction
+from penstock.spark.schemas import STRING, struct
 
 MAX_ERROR_CHARS = 2000
 
-_TEXT, _TEXTS = StringType(), MapType(StringType(), StringType())
+_TEXTS = MapType(StringType(), StringType())
 
-COLUMNS = StructType(
-    [
-        StructField("verdict_topic", _TEXT),
-        StructField("verdict_label", _TEXT),
-        StructField("verdict_meta", _TEXTS),
-        StructField("verdict_value", _TEXT),
-        StructField("error", _TEXT),
-    ]
+COLUMNS = struct(
+    {
+        "verdict_topic": STRING,
+        "verdict_label": STRING,
+        "verdict_meta": _TEXTS,
+        "verdict_value": STRING,
+        "error": STRING,
+    }
 )
 _ARROW = pa.schema(
     [
