@@ -174,7 +174,7 @@ def test_the_same_pipeline_on_the_same_lake_is_refused_before_spark_starts(
     (tmp_path / "lake").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "lake")
     (chosen,) = choose(["archive"], [])
-    entered(state, "archive", lake=str(tmp_path / "lake"), asked={"archive": chosen.digest})
+    entered(state, "archive", lake=str(tmp_path / "lake"), digests={"archive": chosen.digest})
     env = state | {"PENSTOCK_URL": broker.url}
     for lake in ("lake", "link", f"file://{tmp_path}/link"):
         ran = pipeline("run", "archive", "--once", "--lake", lake, env=env, cwd=tmp_path)

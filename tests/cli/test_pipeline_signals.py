@@ -107,7 +107,7 @@ def test_sigterm_to_all_of_it_is_a_clean_stop(running: Running) -> None:
     assert running.process.wait(WAIT_S) == 0
     assert running.entry().state == "stopped"
     assert running.said().splitlines()[-1].split()[::6] == ["archive", "stopped"]
-    assert "Spark was ended" not in running.said()
+    assert "Spark was stopped" not in running.said()
     assert "Traceback" not in running.said()
     eventually(lambda: not running.left(), timeout_s=10)
 
@@ -134,6 +134,6 @@ def test_a_signal_while_spark_starts_ends_the_run_and_java(
     assert running.process.wait(20) == 0
     assert running.entry().state == "stopped"
     assert running.said().splitlines()[1:] == [
-        "stopped while Spark was starting: nothing was begun"
+        "stopped while Spark was starting: no pipeline was started"
     ]
     eventually(lambda: not running.left(), timeout_s=60)

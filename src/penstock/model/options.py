@@ -196,7 +196,9 @@ def list_of(kind: Kind, takes: str, *, skip_empty: bool = False) -> Kind:
 
 
 def parse_name(text: str) -> str:
-    """A name as topics, groups and caches have it."""
+    """Parses the name of a topic, a group or a cache."""
+    if not text.strip():
+        raise WrongValue
     try:
         return clean_name(text, "it")
     except InvalidArgument as error:

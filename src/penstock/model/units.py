@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, `64MB` and `7d`, and the size of a text."""
+"""Parses and formats sizes and durations such as `64MB` and `7d`; measures texts in bytes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _DURATIONS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_40
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes; a unit is a power of 1024. None if it is no size."""
+    """Returns bytes, or None if the text is not a size. Units are powers of 1024."""
     found = _SIZE.fullmatch(text.strip())
     return int(found[1]) * _SIZES[(found[2] or "").lower()] if found else None
 
 
 def parse_duration_ms(text: str) -> int | None:
-    """Milliseconds, which a bare number is already. None if it is no duration."""
+    """Returns milliseconds, or None if the text is not a duration. A number without a unit is
+    milliseconds."""
     found = _DURATION.fullmatch(text.strip())
     return int(found[1]) * _DURATIONS[found[2] or ""] if found else None
 
 
 def format_duration(ms: int) -> str:
-    """The shortest exact way to write it."""
+    """Returns the shortest exact text for the duration."""
     for unit in ("d", "h", "m", "s"):
         if ms and ms % _DURATIONS[unit] == 0:
             return f"{ms // _DURATIONS[unit]}{unit}"
@@ -44,5 +45,5 @@ def format_duration(ms: int) -> str:
 
 
 def utf8_bytes(text: str) -> int:
-    """The UTF-8 length of `text`, without encoding it if it is ASCII."""
+    """Returns the UTF-8 length of `text`, without encoding it if it is ASCII."""
     return len(text) if text.isascii() else len(text.encode())

@@ -25,8 +25,8 @@ from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 T = TypeVar("T")
 
 MANY_TOPICS = 8
-"""From this many topics on, one paged request for all topics is cheaper than one request for
-each."""
+"""More topics than this are asked for in one paged request for all topics of the broker, not one by
+one."""
 
 
 class TopicPartition(NamedTuple):
@@ -58,7 +58,7 @@ class TopicPartition(NamedTuple):
         return {"start": start, "end": end} | of_topic
 
     def by_name(self) -> TopicPartition:
-        """Returns the same partition without the topic's id: it means whichever topic has the name
+        """Returns the same partition without the topic's id: it means the topic that has the name
         now."""
         return self._replace(topic_id=0)
 
@@ -82,7 +82,7 @@ Spans = dict[TopicPartition, Span]
 
 
 def span_of(spans: Spans, place: TopicPartition) -> Span | None:
-    """Returns the span of a partition. Without a topic id, it is the partition of whichever topic
+    """Returns the span of a partition. Without a topic id, it is the partition of the topic that
     has the name now."""
     if place.topic_id or place == JOURNAL:
         return spans.get(place)
@@ -187,7 +187,7 @@ class RecordLog:
         return topic in self._names
 
     def is_wanted(self, topic: str) -> bool:
-        return self.is_named(topic) or any(fnmatchcase(topic, p) for p in self._patterns)
+        return self.is_named(topic) or is_among(topic, self._patterns)
 
     def spans(self, topic: str) -> Spans:
         found = self._offsets(topic, {})
@@ -309,6 +309,11 @@ def _spans(found: NamedOffsets) -> Spans:
 
 def is_pattern(topic: str) -> bool:
     return any(sign in topic for sign in PATTERN_SIGNS)
+
+
+def is_among(topic: str, wanted: Iterable[str]) -> bool:
+    """Returns whether the topic is one of these names, or matches one of these patterns."""
+    return any(topic == each or fnmatchcase(topic, each) for each in wanted)
 
 
 # -- answers ---------------------------------------------------------------------------------------

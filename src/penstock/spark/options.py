@@ -1,7 +1,7 @@
 """The options of format("penstock"): read once, on the driver, into typed settings.
 
 Invariant: an option that is unknown, has a wrong value or has no meaning for the operation is
-refused by its name; none is ignored. Names are found whatever their case, as Spark's own are. The
+refused by its name; none is ignored. Names are case-insensitive, as Spark's own are. The
 settings travel to the executors with the token in them, but no text made of them shows the token.
 Must not know what the options are for.
 """
@@ -67,8 +67,8 @@ class BrokerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Where a read begins or ends: at a time, at offsets by topic and partition, or at `default`,
-    which is also used for partitions that `offsets` does not have."""
+    """The start or the end of a read: a time, offsets by topic and partition, or `default`, which
+    is also used for partitions that `offsets` does not have."""
 
     default: Literal["earliest", "latest"]
     time_ms: int | None = None
@@ -93,13 +93,13 @@ class SourceSettings(BrokerSettings):
     rows_per_partition: int = ROWS_PER_PARTITION
     fail_on_data_loss: bool = True
     fail_on_deleted_topic: bool | None = None
-    """None: the same as `fail_on_data_loss`."""
+    """The same as `fail_on_data_loss` if it is None."""
     group: str = ""
     pushdown: bool = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> SourceSettings:
-        """`use` is None while Spark asks only for the schema and has not said which it is."""
+        """`use` is None while Spark asks only for the schema."""
         given = _named(options, _SOURCE, use)
         values = _read(given, _SOURCE)
         log: LogName = values.get("log", "records")
@@ -137,7 +137,7 @@ class SinkSettings(BrokerSettings):
     producer_id: str = ""
     txn: str = ""
     txn_batch: int | None = None
-    """None: the txn has one batch only."""
+    """If it is None, the txn has one batch only."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:

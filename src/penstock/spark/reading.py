@@ -26,8 +26,8 @@ from penstock.spark.schemas import Shape, requested_columns
 
 @dataclass(frozen=True)
 class RowRequest:
-    """What to ask for in every slice of a read. `filters` are query parameters of the broker's
-    range routes."""
+    """The query for every slice of a read. `filters` are query parameters of the broker's range
+    routes."""
 
     settings: SourceSettings
     schema: StructType

@@ -8,7 +8,7 @@ fetched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,58 +26,62 @@ from pyspark.sql.types import (
 from penstock.model.errors import InvalidArgument
 from penstock.spark.options import LogName
 
-_TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
+STRING, INTEGER, LONG, TIMESTAMP = StringType(), IntegerType(), LongType(), TimestampType()
 
-PLACE_COLUMNS: dict[str, DataType] = {"topic": _TEXT, "partition": _INT}
+PLACE_COLUMNS: dict[str, DataType] = {"topic": STRING, "partition": INTEGER}
 """Columns of records that follow from the partition that is read. In the journal they are sent like
 others."""
 
 RECORD_COLUMNS: dict[str, DataType] = {
-    "offset": _LONG,
-    "timestamp": _TIME,
-    "key": _TEXT,
-    "value": _TEXT,
-    "run_id": _TEXT,
-    "step_id": _TEXT,
-    "parent_step_id": _TEXT,
-    "tenant_id": _TEXT,
-    "idempotency_key": _TEXT,
-    "target_topic": _TEXT,
-    "partition_override": _INT,
-    "deadline": _TEXT,
-    "retry_max_attempts": _LONG,
-    "retry_backoff_ms": _LONG,
-    "retry_max_backoff_ms": _LONG,
-    "routing_label": _TEXT,
-    "routing_meta": MapType(_TEXT, _TEXT),
-    "dlq_original_topic": _TEXT,
-    "dlq_original_partition": _INT,
-    "dlq_original_offset": _LONG,
-    "dlq_group": _TEXT,
-    "dlq_attempts": _LONG,
-    "dlq_last_error": _TEXT,
-    "dlq_routed_at_ms": _LONG,
+    "offset": LONG,
+    "timestamp": TIMESTAMP,
+    "key": STRING,
+    "value": STRING,
+    "run_id": STRING,
+    "step_id": STRING,
+    "parent_step_id": STRING,
+    "tenant_id": STRING,
+    "idempotency_key": STRING,
+    "target_topic": STRING,
+    "partition_override": INTEGER,
+    "deadline": STRING,
+    "retry_max_attempts": LONG,
+    "retry_backoff_ms": LONG,
+    "retry_max_backoff_ms": LONG,
+    "routing_label": STRING,
+    "routing_meta": MapType(STRING, STRING),
+    "dlq_original_topic": STRING,
+    "dlq_original_partition": INTEGER,
+    "dlq_original_offset": LONG,
+    "dlq_group": STRING,
+    "dlq_attempts": LONG,
+    "dlq_last_error": STRING,
+    "dlq_routed_at_ms": LONG,
 }
 JOURNAL_COLUMNS: dict[str, DataType] = {
-    "position": _LONG,
-    "timestamp": _TIME,
-    "kind": _TEXT,
-    "topic": _TEXT,
-    "partition": _INT,
-    "offset": _LONG,
-    "group": _TEXT,
-    "owner": _TEXT,
-    "attempt": _INT,
-    "reason": _TEXT,
-    "run_id": _TEXT,
-    "step_id": _TEXT,
-    "parent_step_id": _TEXT,
-    "tenant_id": _TEXT,
-    "routing_label": _TEXT,
-    "retry_at": _TIME,
-    "produced_at": _TIME,
-    "delivered_at": _TIME,
+    "position": LONG,
+    "timestamp": TIMESTAMP,
+    "kind": STRING,
+    "topic": STRING,
+    "partition": INTEGER,
+    "offset": LONG,
+    "group": STRING,
+    "owner": STRING,
+    "attempt": INTEGER,
+    "reason": STRING,
+    "run_id": STRING,
+    "step_id": STRING,
+    "parent_step_id": STRING,
+    "tenant_id": STRING,
+    "routing_label": STRING,
+    "retry_at": TIMESTAMP,
+    "produced_at": TIMESTAMP,
+    "delivered_at": TIMESTAMP,
 }
+
+
+def struct(columns: Mapping[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def columns_of(log: LogName) -> dict[str, DataType]:
@@ -98,7 +102,7 @@ def schema_of(log: LogName, columns: Iterable[str] = ()) -> StructType:
         raise InvalidArgument(
             f"option columns: log={log} has no {', '.join(unknown)}; it has {', '.join(known)}"
         )
-    return StructType([StructField(name, known[name]) for name in wanted])
+    return struct({name: known[name] for name in wanted})
 
 
 def check(log: LogName, schema: StructType) -> None:

@@ -68,11 +68,11 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         is_only = self._settings.txn_batch is None
         with Broker(self._settings) as broker:
-            staging = ProducerBatch(broker, self._producer, self._batch)
+            producer_batch = ProducerBatch(broker, self._producer, self._batch)
             staged = _staged(messages)
-            answer = staging.commit(staged, once=is_only)
+            answer = producer_batch.commit(staged, once=is_only)
             if answer.status == ALREADY:
-                _warn_of_other_rows(staging, answer, staged)
+                _warn_of_other_rows(producer_batch, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _drop(self._settings, self._producer, self._batch)
@@ -105,11 +105,11 @@ class StreamSink(DataSourceStreamArrowWriter):
         if not staged:
             raise Internal("Spark has committed a batch without a task")
         with Broker(self._settings) as broker:
-            staging = ProducerBatch(broker, staged[0].producer, batchId)
-            answer = staging.commit(staged)
+            producer_batch = ProducerBatch(broker, staged[0].producer, batchId)
+            answer = producer_batch.commit(staged)
             if answer.status == ALREADY:
-                _check_is_repetition(staging)
-                _warn_of_other_rows(staging, answer, staged)
+                _check_is_repetition(producer_batch)
+                _warn_of_other_rows(producer_batch, answer, staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         producers = [self._settings.producer_id, *(one.producer for one in _staged(messages))]
@@ -142,31 +142,32 @@ def _check_target(settings: SinkSettings) -> None:
             raise NotFound(f"{kind} {name!r} does not exist at {broker.url}") from None
 
 
-def _check_is_repetition(staging: ProducerBatch) -> None:
+def _check_is_repetition(producer_batch: ProducerBatch) -> None:
     """Refuses a query that is more than one batch behind its producer. A restarted query repeats
     its last batch only. One that is further behind has lost its checkpoint, has an older one, or
     shares its producerId, and all of its rows would be taken for repetitions."""
-    last = staging.last_committed()
-    if last > staging.batch:
+    last = producer_batch.last_committed()
+    if last > producer_batch.batch:
         raise FailedPrecondition(
-            f"producer {staging.producer!r} has committed batch {last}, and this query is at "
-            f"batch {staging.batch}: its checkpoint is older than what it has written, or belongs "
-            "to another query. Nothing of this batch was stored. Put the newest checkpoint back, "
-            "or give this query a producerId of its own: the rows it reads are then stored again"
+            f"producer {producer_batch.producer!r} has committed batch {last}, and this query "
+            f"is at batch {producer_batch.batch}: its checkpoint is older than what it has "
+            "written, or belongs to another query. Nothing of this batch was stored. Put the "
+            "newest checkpoint back, or give this query a producerId of its own: its rows are "
+            "then stored again"
         )
 
 
 def _warn_of_other_rows(
-    staging: ProducerBatch, answer: CommitAnswer, staged: Sequence[StagedPart]
+    producer_batch: ProducerBatch, answer: CommitAnswer, staged: Sequence[StagedPart]
 ) -> None:
     """Warns if a repeated batch has another number of rows: the first ones stay. That is no error,
     because a function that asks a model may answer differently the second time."""
     rows = sum(one.rows for one in staged)
-    if answer.rows != rows and staging.last_committed() == staging.batch:
+    if answer.rows != rows and producer_batch.last_committed() == producer_batch.batch:
         log.warning(
             "batch %d of producer %s was stored before with %d rows; the %d rows of now are not "
             "stored. If it is not the same batch, give this write a name of its own",
-            *(staging.batch, staging.producer, answer.rows, rows),
+            *(producer_batch.batch, producer_batch.producer, answer.rows, rows),
         )
 
 

@@ -14,7 +14,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.functions import UserFunction, load
 from penstock.spark.pipelines.verdicts import (
     NOTHING,
-    Unfit,
+    NotAVerdict,
     Verdict,
     judged,
     verdict_of,
@@ -61,17 +61,17 @@ def test_what_a_function_is_given_is_what_it_asks_for(tmp_path: Path, text: str,
         ("rules.py:", "", "takes path/file.py:name"),
         ("none.py:label", "", "there is no file .*none.py"),
         ("rules.py:label", "def lable(row): ...", "has no `label`; it has lable"),
-        ("rules.py:label", "label = 3", "`label` is a int, and no function"),
+        ("rules.py:label", "label = 3", "`label` is a int, not a function"),
         ("rules.py:label", "x = 1\n1 / 0\n", r"ZeroDivisionError: .* \(.*rules.py:2\)"),
         ("rules.py:label", "def label(row)\n", r"SyntaxError: .* \(.*rules.py:1\)"),
         ("rules.py:label", "raise SystemExit(3)", r"SystemExit: 3 \(.*rules.py:1\)"),
         ("rules.py:label", "import nosuchmodule", "No module named 'nosuchmodule'"),
-        ("rules.py:label", "def label(): ...", "has to take one argument"),
-        ("rules.py:label", "def label(a, b): ...", "has to take one argument"),
+        ("rules.py:label", "def label(): ...", "must take one argument"),
+        ("rules.py:label", "def label(a, b): ...", "must take one argument"),
         (
             "rules.py:label",
             "import pandas\ndef label(rows: pandas.DataFrame): ...",
-            "takes a DataFrame of pandas",
+            "takes a pandas DataFrame",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_function_says_a_label_or_a_dict_or_nothing(said: Any, verdict: Verdic
     ],
 )
 def test_what_is_no_verdict_is_said(said: Any, why: str):
-    with pytest.raises(Unfit, match=why):
+    with pytest.raises(NotAVerdict, match=why):
         verdict_of(said)
 
 
@@ -192,7 +192,7 @@ def test_a_function_is_called_by_workers_that_cannot_import_it(spark: SparkSessi
         message(4, value="lost it"),
     )
     said = judged(rows.repartition(2), made).orderBy("offset").collect()
-    found = [(row.offset, row.said_label, row.said_meta) for row in said]
+    found = [(row.offset, row.verdict_label, row.verdict_meta) for row in said]
     assert found == [(1, "slow", {"a": "b"}), (2, None, None), (3, None, None), (4, "gone", None)]
     assert [row.error for row in said] == [None, None, f"KeyError: 'no' ({made.path}:17)", None]
     assert [row.timestamp for row in said] == [row.timestamp for row in rows.collect()]

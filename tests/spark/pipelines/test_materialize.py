@@ -16,7 +16,7 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.launching.catalog import find
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pipelines.materialize import ORIGIN, PIPELINE, latest, merged, table, told
+from penstock.spark.pipelines.materialize import ORIGIN, PIPELINE, latest, merged, states, table
 from penstock.spark.pipelines.names import IN_THE_LAKE
 from penstock.spark.pipelines.rejects import SCHEMA as REJECTS
 from penstock.spark.running.failure import PipelineFailed
@@ -101,24 +101,24 @@ def test_the_highest_offset_of_a_key_counts_and_tombstones_delete(spark: SparkSe
         ("a", "1", 0), ("b", "1", 1), ("a", "2", 2), ("c", "null", 3), ("c", "4", 4),
         ("", "no key", 5), (None, "no key", 6), ("b", " null", 7),
     )  # fmt: skip
-    found = latest(told(rows, "null"))
+    found = latest(states(rows, "null"))
     assert [row.messages for row in found.where("key = ''").collect()] == [2]
     found = found.where("key != ''")
     assert contents(found.where("not is_deleted")) == {"a": "2", "c": "4"}
     assert contents(found.where("is_deleted")) == {"b": " null"}
-    assert latest(told(rows, "none")).where("is_deleted").count() == 0
+    assert latest(states(rows, "none")).where("is_deleted").count() == 0
 
 
 def test_news_that_are_merged_twice_change_nothing_and_older_ones_do_not_count(
     spark: SparkSession,
 ):
     empty = table(Lake(spark, "nowhere"), "t").schema
-    first = latest(told(messages(spark, ("a", "1", 0), ("b", "1", 1), ("c", "1", 2)), "null"))
-    second = latest(told(messages(spark, ("a", "2", 5), ("b", "null", 6)), "null"))
+    first = latest(states(messages(spark, ("a", "1", 0), ("b", "1", 1), ("c", "1", 2)), "null"))
+    second = latest(states(messages(spark, ("a", "2", 5), ("b", "null", 6)), "null"))
     there = merged(spark.createDataFrame([], empty), first, 4)
     there = merged(merged(there, second, 4), second, 4)
     assert contents(there) == {"a": "2", "c": "1"}
-    older = latest(told(messages(spark, ("a", "1", 0)), "null"))
+    older = latest(states(messages(spark, ("a", "1", 0)), "null"))
     assert contents(merged(there, older, 4)) == {"a": "2", "c": "1"}
 
 

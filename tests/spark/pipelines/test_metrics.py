@@ -261,7 +261,7 @@ def test_the_report_shows_the_newest_window_and_says_what_is_open(feed: Feed):
     feed.run()
     assert feed.said[-1].splitlines() == [
         "no window is over yet",
-        "rows left to a later run, for their windows are not over: 2",
+        "rows left for a later run, because their windows are not over: 2",
     ]
     feed.add(event("produced", 300))
     feed.run()

@@ -69,7 +69,7 @@ def test_a_lake_is_the_same_by_whatever_path(tmp_path: Path):
 def test_what_runs_is_refused_with_the_same_settings_and_not_with_others(tmp_path: Path):
     register = Register(tmp_path)
     running = enter(register)
-    running.asked = {"archive": "a digest"}
+    running.digests = {"archive": "a digest"}
     register.keep(running)
     with pytest.raises(FailedPrecondition, match=f"archive runs on {LAKE} already, in process"):
         register.check_free(LAKE, {"metrics": "x", "archive": "a digest"})

@@ -15,8 +15,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, records_table
-from penstock.spark.pipelines.replay import PIPELINE, default_name
-from penstock.spark.pipelines.replay_plan import plan
+from penstock.spark.pipelines.replay import PIPELINE, default_name, plan
 from penstock.spark.pipelines.replays import SCHEMA, Pending
 from penstock.spark.running.failure import PipelineFailed
 from tests.broker_process import BrokerProcess
@@ -143,7 +142,7 @@ def test_a_selection_that_is_there_is_told_and_finished_first(
         replayed(Deadly("append _replays/"), topic=source, to=target, apply="true")
     broker.put(source, "second")
     dry = replayed(topic=source, to=target)
-    assert "what an earlier run has left: a selection of 1 messages" in dry.text
+    assert "what an earlier run has not sent: a selection of 1 messages" in dry.text
     assert f"1 from {source} to {target}" in dry.text
     assert "1 left out" in dry.text
     told = replayed(topic=source, to=target, apply="true")
@@ -191,7 +190,9 @@ def test_the_archive_is_replayed_as_the_broker_is_and_counts_as_the_same(
     assert values(broker, target) == ["value 1"] * 2
     replayed(**asked, topic="a-1", name="one")
     assert values(broker, target) == ["value 1", "value 1", "value 0"]
-    with pytest.raises(PipelineFailed, match=r"has nothing of 'c'; it has a-1, a-2, b"):
+    with pytest.raises(
+        PipelineFailed, match=r"has no messages of 'c'; it has those of a-1, a-2, b"
+    ):
         replayed(**asked, topic="b,c")
 
 
@@ -239,7 +240,7 @@ def test_a_topic_that_is_not_there_is_named(broker: BrokerProcess, replayed: Rep
     for given, said in (
         ({"topic": topic, "to": missing}, f"topic '{missing}' does not exist .*topic create"),
         ({"topic": missing, "to": topic}, f"topic '{missing}' does not exist"),
-        ({"topic": f"{missing}*", "to": topic}, f"no topic .* fits {re.escape(missing)}"),
+        ({"topic": f"{missing}*", "to": topic}, f"no topic .* matches {re.escape(missing)}"),
         ({"topic": topic, "to": missing, "from": "lake"}, f"'{missing}' does not exist"),
         ({"topic": topic, "to": topic, "until": "2026-01-01T00:00:00Z", "from": "lake"}, "archive"),
     ):
@@ -261,8 +262,8 @@ def test_a_plan_says_what_would_be_done_line_by_line():
     )  # fmt: skip
     pending = Pending(0, 5, 1, 5, "txn", ("a", "b"))
     assert plan("mine", groups, [sample], pending, limit=2).splitlines() == [
-        "replay mine: a dry run, nothing is sent; apply=true sends",
-        "  first, what an earlier run has left: a selection of 5 messages to a, b",
+        "replay mine: a dry run, nothing is sent; apply=true sends the messages",
+        "  first, what an earlier run has not sent: a selection of 5 messages to a, b",
         "  3 from dlq.a to a, of 2026-03-01 12:00:00 to 2026-03-01 13:00:00",
         "  3 left out: sent before under this name, or selected already",
         "  limit: the first 2 of 3",

@@ -105,7 +105,7 @@ def test_a_message_goes_where_the_function_says_or_is_rejected_with_its_error(
     targets = {offset: row.target for offset, row in found.items() if row.error is None}
     assert targets == {0: "work.spam", 1: "mine", 2: "work.changed"}
     assert {offset: row.error for offset, row in found.items() if row.error is not None} == {
-        3: "the function gave no topic and no label",
+        3: "the function returned no topic and no label",
         4: f"RuntimeError: it ({made.path}:5)",
         5: "the topic's name is longer than 200 bytes",
         6: "the topic's name has control characters in it",
@@ -122,7 +122,7 @@ def test_a_message_goes_where_the_function_says_or_is_rejected_with_its_error(
     assert [plain[at].target for at in (0, 1, 2, 3, 7)] == ["all", "mine", "all", "rest", "all"]
     assert plain[5].error == "the label is longer than 1024 bytes"
     no_place = routed(rows.filter("offset = 0"), made, None, None).collect()[0]
-    assert "the option to says not where to" in no_place.error
+    assert "the option to is not set" in no_place.error
 
 
 FRAMES = """
@@ -162,7 +162,7 @@ def test_a_function_of_frames_routes_whole_batches(spark: SparkSession, function
     for name, said in (
         ("no_value", "without the column value"),
         ("no_target", "neither the column topic nor routing_label"),
-        ("no_frame", "returned int, and no DataFrame"),
+        ("no_frame", "returned int, not a DataFrame"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             routed(rows, load(spec.replace("label", name)), None, None)
@@ -281,7 +281,7 @@ def test_a_function_that_named_a_wrong_target_is_asked_again_when_it_is_mended(
     function(text % f"{good!r}")
     assert route(**asked) == ["batch 0: 1 put aside in the table rejects"]
     assert values(broker, good) == ["one", "two"]
-    said = "the function gave no topic and no label, or a label and the option to says not where to"
+    said = "the function returned no topic and no label, or a label, and the option to is not set"
     assert rejects(spark, tmp_path) == [(intake, 2, "key poison", "poison", said)]
     assert values(broker, intake) == ["one", "two", "poison"]
 
@@ -381,7 +381,7 @@ def test_a_route_does_not_feed_its_own_intake(
     intake = broker.create_topic(new_name("intake"), 1)
     broker.put(intake, "value")
     echo = function(f"def label(row): return {{'topic': {intake!r}}}")
-    with pytest.raises(PipelineFailed, match="is a target of the route, and its intake"):
+    with pytest.raises(PipelineFailed, match="is a target of the route and its intake"):
         route(topic=f"{intake[:-1]}*", function=echo)
     assert values(broker, intake) == ["value"]
 

@@ -140,7 +140,7 @@ def test_columns_may_be_added_and_not_dropped_or_changed(spark: SparkSession, ta
         again(f"{SCHEMA}, note string", ("name",)).read()
     with pytest.raises(InvalidArgument, match="have no column note"):
         longer.append(rows(spark, ("a", 3)), "w", 2)
-    with pytest.raises(InvalidArgument, match="have a column other, which the table has not"):
+    with pytest.raises(InvalidArgument, match="have a column other, which the table does not have"):
         longer.append(rows(spark, ("a", 3), more=", 1 as note, 2 as other"), "w", 2)
 
 

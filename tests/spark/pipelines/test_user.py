@@ -315,7 +315,8 @@ def test_a_row_that_the_broker_would_refuse_is_rejected_alone_or_told_with_the_w
         run_file(Path(f"{file}:stuck"), spark, broker, lake)
     assert failure.value.message == (
         "pipeline stuck, query rows, batch 0: a row with key 'k1' cannot be written: the value is "
-        "null or empty. Leave it out, or let rejects='column' of @pipeline keep such rows aside"
+        "null or empty. Leave such rows out, or keep them in the table rejects with "
+        "rejects='column' of @pipeline"
     )
     assert len(rows_at(broker, target)) == 2
 
@@ -342,18 +343,18 @@ def test_the_decorator_is_the_same_wherever_it_is_imported_from():
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"source": "queue:x"}, "source 'queue:x' does not fit"),
+        ({"source": "queue:x"}, "source 'queue:x' is not allowed"),
         ({"source": 7}, "not 7"),
         ({"source": ["a", "b"]}, "takes 1 frames (rows) and has 2 sources"),
         ({"source": {"orders": "a"}}, "its sources are orders"),
-        ({"sink": "somewhere"}, "sink 'somewhere' does not fit"),
+        ({"sink": "somewhere"}, "sink 'somewhere' is not allowed"),
         ({"sink": "cache:x"}, "cache:TENANT/NAMESPACE/CACHE"),
-        ({"sink": "table:../x"}, "does not fit"),
-        ({"sink": "table:_checkpoints"}, "does not fit"),
-        ({"sink": "table:rejects"}, "taken by a table of Penstock's own"),
-        ({"sink": " table :timelines"}, "taken by a table of Penstock's own"),
+        ({"sink": "table:../x"}, "is not allowed"),
+        ({"sink": "table:_checkpoints"}, "is not allowed"),
+        ({"sink": "table:rejects"}, "is the name of one of Penstock's own tables"),
+        ({"sink": " table :timelines"}, "is the name of one of Penstock's own tables"),
         ({"name": "a b"}, "letters, digits"),
-        ({"name": "archive"}, "taken by one of Penstock's own"),
+        ({"name": "archive"}, "a built-in pipeline has that name"),
         ({"mode": "all"}, "none of append, update, complete"),
         ({"mode": "update"}, "use mode='complete'"),
         ({"sink": "topic:x", "mode": "complete"}, "every row again with every batch"),

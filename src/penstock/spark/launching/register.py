@@ -68,7 +68,7 @@ class RunEntry(msgspec.Struct):
     ended_s: float | None = None
     exit_code: int | None = None
     was_stopped: bool = False
-    asked: dict[str, str] = {}
+    digests: dict[str, str] = msgspec.field(name="asked", default_factory=dict)
     """A hash of each pipeline's settings, which may be secret."""
 
     @property
@@ -102,7 +102,7 @@ class Register:
         url: str,
         *,
         once: bool,
-        asked: Mapping[str, str] | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> RunEntry:
         """Adds a run of this process."""
         now, given = time.time(), os.environ.get(RUN_ID, "")
@@ -118,7 +118,7 @@ class Register:
             once=once,
             started_s=now,
             seen_s=now,
-            asked=dict(asked or {}),
+            digests=dict(digests or {}),
         )
         self.keep(entry)
         self.prune()
@@ -137,13 +137,13 @@ class Register:
                 entry.claims.remove(claimed)
                 raise _taken(name, entry.lake, other)
 
-    def check_free(self, lake: str, asked: Mapping[str, str]) -> None:
+    def check_free(self, lake: str, digests: Mapping[str, str]) -> None:
         """Refuses a pipeline that runs on that lake already with the same settings, before Spark is
         started. Other runs may still claim the same query; `claim` finds that."""
         for other in self.entries():
             if other.is_running and other.place == place_of(lake):
-                for pipeline, settings in asked.items():
-                    if other.asked.get(pipeline) == settings:
+                for pipeline, settings in digests.items():
+                    if other.digests.get(pipeline) == settings:
                         raise _taken(pipeline, lake, other)
 
     def keep(self, entry: RunEntry) -> None:

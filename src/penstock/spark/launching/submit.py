@@ -49,12 +49,12 @@ DEFAULT_LAKE = "lake"
 DEFAULT_EVERY_S = 10.0
 MASTERS = ("local", "spark://", "yarn", "k8s://")
 FIRST_TRY_S = 3.0
-"""How long to wait for the broker before anything has started."""
+"""Seconds to wait for the broker before anything has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to run, and where. The token is not in it."""
+    """A request to run pipelines: which, and where. The token is not in it."""
 
     words: tuple[str, ...]
     lake: str = DEFAULT_LAKE
@@ -150,8 +150,8 @@ def execute(launch: Launch, token: str | None = None) -> int:
             start_spark(launch)
             chosen = choose(launch.words, launch.options)
         names = [each.name for each in chosen]
-        register, asked = Register(), {each.name: each.digest for each in chosen}
-        register.check_free(_placed(launch), asked)
+        register, digests = Register(), {each.name: each.digest for each in chosen}
+        register.check_free(_placed(launch), digests)
         entry = register.enter(
             launch.name or "+".join(names),
             names,
@@ -159,7 +159,7 @@ def execute(launch: Launch, token: str | None = None) -> int:
             launch.master or "local[*]",
             broker.url,
             once=launch.once,
-            asked=asked,
+            digests=digests,
         )
         try:
             entry.exit_code = _supervise(launch, chosen, broker, register, entry)

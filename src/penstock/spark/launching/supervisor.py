@@ -45,7 +45,7 @@ LOGGERS_OF_RAISED_ERRORS = (
 """Spark's loggers of errors that reach us as exceptions too."""
 
 PYTHON_LOGGERS_OF_RAISED_ERRORS = ("py4j", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""The same on Python's side."""
+"""Python's loggers of the same errors."""
 
 JAVA_HAS_ENDED = (
     "Java, in which Spark runs, has ended: somebody killed it, or the machine is short of memory. "

@@ -1,9 +1,9 @@
-"""Pipelines: what flows through the broker, archived, traced, counted, grouped, replayed.
+"""The pipelines: they archive, trace, count, group, replay, materialize and route what flows
+through a broker.
 
-Each pipeline is a module: functions from DataFrames to DataFrames, and a `PIPELINE` that says what
-it is called, which options it takes and how a run of it starts. A pipeline knows its tables and its
-broker through its `Run` only. What a run is, is in `running/`; tables are in `lake/`; what starts,
-watches and stops runs is in `launching/`.
+Each pipeline is a module: functions from DataFrames to DataFrames, and a `PIPELINE` with its name,
+its options and how a run of it starts. A pipeline reaches its tables and its broker only through
+its `Run`. `running/` defines runs, `lake/` tables, and `launching/` starts, watches and stops runs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The archive: every message and every row of the journal in the lake, each once.
 
-Tables `records`, by topic and date, and `journal`, by date: the columns of format("penstock") and
-`date`, the day of `timestamp` in UTC. Invariant: a row is in its table once, and the group
-`archive` of a topic, or of the journal, is told only of rows that are: with `after_archive` the
-broker keeps what is not archived. A topic that is deleted is no reason to stop the archive of all
-others; rows that retention removed before they were archived are.
+The table `records` is partitioned by topic and date, the table `journal` by date. They have the
+columns of format("penstock") and `date`, the day of `timestamp` in UTC. Invariant: a row is in its
+table once. The progress of the group `archive`, of a topic or of the journal, covers only archived
+rows: with `after_archive` the broker keeps what is not archived. A deleted topic does not stop the
+archive of the others; rows that retention removed before they were archived do.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.names import ARCHIVE_GROUP
-from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, whole_number
+from penstock.model.options import TEXT, TRUE_OR_FALSE, Option
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import LogName
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of
 
 MAX_ROWS = 1_000_000
 COMPACT_EVERY = 20
-"""Batches of a run that goes on."""
+"""The number of batches between two compactions in a continuous run."""
 
 RECORDS, JOURNAL = "records", "journal"
 
@@ -41,14 +41,15 @@ def journal_table(lake: Lake) -> Table:
 
 
 def archived(run: Run, table: Table) -> DataFrame:
-    """The rows of a table that the archive must have made."""
+    """Returns the rows of a table that the archive must have made before."""
     if not table.exists():
         raise FailedPrecondition(_no_archive(run, table))
     return table.read()
 
 
 def is_awaited(run: Run, table: Table) -> bool:
-    """Is there no archive yet, in a run that goes on? One beside it may be making the first."""
+    """Returns whether a continuous run must wait for the archive: another run may be making the
+    first batch."""
     if run.once or table.exists():
         return False
     run.report(f"{run.name}: {_no_archive(run, table)}")
@@ -58,7 +59,7 @@ def is_awaited(run: Run, table: Table) -> bool:
 def _no_archive(run: Run, table: Table) -> str:
     return (
         f"the lake {run.lake.path} has no table {table.path.rpartition('/')[2]}; "
-        "`penstock pipeline run archive` makes it, and from=broker needs none"
+        "`penstock pipeline run archive` makes it; from=broker does not need it"
     )
 
 
@@ -67,7 +68,7 @@ def _dated(log: LogName) -> StructType:
 
 
 def dated(rows: DataFrame) -> DataFrame:
-    """With the day in UTC, whatever the session's time zone is."""
+    """Adds the day in UTC, whatever the session's time zone is."""
     day = F.floor(F.unix_seconds("timestamp") / 86_400).cast("int")
     return rows.withColumn("date", F.date_from_unix_date(day))
 
@@ -113,13 +114,8 @@ PIPELINE = Pipeline(
             "*",
         ),
         Option("journal", TRUE_OR_FALSE, "archive the journal too", "true"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        max_rows_option(MAX_ROWS),
         Option("compact", TRUE_OR_FALSE, "join small files", "true"),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the rows that retention removed before they were archived",
-            "true",
-        ),
+        data_loss_option("archived"),
     ),
 )

@@ -1,8 +1,8 @@
-"""Deliveries: from the rows of the journal, one row for each attempt at a message.
+"""Makes deliveries of the journal's rows: one row for each attempt at a message.
 
-Invariant: whatever order rows come in, an event belongs to the last delivery of its message and
-group before it, by position. A delivery that was returned is no attempt. What is computed needs
-one shuffle, by message, and no more memory than Spark's sorts, which go to disk. Must not know
+Invariant: in whatever order rows come, an event belongs to the last delivery of its message and
+group before it, by position. A delivery that was returned is not an attempt. The computation needs
+one shuffle, by message, and no more memory than Spark's sorts, which spill to disk. Must not know
 steps and runs.
 """
 
@@ -26,26 +26,26 @@ from penstock.spark.schemas import JOURNAL_COLUMNS
 
 _PLACE = ("topic", "partition", "offset")
 _MESSAGE = (*_PLACE, "life")
-"""A topic that is deleted and made again counts its offsets anew: another life of the place."""
+"""A topic that is deleted and made again counts its offsets from 0 again: that is another life."""
 OF_GROUP = (*_MESSAGE, "group")
 _DELIVERY = (*OF_GROUP, "delivery", "attempt")
 
 
 def deliveries(journal: DataFrame) -> DataFrame:
-    """A row for each attempt, and one with attempt null for a message that a group finished without
-    one, or that no group has been given. Beside the columns of ATTEMPTS: `life`; `finish`, how,
-    when and where in the journal the message was finished for its group; `end_position`, where
-    the attempt ended; `last_at` and `last_position`, of the last event."""
+    """Returns a row for each attempt, and one with attempt null for a message that a group finished
+    without an attempt, or that no group has received. The columns are those of ATTEMPTS and:
+    `life`; `finish`, how, when and where in the journal the message was finished for its group;
+    `end_position`, where the attempt ended; `last_at` and `last_position`, of the last event."""
     found = _by_delivery(_numbered(journal)).where(~F.col("is_returned"))
     message = Window.partitionBy(*_MESSAGE)
     in_order = Window.partitionBy(*OF_GROUP).orderBy("delivery", "attempt")
     before = F.lag(F.coalesce("end.retry_at", "end.at")).over(in_order)
     is_last = F.lead("delivery").over(in_order).isNull()
-    is_taken = F.max(F.col("group").isNotNull()).over(message)
+    is_received = F.max(F.col("group").isNotNull()).over(message)
     is_open = is_last & F.col("finish").isNull()
     timed = found.select(
         "*",
-        is_taken.alias("is_taken"),
+        is_received.alias("is_received"),
         F.when(F.col("attempt") == 1, F.col("produced_at")).otherwise(before).alias("available_at"),
         F.coalesce("end.kind", F.when(is_open, RUNNING).otherwise(UNKNOWN)).alias("how"),
     )
@@ -59,8 +59,8 @@ def deliveries(journal: DataFrame) -> DataFrame:
         "retry_at": F.col("end.retry_at"),
         "has_skew": is_below_0(waiting) | is_below_0(running),
     }
-    # A message that some group has been given needs no row for its production.
-    return timed.where(F.col("group").isNotNull() | ~F.col("is_taken")).select(
+    # A message that some group has received needs no row for its production.
+    return timed.where(F.col("group").isNotNull() | ~F.col("is_received")).select(
         *(named[n].alias(n) if n in named else F.col(n) for n in ATTEMPTS.names),
         *("life", "finish", "last_at", "last_position"),
         F.col("end.position").alias("end_position"),
@@ -72,14 +72,14 @@ def attempts(deliveries: DataFrame) -> DataFrame:
 
 
 def _numbered(journal: DataFrame) -> DataFrame:
-    """The journal's rows with the life of their message and the number of their delivery."""
+    """Adds to the journal's rows the life of their message and the number of their delivery."""
     rows = journal.select(
         *(
             F.col(name) if name in journal.columns else F.lit(None).cast(kind).alias(name)
             for name, kind in JOURNAL_COLUMNS.items()
         )
     )
-    # By rows, which are never equal in their position: Spark need not look for equals.
+    # By rows, not by range: positions are unique, so Spark need not look for equal ones.
     so_far = (Window.unboundedPreceding, Window.currentRow)
     place = Window.partitionBy(*_PLACE).orderBy("position").rowsBetween(*so_far)
     of_group = Window.partitionBy(*OF_GROUP).orderBy("position").rowsBetween(*so_far)
@@ -116,7 +116,7 @@ def millis(start: str, end: str | Column) -> Column:
 
 
 def at_least_0(length: Column) -> Column:
-    """Clocks that were set back between two restarts make lengths negative."""
+    """Returns 0 for a negative length, which a clock that was set back can cause."""
     return F.greatest(length, F.when(length.isNotNull(), 0))
 
 

@@ -1,9 +1,8 @@
-"""The critical path of a run: the chain of steps that it had to wait for, found from its end.
+"""Finds the critical path of a run: the chain of steps that it had to wait for.
 
-From the step that ended last the path goes to a parent, from there to that one's parent, and so on
-to a step without a parent in the run. Invariant: it ends, also where steps are each other's
-parents, and takes time and memory in proportion to the steps. Must not know Spark or where steps
-come from.
+The path is found from its end: from the step that ended last to one of its parents, and so on to a
+step without a parent in the run. Invariant: it ends even if steps are each other's parents, and
+takes time and memory in proportion to the steps. Must not know Spark, or where steps come from.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ Moment = int
 
 
 class PathStep(NamedTuple):
-    """A step of a run as one group of one topic saw it. `started`: its first message was produced;
-    `begun`: it was first delivered; `ended`: the last that is known of it."""
+    """A step of a run, for one group of one topic. `started`: when its first message was produced;
+    `begun`: when it was first delivered; `ended`: the last known time."""
 
     step_id: str | None
     topic: str
@@ -32,10 +31,10 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What the parents of a run's steps say. Lists are parallel to the steps: `place` counts from
-    the path's beginning, None beside it; `children` counts the steps that name this one as a
-    parent; `missing` the parents that are no step of the run; `in_cycle` is true of steps in a
-    cycle of parents, and between two."""
+    """The result for the steps of a run; all lists are parallel to the steps. `place` is the
+    position on the path, None outside of it; `children` counts the steps that name this one as a
+    parent; `missing` counts the parents that are not steps of the run; `in_cycle` is true for steps
+    in a cycle of parents, and between two cycles."""
 
     place: list[int | None]
     children: list[int]
@@ -52,7 +51,7 @@ def trace(steps: Sequence[PathStep]) -> Trace:
             by_id[step.step_id].append(index)
             parents[step.step_id].update(step.parents)
         for parent in step.parents:
-            # Steps without an id are one child each for their topic and group.
+            # Steps without an id count as one child for each topic and group.
             children[parent].add(step.step_id or (step.topic, step.group))
     place: list[int | None] = [None] * len(steps)
     for number, index in enumerate(_path(steps, by_id)):
@@ -67,7 +66,7 @@ def trace(steps: Sequence[PathStep]) -> Trace:
 
 
 def _path(steps: Sequence[PathStep], by_id: dict[str, list[int]]) -> list[int]:
-    """Indices from the beginning to the end."""
+    """Returns the indices of the steps on the path, from the beginning to the end."""
     current = _latest(steps, range(len(steps)))
     path: list[int] = []
     seen: set[str] = set()
@@ -82,12 +81,14 @@ def _path(steps: Sequence[PathStep], by_id: dict[str, list[int]]) -> list[int]:
 
 
 def _led_to(parent: PathStep, child: PathStep) -> bool:
-    """A group that began only after the child was there did not lead to it."""
+    """Returns whether the parent may have caused the child: a group that began after the child was
+    there did not."""
     return parent.begun is not None and child.started is not None and parent.begun <= child.started
 
 
 def _latest(steps: Sequence[PathStep], among: Iterable[int]) -> int | None:
-    """What ended last; of several at once, the first by name, so that a path is always the same."""
+    """Returns the step that ended last; of several, the first by name, so that a path is always the
+    same."""
     return min(
         among,
         key=lambda i: (
@@ -101,8 +102,8 @@ def _latest(steps: Sequence[PathStep], among: Iterable[int]) -> int | None:
 
 
 def _in_cycles(parents: dict[str, set[str]]) -> set[str]:
-    """What is left when steps without parents are taken away again and again, and then those
-    without children: cycles, and what lies between two of them. Most runs have nothing left."""
+    """Returns the steps in cycles of parents, and between two cycles: removes steps without parents
+    again and again, and then those without children. Most runs have none left."""
     upwards = _without_roots(parents)
     downwards: dict[str, set[str]] = {name: set() for name in upwards}
     for name, known in upwards.items():
@@ -112,7 +113,8 @@ def _in_cycles(parents: dict[str, set[str]]) -> set[str]:
 
 
 def _without_roots(parents: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Each step has a parent among what is left."""
+    """Removes steps without parents again and again, until each step that is left has a parent that
+    is left."""
     waiting = {name: len(known) for name, known in parents.items()}
     children: dict[str, list[str]] = defaultdict(list)
     for name, known in parents.items():

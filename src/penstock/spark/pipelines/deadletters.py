@@ -1,8 +1,8 @@
-"""Dead letters by what they have in common: topic, group, and the reason without its particulars.
+"""Groups dead letters by topic, group and reason, with the varying parts of the reason removed.
 
-Invariant: the table is a function of the dead letters that are kept, whatever order they are read
-in and however they are spread: every list in it has a limit and an order of its own. Memory is
-bounded by the groups, not by their letters.
+Invariant: the table depends only on the dead letters that are kept, not on the order or the tasks
+in which they are read: every list in it has a limit and a fixed order. Memory is bounded by the
+number of groups, not of letters.
 """
 
 from __future__ import annotations
@@ -15,12 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
     ArrayType,
     DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 from pyspark.sql.window import Window, WindowSpec
 
@@ -33,52 +27,53 @@ from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 MAX_SAMPLES = 5
 MAX_SAMPLE_CHARS = 200
 MAX_LISTED = 20
-"""Ids of runs and of tenants in a row; how many there are is counted besides."""
+"""The most ids of runs and of tenants in a row; their total is counted too."""
 
 REPORTED_GROUPS = 10
 
 KEYS = ("original_topic", "group", "reason")
 NEWEST_FIRST = ("timestamp", "topic", "partition", "offset")
-"""Time first. The rest makes it an order of all letters: no two have the same place."""
+"""Time first. The other columns make the order total: no two letters are equal in all of them."""
 
-_TEXT, _LONG, _TIME = StringType(), LongType(), TimestampType()
-SAMPLE = StructType(
-    [
-        StructField("topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", _LONG),
-        StructField("timestamp", _TIME),
-        StructField("key", _TEXT),
-        StructField("value", _TEXT),
-        StructField("reason", _TEXT),
-    ]
+SAMPLE = struct(
+    {
+        "topic": STRING,
+        "partition": INTEGER,
+        "offset": LONG,
+        "timestamp": TIMESTAMP,
+        "key": STRING,
+        "value": STRING,
+        "reason": STRING,
+    }
 )
-SCHEMA = StructType(
-    [
-        StructField("original_topic", _TEXT),
-        StructField("group", _TEXT),
-        StructField("reason", _TEXT),
-        StructField("count", _LONG),
-        StructField("share", DoubleType()),
-        StructField("first_seen", _TIME),
-        StructField("last_seen", _TIME),
-        StructField("attempts_min", _LONG),
-        StructField("attempts_max", _LONG),
-        StructField("affected_runs", _LONG),
-        StructField("run_ids", ArrayType(_TEXT)),
-        StructField("affected_tenants", _LONG),
-        StructField("tenant_ids", ArrayType(_TEXT)),
-        StructField("samples", ArrayType(SAMPLE)),
-    ]
+SCHEMA = struct(
+    {
+        "original_topic": STRING,
+        "group": STRING,
+        "reason": STRING,
+        "count": LONG,
+        "share": DoubleType(),
+        "first_seen": TIMESTAMP,
+        "last_seen": TIMESTAMP,
+        "attempts_min": LONG,
+        "attempts_max": LONG,
+        "affected_runs": LONG,
+        "run_ids": ArrayType(STRING),
+        "affected_tenants": LONG,
+        "tenant_ids": ArrayType(STRING),
+        "samples": ArrayType(SAMPLE),
+    }
 )
 
 
 def groups(letters: DataFrame) -> DataFrame:
-    """Rows of dead-letter topics, as format("penstock") has them → a row for each group of them."""
+    """Returns a row for each group of dead letters. `letters` are rows of dead-letter topics, as
+    format("penstock") returns them."""
     ranked = (
         letters.select(*_letter())
         .withColumn("run_place", _place_of("run_id"))
@@ -112,8 +107,8 @@ def dead_letters_table(lake: Lake) -> Table:
 
 
 def _letter() -> list[Column]:
-    """Only what is needed, cut: all of it is sorted."""
-    # Who produces to a dead-letter topic by hand names no topic: it is the one in the name.
+    """Returns only the columns that are needed, shortened, because all of it is sorted."""
+    # A letter produced by hand has no original topic: it is taken from the topic's name.
     named = F.substr("topic", F.lit(len(DLQ_PREFIX) + 1))
     values = {
         "value": F.substring("value", 1, MAX_SAMPLE_CHARS),
@@ -134,12 +129,13 @@ def _newest_first(*keys: str) -> WindowSpec:
 
 
 def _place_of(name: str) -> Column:
-    """1 for the newest letter of each run, or tenant, of a group; null for letters without."""
+    """Returns 1 for the newest letter of each run, or tenant, of a group; null for letters without
+    one."""
     return F.when(F.col(name).isNotNull(), F.row_number().over(_newest_first(*KEYS, name)))
 
 
 def _rank_of(place: str) -> Column:
-    """How many runs have been seen down to this letter, the newest first."""
+    """Returns how many runs, or tenants, there are down to this letter, the newest first."""
     down_to_here = _newest_first(*KEYS).rowsBetween(Window.unboundedPreceding, 0)
     return F.count_if(F.col(place) == 1).over(down_to_here)
 
@@ -150,7 +146,7 @@ def _listed(name: str, what: str) -> Column:
 
 
 def _first(order: str, condition: Column, value: Column) -> Column:
-    """The values for which the condition holds, in the order."""
+    """Returns the values for which the condition holds, in the given order."""
     chosen = F.when(condition, F.struct(F.col(order).alias("order"), value.alias("value")))
     return F.transform(F.array_sort(F.collect_list(chosen)), lambda one: one["value"])
 
@@ -184,10 +180,10 @@ def _letters(run: Run) -> DataFrame:
 
 
 def report(largest: Sequence[Row], rows: int) -> str:
-    """The largest groups as columns of plain text, which a log keeps as well as a terminal."""
+    """Formats the largest groups as plain text, which a log can keep too."""
     if not largest:
         return "no dead letters"
-    # The reason comes last: it may be long.
+    # The reason comes last, because it may be long.
     columns = (" count", " share", " runs", "last seen", "topic", "group", "reason")
     cells = [
         (

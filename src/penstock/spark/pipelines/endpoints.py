@@ -1,7 +1,7 @@
-"""Where a user's pipeline reads and writes, as it is said in its decorator: `kind:name`.
+"""The sources and sinks of a user's pipeline, as its decorator names them: `kind:name`.
 
-Invariant: what is not known is refused when the file is loaded, with what there is. Must not know
-Spark.
+Invariant: an unknown source or sink is refused when the file is loaded, with what is allowed. Must
+not know Spark.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Endpoint:
 
     @property
     def is_stream(self) -> bool:
-        """Can it be read as it grows?"""
+        """True if it can be read as a stream."""
         return self.kind in ("topic", "journal")
 
     def is_fed_by(self, sink: Endpoint) -> bool:
-        """Does what is written there come out here?"""
+        """Returns whether rows written to the sink are read here."""
         if self.kind != sink.kind:
             return False
         if self.kind == "topic":
@@ -56,9 +56,11 @@ def sink_of(text: str) -> Endpoint:
     kind = kind.strip()
     found = _checked(kind, name, text, "sink", ("topic", "cache", "table"), SINKS)
     if kind == "cache" and len(found.name.split("/")) != 3:
-        raise InvalidArgument(f"sink {text!r} does not fit; it takes {SINKS}")
+        raise InvalidArgument(f"sink {text!r} is not allowed; it takes {SINKS}")
     if kind == "table" and is_own_table(found.name):
-        raise InvalidArgument(f"sink {text!r}: the name is taken by a table of Penstock's own")
+        raise InvalidArgument(
+            f"sink {text!r} is the name of one of Penstock's own tables: choose another"
+        )
     return found
 
 
@@ -68,5 +70,5 @@ def _checked(
     kind, name = kind.strip(), name.strip()
     is_table = kind == "table"
     if kind not in kinds or not name or (is_table and not TABLE_NAME.fullmatch(name)):
-        raise InvalidArgument(f"{what} {text!r} does not fit; it takes {takes}")
+        raise InvalidArgument(f"{what} {text!r} is not allowed; it takes {takes}")
     return Endpoint(kind, name)

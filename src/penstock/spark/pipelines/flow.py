@@ -1,9 +1,8 @@
-"""A run of a user's pipeline: its frames from their sources, its result to its sink.
+"""Runs a user's pipeline: reads its sources, calls its function, writes the result to its sink.
 
-Invariant: a stream's batch is in its sink once. A table knows the batches it has; a write to the
-broker is named by checkpoint and batch. What is made anew as a whole is new each time, and of two
-times the later one is in the sink. What the function returns is checked against the sink before the
-first batch.
+Invariant: a batch of a stream is in its sink once. A table knows the batches it has, and a write to
+the broker is named by checkpoint and batch. A result that is computed as a whole replaces the one
+before. The result's columns are checked against the sink before the first batch.
 """
 
 from __future__ import annotations
@@ -30,17 +29,21 @@ if TYPE_CHECKING:
 QUERY = "rows"
 _PLACE = ("topic", "partition", "offset")
 _REFUSED = f"{InvalidArgument.__module__}.{InvalidArgument.__qualname__}"
-"""In what Spark tells of a task that the broker has refused rows of."""
+"""Spark's text of a task's failure has this name in it if the broker has refused rows."""
 
 
 def start(user: UserPipeline, run: Run) -> None:
     if user.sink is None:
-        run.report(f"{user.name} only feeds others: it has no sink, and nothing to run")
+        run.report(
+            f"{user.name} only feeds other pipelines: it has no sink, so there is nothing to run"
+        )
         return
     if user.is_stream:
         frame = frame_of(user, run, as_stream=True)
         if not frame.isStreaming:
-            raise InvalidArgument(f"the function {user.__name__} leaves its stream out")
+            raise InvalidArgument(
+                f"the function {user.__name__} must return a stream made of its sources"
+            )
         schema = _without_rejects(user, frame).schema
         check(user, schema)
         if user.sink.kind == "table":
@@ -53,7 +56,7 @@ def start(user: UserPipeline, run: Run) -> None:
 
 
 def frame_of(user: UserPipeline, run: Run, *, as_stream: bool) -> DataFrame:
-    """The function's result on its sources; those that are functions are called as well."""
+    """Returns the function's result on its sources. Sources that are functions are called too."""
     frames = {
         name: _read(user, source, run, as_stream)
         if isinstance(source, Endpoint)
@@ -65,13 +68,13 @@ def frame_of(user: UserPipeline, run: Run, *, as_stream: bool) -> DataFrame:
     made = user.function(*frames.values(), **settings)
     if not isinstance(made, DataFrame):
         raise InvalidArgument(
-            f"the function {user.__name__} returned {type(made).__name__}, and no DataFrame"
+            f"the function {user.__name__} returned {type(made).__name__}, not a DataFrame"
         )
     return made
 
 
 def check(user: UserPipeline, schema: StructType) -> None:
-    """Does the sink take these columns?"""
+    """Checks that the sink accepts these columns."""
     sink = user.sink
     if sink is None:
         return
@@ -99,8 +102,8 @@ def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> Da
 
 def _take(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
     if user.rejects and user.sink is not None and user.sink.kind != "table":
-        said = F.col(f"`{user.rejects}`").cast("string")
-        frame = frame.withColumn(user.rejects, F.coalesce(said, _refusal(frame, user, run)))
+        reason = F.col(f"`{user.rejects}`").cast("string")
+        frame = frame.withColumn(user.rejects, F.coalesce(reason, _refusal(frame, user, run)))
     if user.rejects:
         frame.persist()
     try:
@@ -133,7 +136,7 @@ def _put(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
 
 
 def _refusal(frame: DataFrame, user: UserPipeline, run: Run) -> Column:
-    """Why the broker would refuse a row for the sink, and its batch with it, or null."""
+    """Returns why the broker would refuse the row, and with it the batch; null if it would not."""
     max_bytes = largest_message(run.broker)
     if user.sink is not None and user.sink.kind == "cache":
         key, value = F.col("key").cast("string"), F.col("value").cast("binary")
@@ -145,7 +148,7 @@ def _refusal(frame: DataFrame, user: UserPipeline, run: Run) -> Column:
 
 
 def _blame_row(user: UserPipeline, run: Run, frame: DataFrame, error: Exception) -> None:
-    """Raises what is wrong with a row, if that is why the broker refused the batch."""
+    """Raises what is wrong with the first bad row, if that is why the broker refused the batch."""
     why = _refusal(frame, user, run).alias("why")
     key = F.col("key").cast("string") if "key" in frame.columns else F.lit(None)
     found = frame.select(why, key.alias("key")).where("why is not null").first()
@@ -153,15 +156,15 @@ def _blame_row(user: UserPipeline, run: Run, frame: DataFrame, error: Exception)
         return
     of_key = "without a key" if found.key is None else f"with key {found.key[:100]!r}"
     raise InvalidArgument(
-        f"a row {of_key} cannot be written: {found.why}. Leave it out, or let rejects='column' "
-        "of @pipeline keep such rows aside"
+        f"a row {of_key} cannot be written: {found.why}. Leave such rows out, or keep them in "
+        "the table rejects with rejects='column' of @pipeline"
     ) from error
 
 
 def _maker(user: UserPipeline, run: Run) -> Callable[[], int]:
-    """Makes the result anew each time it is called, and says how many rows it has. To a broker the
-    times of one run are batches of one producer: they are stored in their order, and a run that
-    goes on for weeks leaves one producer to be remembered. One that ends writes no other batch."""
+    """Returns a function that computes the result again and returns its number of rows. To the
+    broker, the results of one run are batches of one producer: they are stored in order, and a run
+    of weeks leaves one producer to remember. A run with `once` writes one batch only."""
     producer, times = f"{user.name}-{uuid.uuid4().hex}", itertools.count()
 
     def make() -> int:
@@ -180,11 +183,13 @@ def _maker(user: UserPipeline, run: Run) -> Callable[[], int]:
 
 
 def _without_rejects(user: UserPipeline, frame: DataFrame) -> DataFrame:
-    """The rows for the sink. Where a row is from is told of rejects; no sink of the broker's has
-    columns for it."""
+    """Returns the rows for the sink. The columns topic, partition and offset are for rejects only;
+    topics and caches do not take them."""
     if not user.rejects:
         return frame
     if user.rejects not in frame.columns:
-        raise InvalidArgument(f"the result has no column {user.rejects}, where rejects would be")
+        raise InvalidArgument(
+            f"the result has no column {user.rejects}, which option rejects names"
+        )
     rows = frame.where(f"`{user.rejects}` is null").drop(user.rejects)
     return rows if user.sink is None or user.sink.kind == "table" else rows.drop(*_PLACE)

@@ -1,8 +1,8 @@
-"""A user's function, `path/file.py:name`: found, loaded, and told what kind it is.
+"""Finds and loads a user's function, `path/file.py:name`, and determines its kind.
 
-Invariant: what is wrong with the file is said with the file and its line, before a query starts. A
-function travels as the text of its file, and every process that calls it runs that text once: so
-what the file makes at import, a model or a connection, need not be one that can be pickled. Must
+Invariant: an error in the file is reported with the file and its line, before a query starts. A
+function travels as the text of its file, and every process that calls it runs that text once. So
+objects that the file makes at import, such as a model or a connection, need not be picklable. Must
 not know what the function is for.
 """
 
@@ -30,12 +30,12 @@ FunctionKind = Literal["row", "value", "series", "frame"]
 
 TAKES = "path/file.py:name, a Python file and a function in it"
 
-_OF_FILE = "penstock_function_"
+_MODULE_PREFIX = "penstock_function_"
 
 
 @dataclass(frozen=True)
 class UserFunction:
-    """Reaches executors as it is, and finds or makes its module there."""
+    """A function of a user's file. It is sent to the executors, and loads its module there."""
 
     path: str
     name: str
@@ -46,9 +46,9 @@ class UserFunction:
         found: Callable[[Any], Any] = getattr(_module(self.path, self.source), self.name)
         return found
 
-    def place_of(self, error: BaseException) -> str:
-        """Type, text and, if the file has to do with it, the line."""
-        return _told(error, self.path)
+    def describe(self, error: BaseException) -> str:
+        """Describes an error by type, text and, if the file is in its stack, line."""
+        return _describe(error, self.path)
 
 
 def load(spec: str) -> UserFunction:
@@ -63,9 +63,9 @@ def load(spec: str) -> UserFunction:
     return UserFunction(str(path), name, _kind(spec, function), source)
 
 
-def look(spec: str) -> FunctionKind | None:
-    """What the file says of the function without being run, which may take Spark, or long: raises
-    if it cannot be loaded, or has no such function. The kind, where the file alone tells it."""
+def inspect_text(spec: str) -> FunctionKind | None:
+    """Checks a function without running its file, which may need Spark or take long. Raises if the
+    file cannot be parsed or has no such function. Returns the kind, if the text alone shows it."""
     path, name, source = _read(spec)
     try:
         tree = ast.parse(source, str(path))
@@ -82,10 +82,10 @@ def look(spec: str) -> FunctionKind | None:
 
 
 def _read(spec: str) -> tuple[Path, str, str]:
-    """The file, the function's name, and what is in the file."""
+    """Returns the path of the file, the function's name and the text of the file."""
     path_text, colon, name = spec.strip().rpartition(":")
     if not colon or not path_text or not name.isidentifier():
-        raise InvalidArgument(f"function {spec!r} does not fit; it takes {TAKES}")
+        raise InvalidArgument(f"function {spec!r} is not allowed; it takes {TAKES}")
     path = Path(path_text).expanduser().absolute()
     try:
         return path, name, path.read_text(encoding="utf-8")
@@ -96,20 +96,20 @@ def _read(spec: str) -> tuple[Path, str, str]:
 
 
 def _unloadable(spec: str, path: Path, error: BaseException) -> InvalidArgument:
-    told = _told(error, str(path))
-    return InvalidArgument(f"function {spec!r}: the file fails when it is loaded: {told}")
+    described = _describe(error, str(path))
+    return InvalidArgument(f"function {spec!r}: the file fails when it is loaded: {described}")
 
 
-# -- the file as a text ----------------------------------------------------------------------------
+# -- the text of the file --------------------------------------------------------------------------
 
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
-"""With one of these a file may have names that it does not show."""
+"""Names with which a file may define others that its text does not show."""
 
 _SERIES = ("pd.Series", "pandas.Series")
 
 
 def _named(tree: ast.Module) -> set[str]:
-    """All names in the file; those it binds are among them."""
+    """Returns all names in the file, defined there or not."""
     found: set[str] = set()
     for one in ast.walk(tree):
         if isinstance(one, ast.Name):
@@ -122,42 +122,43 @@ def _named(tree: ast.Module) -> set[str]:
 
 
 def _annotated(function: ast.FunctionDef) -> str:
-    """What the first parameter is said to be, as it is written."""
+    """Returns the annotation of the first parameter, as it is written."""
     taken = [*function.args.posonlyargs, *function.args.args]
-    said = taken[0].annotation if taken else None
-    if isinstance(said, ast.Constant):
-        return str(said.value)
-    return "" if said is None else ast.unparse(said)
+    annotation = taken[0].annotation if taken else None
+    if isinstance(annotation, ast.Constant):
+        return str(annotation.value)
+    return "" if annotation is None else ast.unparse(annotation)
 
 
 # -- the file as a module --------------------------------------------------------------------------
 
 
 def _module(path: str, source: str) -> ModuleType:
-    """Once a process and text: Spark keeps its Python workers, so each loads a model once."""
+    """Loads the text as a module, once in a process. Spark keeps its Python workers, so each loads
+    a model once."""
     digest = hashlib.sha256(f"{path}\n{source}".encode()).hexdigest()[:16]
-    name = _OF_FILE + digest
+    name = _MODULE_PREFIX + digest
     made = sys.modules.get(name)
     if made is not None:
         return made
     module = ModuleType(name)
     module.__file__ = path
-    # Where the file is not, its lines are still told in a traceback.
+    # So that tracebacks show its lines on machines that do not have the file.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    sys.modules[name] = module  # dataclasses look their module up while it is run
+    sys.modules[name] = module  # dataclasses look up their module while it runs
     try:
         exec(compile(source, path, "exec"), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise
-    # A UDF that a frame's function makes is pickled by Spark; no executor can import its module.
+    # Spark pickles the UDFs of a function of frames, and no executor can import their module.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module
 
 
 def _missing(module: ModuleType, name: str) -> str:
     if hasattr(module, name):
-        return f"`{name}` is a {type(getattr(module, name)).__name__}, and no function"
+        return f"`{name}` is a {type(getattr(module, name)).__name__}, not a function"
     there = [
         each
         for each, value in vars(module).items()
@@ -166,12 +167,12 @@ def _missing(module: ModuleType, name: str) -> str:
     return f"the file has no `{name}`; it has {', '.join(there) or 'no function'}"
 
 
-def _told(error: BaseException, path: str) -> str:
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _describe(error: BaseException, path: str) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"SyntaxError: {error.msg} ({path}:{error.lineno})"
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == path]
-    return f"{said} ({path}:{lines[-1]})" if lines else said
+    return f"{text} ({path}:{lines[-1]})" if lines else text
 
 
 # -- its kind --------------------------------------------------------------------------------------
@@ -181,23 +182,23 @@ def _kind(spec: str, function: Callable[..., Any]) -> FunctionKind:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return "row"  # a callable of C
+        return "row"  # a callable without a signature, such as one written in C
     needed = [one for one in parameters if one.default is one.empty and _is_positional(one)]
     if not parameters or not _is_positional(parameters[0]) or len(needed) > 1:
         raise InvalidArgument(
-            f"function {spec!r} has to take one argument: a row as a dict, a value as `str`, values"
+            f"function {spec!r} must take one argument: a row as a dict, a value as `str`, values"
             " as `pandas.Series` or rows as Spark's `DataFrame`"
         )
-    said = _annotation(function, parameters[0])
-    if said in ("pyspark.sql.DataFrame", "DataFrame"):
+    annotation = _annotation(function, parameters[0])
+    if annotation in ("pyspark.sql.DataFrame", "DataFrame"):
         return "frame"
-    if said == "pandas.Series":
+    if annotation == "pandas.Series":
         return "series"
-    if said == "pandas.DataFrame":
+    if annotation == "pandas.DataFrame":
         raise InvalidArgument(
-            f"function {spec!r} takes a DataFrame of pandas; take a Series of values, or rows"
+            f"function {spec!r} takes a pandas DataFrame; let it take a Series of values, or rows"
         )
-    return "value" if said == "str" else "row"
+    return "value" if annotation == "str" else "row"
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:
@@ -209,12 +210,12 @@ def _is_positional(parameter: inspect.Parameter) -> bool:
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> str:
-    """The type's name with the package it is known by; blank when there is none."""
-    asked = function if inspect.isroutine(function) else type(function).__call__
+    """Returns the type's name with its package; empty if there is no annotation."""
+    annotated = function if inspect.isroutine(function) else type(function).__call__
     try:
-        kind = typing.get_type_hints(asked).get(parameter.name)
+        kind = typing.get_type_hints(annotated).get(parameter.name)
     except (NameError, TypeError, AttributeError):
-        kind = parameter.annotation  # a name that only type checkers import
+        kind = parameter.annotation  # a name that is imported for type checkers only
     if isinstance(kind, str):
         return {"pd.Series": "pandas.Series", "pd.DataFrame": "pandas.DataFrame"}.get(kind, kind)
     if not isinstance(kind, type):

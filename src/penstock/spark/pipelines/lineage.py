@@ -1,15 +1,13 @@
-"""Lineage: where runs spend their time, from the journal.
+"""Lineage: shows where runs spend their time, from the journal.
 
-Makes four tables of the lake anew: attempts, steps, runs and critical_path. Invariant: the journal
-is read and sorted once; each table is replaced whole or not at all, runs and critical paths from
-the very steps that are in the lake. With the option `run` no table is touched: the steps of that
-run are shown, and its timeline is drawn. Must not know how a row is made.
+Replaces four tables of the lake: attempts, steps, runs and critical_path. Invariant: the journal is
+read and sorted once; each table is replaced as a whole or not at all; runs and critical paths are
+made of the steps in the lake. With the option `run` no table is touched: the steps of that run are
+shown, and its timeline is drawn. Must not know how a row is made.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +30,7 @@ from penstock.spark.pipelines.lineage_tables import (
     STEPS,
     SUCCEEDED,
 )
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.runs import critical_paths, runs
 from penstock.spark.pipelines.steps import steps, traced
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
@@ -44,7 +43,7 @@ SLOWEST_RUNS = 5
 
 
 def make_tables(run: Run) -> int:
-    """The rows of all four tables."""
+    """Returns the number of rows of all four tables."""
     lake = run.lake
     if run.settings["from"] == "lake" and is_awaited(run, journal_table(lake)):
         return 0
@@ -70,20 +69,20 @@ def show_run(run: Run) -> int:
         of_run = traced(steps(found)).cache()
         count = of_run.count()
         if not count:
-            raise NotFound(f"the journal tells nothing of a run {run_id!r}")
+            raise NotFound(f"the journal has nothing of a run {run_id!r}")
         shown = [row.asDict(recursive=True) for row in _important(of_run).collect()]
-        tried = attempts(found).orderBy("position").limit(MAX_DRAWN_ATTEMPTS).collect()
+        attempts_shown = attempts(found).orderBy("position").limit(MAX_DRAWN_ATTEMPTS).collect()
         of_run.unpersist()
     finally:
         found.unpersist()
     run.report(steps_table(shown))
-    run.report(f"timeline: {_plotted(run, run_id, shown, tried, count - len(shown))}")
+    run.report(f"timeline: {_plotted(run, run_id, shown, attempts_shown, count - len(shown))}")
     return count
 
 
 def summary(of_lake: DataFrame) -> str:
     counted = {row["outcome"]: row["count"] for row in of_lake.groupBy("outcome").count().collect()}
-    said = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
+    outcomes = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
     slowest = of_lake.orderBy(F.desc_nulls_last("duration_ms"), "run_id").limit(SLOWEST_RUNS)
     header = ("slowest runs", "outcome", " took", " waiting", " running", " retries", " steps")
     lengths = ("duration_ms", "waiting_ms", "running_ms", "retry_ms")
@@ -91,7 +90,7 @@ def summary(of_lake: DataFrame) -> str:
         (_word(row["run_id"]), row["outcome"], *(_length(row[n]) for n in lengths), row["steps"])
         for row in slowest.collect()
     ]
-    counts = f"{sum(counted.values())} runs: {said}"
+    counts = f"{sum(counted.values())} runs: {outcomes}"
     return f"{counts}\n{text_table(header, rows)}" if rows else counts
 
 
@@ -132,19 +131,22 @@ def _journal(run: Run) -> DataFrame:
 
 
 def _important(of_run: DataFrame) -> DataFrame:
-    """Of a run with very many steps, those that the picture chooses from."""
+    """Chooses the most important steps of a run with very many: the picture chooses from these."""
     return of_run.orderBy(
         F.desc("dead_letters"), F.asc_nulls_last("path_position"), F.desc("failures")
     ).limit(MAX_SHOWN_STEPS)
 
 
 def _plotted(
-    run: Run, run_id: str, shown: Sequence[Any], tried: Sequence[Row], left_out: int
+    run: Run, run_id: str, shown: Sequence[Any], attempts_shown: Sequence[Row], left_out: int
 ) -> str:
-    from penstock.spark.pipelines.timeline import draw  # half a second that few runs need
+    from penstock.spark.pipelines.timeline import draw  # takes half a second, and few runs need it
 
-    picture = draw(run_id, shown, [row.asDict() for row in tried], left_out)
-    path: str = run.settings["plot"] or f"{run.lake.path}/timelines/{_file_name(run_id)}.png"
+    picture = draw(run_id, shown, [row.asDict() for row in attempts_shown], left_out)
+    path: str = (
+        run.settings["plot"]
+        or f"{run.lake.path}/timelines/{path_name(run_id, 'A-Za-z0-9._-', '.')}.png"
+    )
     folder, _, name = path.rpartition("/")
     files = Files(run.spark, folder or ".")
     files.make_dirs("")
@@ -152,16 +154,8 @@ def _plotted(
     return path
 
 
-def _file_name(run_id: str) -> str:
-    """What no path can have is left out; what is left of two ids stays two names."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", run_id).strip(".")[:80]
-    if plain == run_id:
-        return plain
-    return f"{plain}-{hashlib.blake2s(run_id.encode(), digest_size=4).hexdigest()}"
-
-
 def _word(text: str | None, instead: str = "-") -> str:
-    """On one line, and not too long for a table."""
+    """Puts a text on one line, and shortens it for a table."""
     shown = instead if text is None else " ".join(text.split())
     return shown if len(shown) <= 60 else f"{shown[:59]}…"
 
@@ -172,8 +166,8 @@ def _length(ms: int | None) -> str:
     return f"{ms:,} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    if said["plot"] is not None and said["run"] is None:
+def _check(settings: Mapping[str, Any]) -> None:
+    if settings["plot"] is not None and settings["run"] is None:
         raise InvalidArgument("pipeline lineage: option plot is for one run; give run too")
 
 

@@ -1,6 +1,6 @@
 """The four tables of the lineage: their columns, and the words in them.
 
-Columns only ever grow at the end. Must not know how a row is made.
+Columns are only ever added at the end. Must not know how a row is made.
 """
 
 from __future__ import annotations
@@ -9,119 +9,112 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
+
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 RUNNING = "running"
 WAITING = "waiting"
 SUCCEEDED = "succeeded"
 FAILED = "failed"
 UNKNOWN = "unknown"
-"""Of an attempt: it was delivered again, and nothing says how the first time ended."""
+"""The outcome of an attempt whose message was delivered again without a record of how the attempt
+ended."""
 
 DEAD_LETTER_PREFIX = "dlq."
 
-_TEXT, _INT, _LONG = StringType(), IntegerType(), LongType()
-_TIME, _BOOL = TimestampType(), BooleanType()
+_BOOL = BooleanType()
 
 Columns = dict[str, DataType]
 
 IDS: Columns = dict.fromkeys(
-    ("run_id", "step_id", "parent_step_id", "tenant_id", "routing_label"), _TEXT
+    ("run_id", "step_id", "parent_step_id", "tenant_id", "routing_label"), STRING
 )
 COUNTS: Columns = dict.fromkeys(
-    ("messages", "attempts", "failures", "retries", "dead_letters"), _LONG
+    ("messages", "attempts", "failures", "retries", "dead_letters"), LONG
 )
-LENGTHS: Columns = dict.fromkeys(("waiting_ms", "running_ms", "retry_ms"), _LONG)
+LENGTHS: Columns = dict.fromkeys(("waiting_ms", "running_ms", "retry_ms"), LONG)
 
 
 def is_dead_letter(topic: str) -> bool:
     return topic.startswith(DEAD_LETTER_PREFIX)
 
 
-def _schema(columns: Columns) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
-
-
-ATTEMPTS = _schema(
+ATTEMPTS = struct(
     {
-        "topic": _TEXT,
-        "partition": _INT,
-        "offset": _LONG,
-        "group": _TEXT,
-        "attempt": _INT,
+        "topic": STRING,
+        "partition": INTEGER,
+        "offset": LONG,
+        "group": STRING,
+        "attempt": INTEGER,
         **IDS,
-        "owner": _TEXT,
-        "outcome": _TEXT,
-        "reason": _TEXT,
-        "produced_at": _TIME,
-        "available_at": _TIME,
-        "delivered_at": _TIME,
-        "ended_at": _TIME,
-        "retry_at": _TIME,
-        "waiting_ms": _LONG,
-        "running_ms": _LONG,
+        "owner": STRING,
+        "outcome": STRING,
+        "reason": STRING,
+        "produced_at": TIMESTAMP,
+        "available_at": TIMESTAMP,
+        "delivered_at": TIMESTAMP,
+        "ended_at": TIMESTAMP,
+        "retry_at": TIMESTAMP,
+        "waiting_ms": LONG,
+        "running_ms": LONG,
         "has_skew": _BOOL,
-        "position": _LONG,
+        "position": LONG,
     }
 )
-LAST_MESSAGE = _schema({"produced_at": _TIME, "ended_at": _TIME, **LENGTHS})
+LAST_MESSAGE = struct({"produced_at": TIMESTAMP, "ended_at": TIMESTAMP, **LENGTHS})
 _SUMMED: Columns = {
-    "run_id": _TEXT,
-    "step_id": _TEXT,
-    "topic": _TEXT,
-    "group": _TEXT,
-    "parents": ArrayType(_TEXT),
-    "tenant_id": _TEXT,
-    "outcome": _TEXT,
-    "reason": _TEXT,
+    "run_id": STRING,
+    "step_id": STRING,
+    "topic": STRING,
+    "group": STRING,
+    "parents": ArrayType(STRING),
+    "tenant_id": STRING,
+    "outcome": STRING,
+    "reason": STRING,
     **COUNTS,
-    "produced_at": _TIME,
-    "delivered_at": _TIME,
-    "finished_at": _TIME,
+    "produced_at": TIMESTAMP,
+    "delivered_at": TIMESTAMP,
+    "finished_at": TIMESTAMP,
     **LENGTHS,
     "last_message": LAST_MESSAGE,
     "has_skew": _BOOL,
 }
-UNTRACED_STEPS = _schema(_SUMMED)
-STEPS = _schema(
-    _SUMMED | {"path_position": _INT, "children": _INT, "missing_parents": _INT, "in_cycle": _BOOL}
+UNTRACED_STEPS = struct(_SUMMED)
+STEPS = struct(
+    _SUMMED
+    | {"path_position": INTEGER, "children": INTEGER, "missing_parents": INTEGER, "in_cycle": _BOOL}
 )
-RUNS = _schema(
+RUNS = struct(
     {
-        "run_id": _TEXT,
-        "tenant_id": _TEXT,
-        "outcome": _TEXT,
-        "started_at": _TIME,
-        "finished_at": _TIME,
-        "duration_ms": _LONG,
-        "steps": _LONG,
+        "run_id": STRING,
+        "tenant_id": STRING,
+        "outcome": STRING,
+        "started_at": TIMESTAMP,
+        "finished_at": TIMESTAMP,
+        "duration_ms": LONG,
+        "steps": LONG,
         **COUNTS,
         **LENGTHS,
-        "path_steps": _LONG,
-        "path_ms": _LONG,
-        "missing_parents": _LONG,
+        "path_steps": LONG,
+        "path_ms": LONG,
+        "missing_parents": LONG,
         "has_cycle": _BOOL,
         "has_skew": _BOOL,
         "is_traced": _BOOL,
-        "topics": ArrayType(_TEXT),
+        "topics": ArrayType(STRING),
     }
 )
-CRITICAL_PATH = _schema(
+CRITICAL_PATH = struct(
     {
-        "run_id": _TEXT,
-        "path_position": _INT,
-        "step_id": _TEXT,
-        "topic": _TEXT,
-        "group": _TEXT,
-        "outcome": _TEXT,
-        "started_at": _TIME,
-        "ended_at": _TIME,
+        "run_id": STRING,
+        "path_position": INTEGER,
+        "step_id": STRING,
+        "topic": STRING,
+        "group": STRING,
+        "outcome": STRING,
+        "started_at": TIMESTAMP,
+        "ended_at": TIMESTAMP,
         **LENGTHS,
     }
 )

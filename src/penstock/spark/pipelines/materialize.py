@@ -1,10 +1,11 @@
-"""The latest value of every key of a topic, in a cache or in a table of the lake, with deletes.
+"""Keeps the latest value of every key of a topic, in a cache or in a table of the lake, and applies
+deletes.
 
-The latest is that of the highest offset: offsets rise within a topic, whatever a clock does. Only a
-topic that was deleted and made again begins with 0, and is refused. Offsets of two topics say
-nothing of each other, so a table is one topic's and knows which. Invariant: after a batch, the
-target has what the topic's messages up to there say, and a batch that is taken again changes
-nothing. A table's rows lie in buckets by their keys, and a batch writes anew those it touches.
+The latest value is the one with the highest offset: offsets rise within a topic, even if a clock
+goes back. A topic that was deleted and made again starts with 0 again, and is refused. Offsets of
+two topics cannot be compared, so a table belongs to one topic and records which. Invariant: after a
+batch, the target has the state of the topic's messages up to there, and a repeated batch changes
+nothing. A table's rows lie in buckets by key, and a batch rewrites the buckets that it touches.
 """
 
 from __future__ import annotations
@@ -14,19 +15,10 @@ from dataclasses import dataclass
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.options import (
     CACHE,
-    TRUE_OR_FALSE,
     Kind,
     Option,
     WrongValue,
@@ -42,35 +34,36 @@ from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.pipelines.names import is_own_table
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 MAX_ROWS = 1_000_000
 BUCKETS = 16
 
-SCHEMA = StructType(
-    [
-        StructField("key", StringType()),
-        StructField("value", StringType()),
-        StructField("timestamp", TimestampType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("bucket", StringType()),
-    ]
+SCHEMA = struct(
+    {
+        "key": STRING,
+        "value": STRING,
+        "timestamp": TIMESTAMP,
+        "partition": INTEGER,
+        "offset": LONG,
+        "bucket": STRING,
+    }
 )
 ORIGIN = "_materialized.json"
 _STATE = ("value", "timestamp", "partition", "offset", "is_deleted")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What the file `ORIGIN` in a table says: of which topic it is."""
+    """The content of the file `ORIGIN` in a table: the topic that the table belongs to."""
 
     topic: str
 
 
 @dataclass(frozen=True)
 class MaterializeTarget:
-    """tenant/namespace/cache, or the name of a table."""
+    """A cache, as tenant/namespace/cache, or the name of a table."""
 
     kind: str
     name: str
@@ -83,8 +76,8 @@ def table(lake: Lake, name: str) -> Table:
 # -- frames to frames ------------------------------------------------------------------------------
 
 
-def told(messages: DataFrame, tombstone: str) -> DataFrame:
-    """What each message says of its key: a value, or that it is deleted."""
+def states(messages: DataFrame, tombstone: str) -> DataFrame:
+    """Returns what each message says about its key: a value, or that the key is deleted."""
     deletes = {"null": F.trim("value") == "null", "none": F.lit(False)}
     return messages.select(
         F.coalesce("key", F.lit("")).alias("key"),
@@ -96,10 +89,11 @@ def told(messages: DataFrame, tombstone: str) -> DataFrame:
     )
 
 
-def latest(said: DataFrame) -> DataFrame:
-    """One row a key, and how many `messages` it had; the row may say that it is deleted."""
+def latest(states: DataFrame) -> DataFrame:
+    """Returns one row for each key, with the number of its `messages`. A row may say that its key
+    is deleted."""
     state = F.max_by(F.struct(*_STATE), "offset").alias("state")
-    found = said.groupBy("key").agg(state, F.count(F.lit(1)).alias("messages"))
+    found = states.groupBy("key").agg(state, F.count(F.lit(1)).alias("messages"))
     return found.select("key", "state.*", "messages")
 
 
@@ -108,22 +102,25 @@ def bucket(key: str, buckets: int) -> Column:
     return F.concat(number.cast("string"), F.lit(f"-of-{buckets}"))
 
 
-def merged(there: DataFrame, news: DataFrame, buckets: int) -> DataFrame:
-    """The rows of a table with the latest news; a bucket is one task's, and so one file."""
+def merged(there: DataFrame, changes: DataFrame, buckets: int) -> DataFrame:
+    """Returns the rows of a table with the latest changes. One task writes a bucket, and so one
+    file."""
     old = there.drop("bucket").withColumn("is_deleted", F.lit(False))
-    both = old.unionByName(news.select(*old.columns)).withColumn("bucket", bucket("key", buckets))
+    both = old.unionByName(changes.select(*old.columns)).withColumn(
+        "bucket", bucket("key", buckets)
+    )
     state = F.max_by(F.struct(*_STATE), "offset").alias("state")
     grouped = both.repartition("bucket").groupBy("bucket", "key").agg(state)
     kept = grouped.where("not state.is_deleted").select("bucket", "key", "state.*")
     return kept.select(*SCHEMA.names)
 
 
-def entries(news: DataFrame, ttl_ms: int | None) -> DataFrame:
-    """As a cache takes them: a null deletes."""
+def entries(changes: DataFrame, ttl_ms: int | None) -> DataFrame:
+    """Returns the changes as a cache takes them: a null value deletes."""
     value = F.when(~F.col("is_deleted"), F.col("value")).alias("value")
     if ttl_ms is None:
-        return news.select("key", value)
-    return news.select("key", value, F.lit(ttl_ms).cast("long").alias("ttl_ms"))
+        return changes.select("key", value)
+    return changes.select("key", value, F.lit(ttl_ms).cast("long").alias("ttl_ms"))
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -144,16 +141,16 @@ def start(run: Run) -> None:
     )
 
     def write(frame: DataFrame, batch: int) -> None:
-        found = latest(told(frame, settings["tombstone"])).persist()
-        news = found.where("key != ''")
+        found = latest(states(frame, settings["tombstone"])).persist()
+        changes = found.where("key != ''")
         try:
-            _tell_keyless(run, found, batch)
+            _report_keyless(run, found, batch)
             if target.kind == "cache":
-                _to_cache(run, news, query, batch, target.name)
+                _to_cache(run, changes, query, batch, target.name)
             else:
                 of_topic = table(run.lake, target.name)
                 _claim(of_topic, settings["topic"])
-                _to_table(news, of_topic, settings["buckets"])
+                _to_table(changes, of_topic, settings["buckets"])
         finally:
             found.unpersist()
 
@@ -161,8 +158,9 @@ def start(run: Run) -> None:
 
 
 def _claim(target: Table, topic: str) -> None:
-    """The table for the topic, with its first batch: a topic that was never there claims nothing.
-    A table that an older version made does not know its own, and takes the first that comes."""
+    """Records with the first batch that the table belongs to the topic. A topic that never existed
+    claims nothing. A table of an older version has no record, and belongs to the first topic that
+    comes."""
     if not _is_claimed(target, topic):
         files = Files(target.spark, target.path)
         files.make_dirs("")
@@ -170,7 +168,8 @@ def _claim(target: Table, topic: str) -> None:
 
 
 def _is_claimed(target: Table, topic: str) -> bool:
-    """By this topic; raises if it is another's, or no table of ours."""
+    """Returns whether this topic has claimed the table. Raises if another topic has, or if it is
+    not one of our tables."""
     target.check()
     kept = Files(target.spark, target.path).read(ORIGIN)
     if kept is None:
@@ -179,25 +178,25 @@ def _is_claimed(target: Table, topic: str) -> bool:
     if first != topic:
         raise FailedPrecondition(
             f"the table {target.path} has the latest values of topic {first!r}, and those of "
-            f"{topic!r} would mix with them: give {topic!r} a table of its own"
+            f"{topic!r} would be mixed with them: give {topic!r} its own table"
         )
     return True
 
 
-def _tell_keyless(run: Run, found: DataFrame, batch: int) -> None:
+def _report_keyless(run: Run, found: DataFrame, batch: int) -> None:
     row = found.where("key = ''").select("messages").first()
     if row is not None:
         run.report(
             f"{run.name}: batch {batch} of {run.settings['topic']} has {row['messages']} messages "
-            "without a key; they are left out"
+            "without a key, which are left out"
         )
 
 
-def _to_cache(run: Run, news: DataFrame, query: str, batch: int, cache: str) -> None:
-    """Puts what the cache takes, and the rest aside: a topic takes keys that a cache refuses, and
-    one of them would fail its batch at every start."""
+def _to_cache(run: Run, changes: DataFrame, query: str, batch: int, cache: str) -> None:
+    """Puts the entries that the cache accepts, and the others into `rejects`: a topic accepts keys
+    that a cache refuses, and one of them would fail its batch at every start."""
     refusal = F.coalesce(*entry_refusals(F.col("key"), F.col("value"), largest_message(run.broker)))
-    checked = news.withColumn("error", refusal)
+    checked = changes.withColumn("error", refusal)
     bad = checked.where("error is not null").withColumn("topic", F.lit(run.settings["topic"]))
     rejected = Rejects(run).keep(bad, query, batch)
     if rejected:
@@ -210,15 +209,15 @@ def _to_cache(run: Run, news: DataFrame, query: str, batch: int, cache: str) -> 
     )
 
 
-def _to_table(news: DataFrame, target: Table, buckets: int) -> None:
+def _to_table(changes: DataFrame, target: Table, buckets: int) -> None:
     there = target.read()
     if _has_other_buckets(target, buckets):
-        target.replace(merged(there, news, buckets))
+        target.replace(merged(there, changes, buckets))
         return
-    of_news = news.select(bucket("key", buckets).alias("bucket")).distinct()
-    touched = [row.bucket for row in of_news.collect()]
+    touched_buckets = changes.select(bucket("key", buckets).alias("bucket")).distinct()
+    touched = [row.bucket for row in touched_buckets.collect()]
     old = there.where(F.col("bucket").isin(touched))
-    target.replace(merged(old, news, buckets), [[one] for one in touched])
+    target.replace(merged(old, changes, buckets), [[one] for one in touched])
 
 
 def _has_other_buckets(target: Table, buckets: int) -> bool:
@@ -267,12 +266,7 @@ PIPELINE = Pipeline(
         ),
         Option("ttl_ms", whole_number(1, 2**53), "how long a cache keeps a value"),
         Option("buckets", whole_number(1, 10_000), "the parts of a table", str(BUCKETS)),
-        Option("max_rows", whole_number(1, 2**53), "the most rows of one batch", str(MAX_ROWS)),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the messages that retention removed before they were read",
-            "true",
-        ),
+        max_rows_option(MAX_ROWS),
+        data_loss_option("read"),
     ),
 )

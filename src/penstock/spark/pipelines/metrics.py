@@ -1,8 +1,9 @@
-"""Windows of the journal: how much, how fast and how often in vain, by topic, group, tenant, label.
+"""Counts the journal in windows of time: rates, latencies, retries and errors by topic, group,
+tenant and label.
 
-Invariant: a row of the journal is counted in one window of one key, or was late: it came when its
-window had been written. A window is written once, whole, when the watermark has passed its end. So
-the counts of the table and those of the journal can be compared, sum by sum.
+Invariant: a row of the journal is counted in one window of one key, or is late: it came after its
+window had been written. A window is written once, as a whole, when the watermark has passed its
+end. So the sums of the table and of the journal can be compared.
 """
 
 from __future__ import annotations
@@ -13,23 +14,18 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
 )
 from pyspark.sql.window import Window
 
-from penstock.model.options import CACHE, TRUE_OR_FALSE, Option, duration_ms, whole_number
+from penstock.model.options import CACHE, Option, duration_ms
 from penstock.model.units import format_duration
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
-from penstock.spark.pipelines.metrics_report import tell_all, tell_late
+from penstock.spark.pipelines.metrics_report import WindowProgress, report_all, report_late
 from penstock.spark.pipelines.targets import entry_refusals
-from penstock.spark.pipelines.window_progress import WindowProgress
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import LONG, STRING, TIMESTAMP, struct
 
 KEYS = ("topic", "group", "tenant_id", "routing_label")
 KINDS = (
@@ -46,33 +42,34 @@ SPANS = ("waiting", "running", "end_to_end")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 ACCURACY = 10_000
-"""Of percentiles: exact to 5,000 values in a window, else wrong by a ten-thousandth of the ranks.
-It bounds what a window holds in memory."""
+"""Accuracy of percentiles: exact up to 5,000 values in a window, otherwise wrong by at most a
+ten-thousandth of the ranks. It bounds the memory of a window."""
 
+MAX_ROWS = 1_000_000
 MAX_WINDOW_MS = 31 * 86_400_000
 
 COLUMNS = ",".join(("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS))
-"""What is read of the journal."""
+"""The columns that are read of the journal."""
 
-_TIME, _TEXT, _LONG, _DOUBLE = TimestampType(), StringType(), LongType(), DoubleType()
+_DOUBLE = DoubleType()
 _TYPES: dict[str, DataType] = {
-    "window_start": _TIME,
-    "window_end": _TIME,
-    **dict.fromkeys(KEYS, _TEXT),
-    **dict.fromkeys((*KINDS, "retries"), _LONG),
+    "window_start": TIMESTAMP,
+    "window_end": TIMESTAMP,
+    **dict.fromkeys(KEYS, STRING),
+    **dict.fromkeys((*KINDS, "retries"), LONG),
     **dict.fromkeys(("produced_per_s", "delivered_per_s", "acked_per_s", "failed_per_s"), _DOUBLE),
     "error_share": _DOUBLE,
     **{f"{span}_{figure}_ms": _DOUBLE for span in SPANS for figure in (*PERCENTILES, "max", "avg")},
-    "window_ms": _LONG,
+    "window_ms": LONG,
     "date": DateType(),
 }
-SCHEMA = StructType([StructField(name, kind) for name, kind in _TYPES.items()])
+SCHEMA = struct(_TYPES)
 
 
 def windows(journal: DataFrame, window_ms: int = 60_000, watermark_ms: int = 60_000) -> DataFrame:
-    """A row for each window and key that has events; `SCHEMA` says which columns.
+    """Returns a row for each window and key that has events, with the columns of `SCHEMA`.
 
-    Of a stream, those windows whose end the newest event has passed by `watermark_ms`.
+    For a stream: the windows whose end is `watermark_ms` or more before the newest event.
     """
     span = f"{window_ms} milliseconds"
     counted = (
@@ -84,7 +81,7 @@ def windows(journal: DataFrame, window_ms: int = 60_000, watermark_ms: int = 60_
 
 
 def latest(rows: DataFrame) -> DataFrame:
-    """The newest window of each key as an entry of a cache."""
+    """Returns the newest window of each key as an entry of a cache."""
     by_key = Window.partitionBy(*KEYS).orderBy(F.desc("window_start"))
     entries = (
         rows.withColumn("rank", F.row_number().over(by_key))
@@ -98,8 +95,8 @@ def latest(rows: DataFrame) -> DataFrame:
             ).alias("value"),
         )
     )
-    # Ids may be long, or have control characters that JSON leaves as they are. A key that the
-    # broker refuses would end the pipeline for all others.
+    # Ids may be long, or have control characters that JSON does not escape. A key that the
+    # broker refuses would fail the pipeline.
     refusal = F.coalesce(*entry_refusals(F.col("key"), F.col("value"), None))
     return entries.where(refusal.isNull())
 
@@ -120,7 +117,7 @@ def _counts() -> list[Column]:
 
 
 def _latencies() -> list[Column]:
-    """In microseconds, which are whole: a sum of them is the same in whichever order."""
+    """Counts in whole microseconds, whose sum is the same in any order."""
     is_first = (F.col("kind") == "delivered") & (F.col("attempt") == 1)
     is_acked = F.col("kind") == "acked"
     spans = {
@@ -166,7 +163,8 @@ def _columns(window_ms: int) -> list[Column]:
 
 
 def _utc_date(moment: Column) -> Column:
-    """Whatever the session's zone: a row must not change its partition with who runs it."""
+    """Returns the day in UTC, whatever the session's zone is: a row must not change its partition
+    with it."""
     return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))
 
 
@@ -182,30 +180,30 @@ def _start(run: Run) -> None:
         failOnDataLoss=run.settings["fail_on_data_loss"],
     )
     rows = windows(journal, window_ms, run.settings["watermark"])
-    # Windows of another length are another query: state of the one means nothing to the other.
+    # Windows of another length are another query, because they have other state.
     query = f"windows-{format_duration(window_ms)}"
     table = metrics_table(run.lake)
     progress = WindowProgress()
 
     def write(frame: DataFrame, batch: int) -> None:
         progress.follow(run.spark, run.query_id())
-        tell_late(run, progress)
-        # Taken several times: else the journal would be read, and late rows counted, each time.
+        report_late(run, progress)
+        # The frame is used several times: without persist, the journal would be read each time.
         made = frame.persist()
         try:
-            # Counted whatever comes, for that goes through all of Spark's state. A batch that is in
-            # the table already leaves its frame alone, and then Spark would not let it end.
+            # Always counted, which makes Spark update its state: `append` does not compute a batch
+            # that is in the table already, and Spark could then not end it.
             if made.count() > 0:
                 table.append(made, f"{run.name}/{query}", batch)
                 if cache:
-                    # Batches come in the order of their windows: what is put last is the newest.
+                    # Batches come in the order of their windows, so the last put is the newest.
                     run.write(latest(made), f"{run.name}-{query}", txnBatch=batch, cache=cache)
         finally:
             made.unpersist()
 
     run.start(query, rows, write)
     if run.once:
-        run.repeat("report", lambda: tell_all(run, progress, table, window_ms))
+        run.repeat("report", lambda: report_all(run, progress, table, window_ms))
 
 
 PIPELINE = Pipeline(
@@ -221,12 +219,7 @@ PIPELINE = Pipeline(
             "1m",
         ),
         Option("cache", CACHE, "put the newest window of each key there"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", "1000000"),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the rows that retention removed before they were counted",
-            "true",
-        ),
+        max_rows_option(MAX_ROWS),
+        data_loss_option("counted"),
     ),
 )

@@ -1,4 +1,5 @@
-"""What a run of `metrics` tells: the newest window, what is still open, what came too late.
+"""Reports a run of `metrics`: the newest window, how much is still open, and how much came too
+late.
 
 Reads the table, changes nothing. Must not know how the figures are made.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
+from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model.units import format_duration
 from penstock.spark.lake.table import Table
-from penstock.spark.pipelines.window_progress import WindowProgress
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
 
@@ -34,18 +36,53 @@ _COLUMNS = (
 )
 
 
-def tell_late(run: Run, progress: WindowProgress) -> None:
+class WindowProgress:
+    """Counts the open windows of a query, and the events that came too late, as Spark reports them
+    while the query runs and after it has ended.
+
+    Spark adds up the events of a task and key before it compares them with the watermark, and
+    counts such sums: so the number of late events is a lower bound.
+    """
+
+    def __init__(self) -> None:
+        self._query: StreamingQuery | None = None
+        self._reported = -1
+
+    def follow(self, spark: SparkSession, query_id: str) -> None:
+        """Call it in a batch: only then is it certain that the query exists."""
+        if self._query is None:
+            self._query = spark.streams.get(query_id)
+
+    def late(self) -> int:
+        """Returns the late events in batches committed since the last call."""
+        fresh = [one for one in self._batches() if one.batchId > self._reported]
+        self._reported = max((one.batchId for one in fresh), default=self._reported)
+        return sum(state.numRowsDroppedByWatermark for one in fresh for state in one.stateOperators)
+
+    def open(self) -> int:
+        """Returns the rows of windows that are not over."""
+        batches = self._batches()
+        return sum(state.numRowsTotal for state in batches[-1].stateOperators) if batches else 0
+
+    def _batches(self) -> list[Any]:
+        """Returns the batches, the newest last. Progress without a batch has no state and is left
+        out."""
+        progress = [] if self._query is None else self._query.recentProgress
+        return [one for one in progress if one.stateOperators]
+
+
+def report_late(run: Run, progress: WindowProgress) -> None:
     late = progress.late()
     if late:
         run.report(
-            f"{late} or more events came when their window had been written, and are not counted; "
-            "a longer watermark would have waited for them"
+            f"{late} or more events came after their window had been written, and are not counted; "
+            "a longer watermark would wait for them"
         )
 
 
-def tell_all(run: Run, progress: WindowProgress, table: Table, window_ms: int) -> int:
-    """After a run that ends. The rows that are shown."""
-    tell_late(run, progress)
+def report_all(run: Run, progress: WindowProgress, table: Table, window_ms: int) -> int:
+    """Reports a run that has ended. Returns the number of rows shown."""
+    report_late(run, progress)
     written = table.read().where(F.col("window_ms") == window_ms)
     newest = written.agg(F.unix_micros(F.max("window_start"))).collect()[0][0]
     rows = [] if newest is None else _busiest(written, newest)
@@ -54,7 +91,7 @@ def tell_all(run: Run, progress: WindowProgress, table: Table, window_ms: int) -
 
 
 def report(rows: Sequence[Row], still_open: int) -> str:
-    """The rows of one window as a table of plain text."""
+    """Formats the rows of one window as a table of plain text."""
     lines = ["no window is over yet"]
     if rows:
         start = f"{rows[0]['window_start'].astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
@@ -64,7 +101,7 @@ def report(rows: Sequence[Row], still_open: int) -> str:
             text_table(_COLUMNS, [_cells(row) for row in rows]),
         ]
     if still_open:
-        lines.append(f"rows left to a later run, for their windows are not over: {still_open}")
+        lines.append(f"rows left for a later run, because their windows are not over: {still_open}")
     return "\n".join(lines)
 
 

@@ -1,9 +1,8 @@
-"""The rate of a replay: at most so many rows a second, in chunks.
+"""Limits the rate of a replay to a number of rows a second, in chunks.
 
-Invariant: in any span of time, the rows that were written are at most what the rate allows for that
-span, and one chunk more. So the pause is counted from the end of a chunk's write: from its
-beginning, a slow write followed by a fast one would come too close together. Time that was lost is
-not made up for by a burst.
+Invariant: in any span of time, at most the rows that the rate allows are written, and one chunk
+more. So the pause is counted from the end of a chunk's write: counted from its beginning, a slow
+write and a fast one could follow each other too closely. Lost time is not made up for by a burst.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import time
 from collections.abc import Callable
 
 MAX_CHUNK_ROWS = 1_000_000
-"""Of a replay without a rate: it is staged whole on the broker's disk before it is stored."""
+"""The largest chunk of a replay without a rate: the broker stages a chunk as a whole on its
+disk."""
 
 
 class Pace:
-    """`rate` is rows a second; None is as fast as it goes."""
+    """`rate` is in rows a second; None means as fast as possible."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class Pace:
 
     @property
     def chunk_rows(self) -> int:
-        """About a second's worth."""
+        """The rows of about one second."""
         if self._rate is None:
             return MAX_CHUNK_ROWS
         return min(MAX_CHUNK_ROWS, max(1, round(self._rate)))
 
     def await_turn(self) -> None:
-        """Returns when the next chunk may be written."""
+        """Waits until the next chunk may be written."""
         pause = self._next - self._clock()
         if pause > 0:
             self._sleep(pause)
 
     def written(self, rows: int) -> None:
-        """Call it when a chunk of `rows` has been written."""
+        """Starts the pause after a chunk of `rows`."""
         if self._rate is not None:
             self._next = self._clock() + rows / self._rate

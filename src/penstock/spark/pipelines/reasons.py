@@ -1,9 +1,10 @@
-"""Failure reasons without what differs from one failure to the next: ids, numbers, names, times.
+"""Normalises failure reasons: removes what differs between similar failures, such as ids, numbers,
+names and times.
 
-Invariant: `normalised` and `normalised_column` give the same text for the same reason. Both go
-through one table of rules, so a pattern must mean the same to Python and to Java: characters are
-named one by one, never as \\d, \\s, \\w or \\b, which the two read differently; no `[` in a class
-without a backslash, which Java nests; nothing that matches the empty text. Must not know where
+Invariant: `normalised` and `normalised_column` return the same text for the same reason. Both use
+one table of rules, so a pattern must mean the same to Python and to Java: characters are listed one
+by one, never as \\d, \\s, \\w or \\b, which the two read differently; a `[` in a class has a
+backslash, because Java would nest it; no pattern matches the empty text. Must not know where
 reasons come from.
 """
 
@@ -16,15 +17,15 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 MAX_READ_CHARS = 1000
-"""What is behind tells failures apart no more, and every rule goes over all of it."""
+"""Later characters do not tell failures apart, and every rule reads all of the text."""
 
 MAX_REASON_CHARS = 200
 CUT_MARK = "…"
 
 
 class Rule(NamedTuple):
-    """Every match of `pattern` becomes `placeholder`, which has no sign that either side reads as
-    more than itself."""
+    """Every match of `pattern` becomes `placeholder`, which has no character with a special meaning
+    in either language."""
 
     pattern: str
     placeholder: str
@@ -46,7 +47,7 @@ _IS_CODE = "".join(
     for word in ("HTTP", "http", "tatus", "ode", "rrno", "ignal")
     for sign in ("[ =:]", ": ")
 )
-"""Behind one of these words a short number is not a value of the failure but its kind."""
+"""After one of these words, a short number is the kind of a failure, not a value."""
 
 RULES = (
     # Control characters too: a reason is a line of a table.
@@ -55,7 +56,8 @@ RULES = (
         " ",
     ),
     Rule(r"^ | $", ""),
-    # A quotation has anything in it: before all others. An apostrophe has a letter on both sides.
+    # Quotations may hold anything, so they come before all others. An apostrophe has a letter on
+    # both sides.
     Rule(r'"[^"]*"', "<text>"),
     Rule(f"{_BEGIN}'[^']*'{_END}", "<text>"),
     Rule(r"`[^`]*`", "<text>"),
@@ -68,7 +70,7 @@ RULES = (
     Rule(f"{_BEGIN}{_HEX}{{8}}-(?:{_HEX}{{4}}-){{3}}{_HEX}{{12}}{_END}", "<uuid>"),
     Rule(f"{_BEGIN}{_DAY}(?:[T ]{_CLOCK}{_ZONE})?{_END}", "<time>"),
     Rule(f"{_BEGIN}{_CLOCK_S}{_END}", "<time>"),
-    # A digit somewhere, else it may be a name of a program.
+    # It must have a digit, otherwise it may be a name in a program.
     Rule(
         f"(?<![{_WORD}:])(?=[a-fA-F:]{{0,39}}[0-9])"
         f"(?:(?:{_V6}:){{7}}{_V6}|{_SOME_V6}::{_SOME_V6})(?![{_WORD}:])",
@@ -100,7 +102,7 @@ _COMPILED = tuple((re.compile(rule.pattern), rule.placeholder) for rule in RULES
 
 
 def normalised(reason: str | None) -> str | None:
-    """The reason as it is grouped by. None stays None."""
+    """Returns the reason as it is grouped. None stays None."""
     if reason is None:
         return None
     text = reason[:MAX_READ_CHARS]
@@ -110,7 +112,7 @@ def normalised(reason: str | None) -> str | None:
 
 
 def normalised_column(reason: Column) -> Column:
-    """The same of a column."""
+    """Returns the same for a column."""
     text = F.substring(reason, 1, MAX_READ_CHARS)
     for rule in RULES:
         text = F.regexp_replace(text, F.lit(rule.pattern), F.lit(rule.placeholder))

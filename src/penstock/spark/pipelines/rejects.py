@@ -1,45 +1,36 @@
-"""The rows a pipeline cannot process, kept aside with what is wrong with them: the table `rejects`.
+"""Keeps the rows that a pipeline cannot process, with the reason, in the table `rejects`.
 
-Invariant: a batch's rejects are in the table once, however often the batch is tried. A batch is
-named by pipeline, query and number, and by the query's id: one whose checkpoint was removed counts
-from 0 again. Must not know why a row was rejected.
+Invariant: the rejects of a batch are in the table once, however often the batch is tried. A batch
+is named by pipeline, query, number and the query's id, because the numbers start again when the
+checkpoint is removed. Must not know why a row was rejected.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.spark.lake.table import Table
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
 TABLE = "rejects"
 
-_TEXT = StringType()
-
-SCHEMA = StructType(
-    [
-        StructField("pipeline", _TEXT),
-        StructField("query", _TEXT),
-        StructField("batch", LongType()),
-        StructField("error", _TEXT),
-        StructField("topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("key", _TEXT),
-        StructField("value", _TEXT),
-        StructField("at", TimestampType()),
-    ]
+SCHEMA = struct(
+    {
+        "pipeline": STRING,
+        "query": STRING,
+        "batch": LONG,
+        "error": STRING,
+        "topic": STRING,
+        "partition": INTEGER,
+        "offset": LONG,
+        "key": STRING,
+        "value": STRING,
+        "at": TIMESTAMP,
+    }
 )
-_OF_ROW = ("error", "topic", "partition", "offset", "key", "value")
+_ROW_COLUMNS = ("error", "topic", "partition", "offset", "key", "value")
 
 
 class Rejects:
@@ -51,16 +42,20 @@ class Rejects:
         return self._run.lake.table(TABLE, SCHEMA)
 
     def keep(self, frame: DataFrame, query: str, batch: int) -> int:
-        """The rows added. `frame` says the `error`, and of where a row is from what it knows."""
-        known = {name: F.col(name) for name in _OF_ROW if name in frame.columns}
-        said = known | {
+        """Returns the number of rows added. `frame` has the column `error`, and whatever it knows
+        of a row's topic, partition, offset, key and value."""
+        known = {name: F.col(name) for name in _ROW_COLUMNS if name in frame.columns}
+        values = known | {
             "pipeline": F.lit(self._run.name),
             "query": F.lit(query),
             "batch": F.lit(batch),
             "at": F.current_timestamp(),
         }
         rows = frame.select(
-            *(said.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in SCHEMA)
+            *(
+                values.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name)
+                for one in SCHEMA
+            )
         )
         return self.table.append(rows, self._writer(query), batch)
 

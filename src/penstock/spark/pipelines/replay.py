@@ -1,22 +1,21 @@
-"""replay: stored messages to a topic once more, from a topic's history, dead letters or the lake.
+"""replay: sends stored messages to a topic once more, from a topic's history, dead letters or the
+lake.
 
     penstock pipeline run replay --once --set topic=dlq.orders --set reason='no memory'
     penstock pipeline run replay --once --set topic=dlq.orders --set apply=true
 
-Invariant: nothing is sent without `apply`, and what was sent under a replay's name is not sent
-under it again. How that is kept is in `replays.py`; which messages are taken, in `selection.py`.
+Invariant: nothing is sent without `apply`, and a message that was sent under a replay's name is not
+sent again under it. `replays.py` keeps that; `selection.py` selects the messages.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import InvalidArgument, NotFound
@@ -38,54 +37,57 @@ from penstock.model.options import (
     whole_number,
 )
 from penstock.spark.broker import Broker
-from penstock.spark.logs import RecordLog, is_pattern
+from penstock.spark.logs import RecordLog, is_among, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.pace import Pace
-from penstock.spark.pipelines.replay_plan import SAMPLES, plan, unfinished
-from penstock.spark.pipelines.replays import Replay
+from penstock.spark.pipelines.replays import Pending, Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
 from penstock.spark.pipelines.targets import largest_message, partitions_of, refusals
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import columns_of
 
+SAMPLES = 5
+SAMPLE_CHARS = 80
+
 MIN_RATE = 0.1
-"""A run that waits for the turn of a message cannot be stopped meanwhile."""
+"""A run cannot be stopped while it waits to send the next message."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    if said["to"] is None and not all(map(is_dead_letter_topic, said["topic"])):
+def _check(settings: Mapping[str, Any]) -> None:
+    if settings["to"] is None and not all(map(is_dead_letter_topic, settings["topic"])):
         raise InvalidArgument(
             "pipeline replay, option to is required: only dead letters, of topics like dlq.orders, "
             "say which topic they are from"
         )
-    _check_no_circle(said, datetime.now(UTC))
+    _check_not_endless(settings, datetime.now(UTC))
 
 
 def _start(run: Run) -> None:
-    said = run.settings
-    name = said["name"] or default_name(said["topic"], said["to"])
-    pace = Pace(said["rate"])
+    settings = run.settings
+    name = settings["name"] or default_name(settings["topic"], settings["to"])
+    pace = Pace(settings["rate"])
     run.repeat("replay", lambda: _replay(run, Replay(run, name), pace))
 
 
 def _replay(run: Run, replay: Replay, pace: Pace) -> int:
-    """Sends what is left to send, and returns how many rows that were."""
-    said = run.settings
-    if said["to"] is not None:
-        partitions_of(run.broker, [said["to"]])
-    rows = chosen(_records(run, said["topic"]), criteria_of(said, datetime.now(UTC)))
+    """Sends what is left to send. Returns the number of rows sent."""
+    settings = run.settings
+    if settings["to"] is not None:
+        partitions_of(run.broker, [settings["to"]])
+    rows = chosen(_records(run, settings["topic"]), criteria_of(settings, datetime.now(UTC)))
     rows = _sendable(run, rows.filter(F.col("target").isNotNull()))
-    if not said["apply"]:
-        return _tell(run, replay, rows)
+    if not settings["apply"]:
+        return _show_plan(run, replay, rows)
     sent = 0
     pending = replay.pending()
     if pending is not None:
         run.report(f"replay {replay.name}: {unfinished(pending)}; it is finished first")
         sent += replay.send(pending, pace)
-    pending = replay.select(rows, pace, said["limit"])
+    pending = replay.select(rows, pace, settings["limit"])
     if pending is None:
         run.report(f"replay {replay.name}: nothing is left to send")
         return sent
@@ -95,9 +97,9 @@ def _replay(run: Run, replay: Replay, pace: Pace) -> int:
 
 
 def _sendable(run: Run, rows: DataFrame) -> DataFrame:
-    """Leaves out, and reports, what the broker would refuse: one such row would fail its chunk at
-    every try. A stored message is one when the broker's limits were lowered since, or when the
-    lake is another broker's."""
+    """Leaves out, and reports, rows that the broker would refuse: one such row would fail its chunk
+    at every try. They occur when the broker's limits were lowered, or when another broker filled
+    the lake."""
     refusal = F.coalesce(*refusals(F.col("target"), largest_message(run.broker)))
     checked = rows.withColumn("refusal", refusal)
     found = checked.where("refusal is not null").groupBy("refusal").count().orderBy("refusal")
@@ -106,28 +108,27 @@ def _sendable(run: Run, rows: DataFrame) -> DataFrame:
     return checked.where("refusal is null").drop("refusal")
 
 
-def criteria_of(said: Mapping[str, Any], now: datetime) -> Criteria:
+def criteria_of(settings: Mapping[str, Any], now: datetime) -> Criteria:
     return Criteria(
-        since=moment_at(said["since"], now),
-        until=moment_at(said["until"], now),
-        **{name: said[name] for name in ("to", "run", "tenant", "reason", "where", "keep_keys")},
+        since=moment_at(settings["since"], now),
+        until=moment_at(settings["until"], now),
+        **{
+            name: settings[name] for name in ("to", "run", "tenant", "reason", "where", "keep_keys")
+        },
     )
 
 
 def default_name(topics: Sequence[str], to: str | None) -> str:
-    """Of source and target, with what a path cannot have left out."""
+    """Makes a name of source and target that can be part of a path."""
     text = f"{'+'.join(topics)}-to-{'origin' if to is None else to}"
-    if re.fullmatch(_NAME, text):
-        return text
-    digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80] + f"-{digest}"
+    return text if re.fullmatch(_NAME, text) else path_name(text)
 
 
 # -- where messages are ----------------------------------------------------------------------------
 
 
 def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
-    """Of topics that are there: a name must be, and a pattern must find one."""
+    """Reads the topics. A topic given by name must exist, and a pattern must match one."""
     if run.settings["from"] == "lake":
         return _archived(run, topics)
     with Broker(run.broker) as broker:
@@ -136,45 +137,41 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
         for topic in filter(records.is_named, found):
             records.spans(topic)
     if not found:
-        raise NotFound(f"no topic at {run.broker.url} fits {', '.join(topics)}")
+        raise NotFound(f"no topic at {run.broker.url} matches {', '.join(topics)}")
     return run.read(topic=",".join(found), pushdown="true")
 
 
 def _archived(run: Run, topics: tuple[str, ...]) -> DataFrame:
     rows = archived(run, records_table(run.lake))
     there = sorted(row.topic for row in rows.select("topic").distinct().collect())
-    found = [topic for topic in there if _fits(topic, topics)]
+    found = [topic for topic in there if is_among(topic, topics)]
     for topic in topics:
         if not found or (not is_pattern(topic) and topic not in found):
             raise NotFound(
-                f"the lake {run.lake.path} has nothing of {topic!r}; it has "
-                f"{', '.join(there) or 'no messages yet'}"
+                f"the lake {run.lake.path} has no messages of {topic!r}; it has those of "
+                f"{', '.join(there) or 'no topic'}"
             )
     return rows.filter(F.col("topic").isin(found))
 
 
-def _check_no_circle(said: Mapping[str, Any], now: datetime) -> None:
-    """Copies of a replay into its own source look like any message of it. Only the time tells them
-    from those that were there before."""
-    to, until = said["to"], said["until"]
-    if to is None or not _fits(to, said["topic"]):
+def _check_not_endless(settings: Mapping[str, Any], now: datetime) -> None:
+    """Refuses a target that is also a source, unless `until` is in the past: copies in the source
+    look like any other message, and only their time tells them from the originals."""
+    to, until = settings["to"], settings["until"]
+    if to is None or not is_among(to, settings["topic"]):
         return
     if not isinstance(until, datetime) or until > now:
         raise InvalidArgument(
-            f"topic {to!r} is source and target: without an end, a second run would take the "
-            f"copies of the first for messages. Say until={now.isoformat(timespec='seconds')}, and "
-            "the same each time"
+            f"topic {to!r} is source and target: without an end, a second run would send the "
+            f"copies of the first again. Set until={now.isoformat(timespec='seconds')}, the same "
+            "each time"
         )
-
-
-def _fits(topic: str, wanted: Sequence[str]) -> bool:
-    return topic in wanted or any(is_pattern(one) and fnmatchcase(topic, one) for one in wanted)
 
 
 # -- the dry run -----------------------------------------------------------------------------------
 
 
-def _tell(run: Run, replay: Replay, rows: DataFrame) -> int:
+def _show_plan(run: Run, replay: Replay, rows: DataFrame) -> int:
     pending = replay.pending()
     both = marked(rows, replay.done()).persist()
     try:
@@ -197,6 +194,51 @@ def _tell(run: Run, replay: Replay, rows: DataFrame) -> int:
     partitions_of(run.broker, {row.target for row in groups})
     run.report(plan(replay.name, groups, found, pending, run.settings["limit"]))
     return 0
+
+
+def plan(
+    name: str,
+    groups: Sequence[Row],
+    samples: Sequence[Row],
+    pending: Pending | None = None,
+    limit: int | None = None,
+) -> str:
+    """Returns the lines that a dry run shows."""
+    left, done = sum(row.left for row in groups), sum(row.done for row in groups)
+    lines = [f"replay {name}: a dry run, nothing is sent; apply=true sends the messages"]
+    if pending is not None:
+        lines.append(f"  first, what an earlier run has not sent: {unfinished(pending)}")
+    for row in groups:
+        if row.left:
+            times = f"{row['first']:%Y-%m-%d %H:%M:%S} to {row['last']:%Y-%m-%d %H:%M:%S}"
+            lines.append(f"  {row.left} from {row.source_topic} to {row.target}, of {times}")
+    if not left:
+        lines.append("  no message is left to send")
+    if done:
+        lines.append(f"  {done} left out: sent before under this name, or selected already")
+    if limit is not None and limit < left:
+        lines.append(f"  limit: the first {limit} of {left}")
+    lines += [f"  such as {_sample(row)}" for row in samples]
+    return "\n".join(lines)
+
+
+def _sample(row: Row) -> str:
+    place = f"{row.source_topic}/{row.source_partition} @{row.source_offset}"
+    words = [place, f"{row.source_timestamp:%Y-%m-%d %H:%M:%S}"]
+    for name, text in (("key", row.key), ("run", row.run_id), ("error", row.dlq_last_error)):
+        if text:
+            words.append(f"{name}={_short(text)}")
+    return " ".join([*words, f"value={_short(row.value)}"])
+
+
+def _short(text: str) -> str:
+    """Shortens a text and puts it on one line."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in text[: SAMPLE_CHARS + 1])
+    return shown if len(text) <= SAMPLE_CHARS else shown[: SAMPLE_CHARS - 1] + "…"
+
+
+def unfinished(pending: Pending) -> str:
+    return f"a selection of {pending.rows} messages to {', '.join(pending.targets)}"
 
 
 # -- options ---------------------------------------------------------------------------------------

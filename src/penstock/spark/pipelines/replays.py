@@ -1,12 +1,12 @@
-"""A replay under its name: what it has sent, what it is about to send, and the sending.
+"""A replay under its name: what it has sent, what it will send, and the sending.
 
-The steps, and what is there after each: a selection is stored in the lake, whole and with a name
-for the broker; its chunks are written as batches of that name; its rows are noted in the table
-`replayed`; the selection is removed. Whoever is killed between two steps finds the selection the
-next time, asks the broker for the last chunk it has, and goes on behind it.
+It has four steps. A selection is stored in the lake, with a name for the broker; its chunks are
+written to the broker as batches under that name; its rows are added to the table `replayed`; the
+selection is removed. A run that is killed between two steps leaves the selection. The next run
+finds it, asks the broker for the last chunk it has, and continues after it.
 
-Invariant: a message goes to a target once under one name. What is sent was fixed before the first
-chunk; nothing is selected anew while a selection is there. One run of a name at a time.
+Invariant: a message goes to a target once under one name. What is sent is fixed before the first
+chunk, and nothing new is selected while a selection is there. Only one run of a name at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.model.errors import FailedPrecondition
 from penstock.spark.broker import Broker
@@ -27,25 +26,26 @@ from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
 from penstock.spark.pipelines.targets import as_sent, partitions_of
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import LONG, STRING, TIMESTAMP, struct
 from penstock.spark.staging import ProducerBatch
 
 TABLE = "replayed"
 FOLDER = "_replays"
 
-SCHEMA = StructType(
-    [
-        StructField("name", StringType()),
-        *PLACE.fields,
-        StructField("target", StringType()),
-        StructField("at", TimestampType()),
-        StructField("batch", LongType()),
-    ]
+SCHEMA = struct(
+    {
+        "name": STRING,
+        **PLACE,
+        "target": STRING,
+        "at": TIMESTAMP,
+        "batch": LONG,
+    }
 )
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A selection that is stored: nothing of it is in the table `replayed`."""
+    """A stored selection; none of its rows are in the table `replayed`."""
 
     batch: int
     rows: int
@@ -62,12 +62,12 @@ class Replay:
         self._batch: int | None = None
 
     def done(self) -> DataFrame:
-        """The identities that were sent under this name, or are about to be."""
+        """Returns the identities that were sent under this name, or are about to be."""
         sent = self._ledger().read().filter(F.col("name") == self.name).select(*IDENTITY)
         return sent.unionByName(self._selection(self._next()).read().select(*IDENTITY))
 
     def pending(self) -> Pending | None:
-        """The selection that was not finished, if there is one."""
+        """Returns the unfinished selection, if there is one."""
         batch = self._next()
         table = self._selection(batch)
         if not table.exists():
@@ -85,19 +85,20 @@ class Replay:
         if len(row.txns) > 1:
             raise FailedPrecondition(
                 f"{table.path} is the selection of two runs of replay {self.name} at a time; "
-                "nothing of it was sent. Stop both, remove it, and start one of them"
+                "nothing of it was sent. Stop both, remove it, and start one of them again"
             )
         targets = tuple(sorted(row.targets))
         return Pending(batch, row.rows, row.chunks, row.chunk_rows, row.txns[0], targets)
 
     def select(self, rows: DataFrame, pace: Pace, limit: int | None) -> Pending | None:
-        """Stores those of the rows that were not sent before; None if there are none. Only where
-        nothing is pending."""
+        """Stores the rows that were not sent before; returns None if there are none. Call it only
+        if nothing is pending."""
         batch = self._next()
-        # One that was noted and not removed, and one that was not stored whole or has no rows.
+        # The last may be sent and not yet removed; the next may be incomplete or empty.
         for old in (batch - 1, batch):
             self._remove(old)
-        # The lake may be removed and begun anew; the broker would take its first chunks for done.
+        # A new name, because the lake may be removed and made again: under the old name the broker
+        # would take the first chunks for repetitions.
         txn = f"replay-{self.name}-{batch}-{uuid.uuid4().hex[:12]}"
         fresh = without(rows, self.done())
         chunks = in_chunks(fresh, pace.chunk_rows, txn, limit)
@@ -107,7 +108,8 @@ class Replay:
         return None
 
     def send(self, pending: Pending, pace: Pace) -> int:
-        """The rows sent by this call; with those of calls before, all of the selection."""
+        """Sends the selection from the first chunk that the broker does not have. Returns the
+        number of rows sent by this call."""
         partitions = partitions_of(self._run.broker, pending.targets)
         rows = self._selection(pending.batch).read()
         first = self._last_chunk(pending) + 1
@@ -131,7 +133,7 @@ class Replay:
         return self._run.lake.table(f"{FOLDER}/{self.name}/{batch}", SELECTED)
 
     def _next(self) -> int:
-        """The number of the selection that is there, or will be next."""
+        """Returns the number of the selection that is stored, or will be next."""
         if self._batch is None:
             of_name = self._ledger().read().filter(F.col("name") == self.name)
             last = of_name.agg(F.max("batch")).collect()[0][0]
@@ -139,7 +141,7 @@ class Replay:
         return self._batch
 
     def _last_chunk(self, pending: Pending) -> int:
-        """The last one that the broker has decided to store; -1 before the first."""
+        """Returns the last chunk that the broker has committed; -1 before the first."""
         with Broker(self._run.broker) as broker:
             return ProducerBatch(broker, pending.txn, 0).last_committed()
 

@@ -1,46 +1,41 @@
-"""route: the messages of an intake topic to the topics that a user's function names.
+"""route: sends the messages of an intake topic to the topics that a user's function names.
 
     penstock pipeline run route --set topic=intake --set function=rules.py:label --set to=work
 
-A batch: the function's verdicts are stored in the lake, once; from there the routed rows are
-written to the broker under the batch's number, and those that cannot be routed into `rejects`; then
-the stored verdicts go. A batch that is repeated takes the verdicts that are stored, so a function
-that says something else the second time changes nothing, and each write does nothing twice.
-Verdicts with a target that cannot be used are not stored: nothing was sent by them, and the
-function, once mended, is asked again.
+A batch has these steps: the function's verdicts are stored in the lake, once; the routed rows are
+written to the broker under the batch's number, and rows that cannot be routed are added to
+`rejects`; the stored verdicts are removed. A repeated batch uses the stored verdicts, so a function
+that answers differently the second time changes nothing, and no write happens twice. Verdicts with
+an unusable target are not stored: nothing was sent by them, and the function is asked again when it
+is corrected.
 
-Invariant: every message of the intake is in one target or among the rejects, once. Must not know
-what the function does, nor how it is called.
+Invariant: every message of the intake is in one target or in the rejects, once. Must not know what
+the function does, or how it is called.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.options import (
     TEXT,
     TOPIC,
-    TRUE_OR_FALSE,
     Kind,
     Option,
     WrongValue,
     choice,
     parse_name,
-    whole_number,
 )
 from penstock.spark.lake.files import Files
-from penstock.spark.logs import is_pattern
-from penstock.spark.pipelines.functions import TAKES, FunctionKind, UserFunction, load, look
+from penstock.spark.logs import is_among
+from penstock.spark.pipelines.functions import TAKES, FunctionKind, UserFunction, inspect_text, load
+from penstock.spark.pipelines.names import path_name
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import (
     ENVELOPE,
@@ -51,37 +46,35 @@ from penstock.spark.pipelines.targets import (
     refusals,
 )
 from penstock.spark.pipelines.verdicts import judged
-from penstock.spark.running.pipeline import Pipeline
+from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
+from penstock.spark.schemas import INTEGER, LONG, STRING, struct
 
 FOLDER = "_routed"
 LABEL = "{label}"
 MAX_ROWS = 100_000
 
-_TEXT = StringType()
 _IS_GOOD = "error is null"
 
-PLACE = StructType(
-    [
-        StructField("source_topic", _TEXT),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-    ]
-)
-ROUTED = StructType(
-    [
-        *PLACE.fields,
-        StructField("target", _TEXT),
-        StructField("error", _TEXT),
-        *ENVELOPE_FIELDS.fields,
-    ]
+PLACE = {
+    "source_topic": STRING,
+    "partition": INTEGER,
+    "offset": LONG,
+}
+ROUTED = struct(
+    {
+        **PLACE,
+        "target": STRING,
+        "error": STRING,
+        **ENVELOPE_FIELDS,
+    }
 )
 
 
-def _check(said: Mapping[str, Any]) -> None:
-    """Where the command is given, by the file's text only."""
-    spec: str = said["function"]
-    _check_target(said["to"], look(spec), spec.rpartition(":")[2].strip())
+def _check(settings: Mapping[str, Any]) -> None:
+    """Checks the function by the text of its file, where the command is given."""
+    spec: str = settings["function"]
+    _check_target(settings["to"], inspect_text(spec), spec.rpartition(":")[2].strip())
 
 
 def _check_target(to: str | None, kind: FunctionKind | None, name: str) -> None:
@@ -92,22 +85,23 @@ def _check_target(to: str | None, kind: FunctionKind | None, name: str) -> None:
 
 
 def _start(run: Run) -> None:
-    said = run.settings
-    function = load(said["function"])
-    _check_target(said["to"], function.kind, function.name)
-    route = Route(run, said["topic"], function, said["to"], said["unrouted"])
+    settings = run.settings
+    function = load(settings["function"])
+    _check_target(settings["to"], function.kind, function.name)
+    route = Route(run, settings["topic"], function, settings["to"], settings["unrouted"])
     source = run.stream(
-        topic=said["topic"],
-        startingOffsets=said["start"],
-        maxRowsPerTrigger=said["max_rows"],
-        group=said["group"],
-        failOnDataLoss=said["fail_on_data_loss"],
+        topic=settings["topic"],
+        startingOffsets=settings["start"],
+        maxRowsPerTrigger=settings["max_rows"],
+        group=settings["group"],
+        failOnDataLoss=settings["fail_on_data_loss"],
     )
     run.start(route.query, source, route.write)
 
 
 class Route:
-    """`to` is a topic, or a template of one with a label in it; None: the function says topics."""
+    """`to` is a topic, or a template of one with a label in it. It is None if the function returns
+    topics."""
 
     def __init__(
         self,
@@ -117,7 +111,7 @@ class Route:
         to: str | None = None,
         unrouted: str | None = None,
     ) -> None:
-        self.query = _path_name(intake)
+        self.query = path_name(intake)
         self._run = run
         self._intake = intake
         self._function = function
@@ -125,13 +119,13 @@ class Route:
         self._unrouted = unrouted
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        """A batch of the intake, as often as Spark wants."""
+        """Writes a batch of the intake; Spark may repeat it."""
         run = self._run
-        # The numbers of a query with another checkpoint are of other batches.
+        # With another checkpoint, the same number is another batch.
         name = f"{FOLDER}/{self.query}/{run.query_id()}-{batch}"
         stored = run.lake.table(name, ROUTED)
         max_bytes = largest_message(run.broker)
-        # The frame is looked at only where nothing is stored.
+        # The frame is computed only if nothing is stored.
         stored.append_checked(
             routed(frame, self._function, self._to, self._unrouted, max_bytes),
             "route",
@@ -152,17 +146,19 @@ class Route:
         self._partitions(_summed(verdicts).targets)
 
     def _partitions(self, targets: Sequence[str]) -> dict[str, int]:
-        """How many partitions each target has; raises if one cannot be used."""
-        circle = [topic for topic in targets if _is_intake(topic, self._intake)]
+        """Returns how many partitions each target has. Raises if a target cannot be used."""
+        circle = [
+            topic for topic in targets if is_among(topic, map(str.strip, self._intake.split(",")))
+        ]
         if circle:
             raise InvalidArgument(
-                f"topic {circle[0]!r} is a target of the route, and its intake: it would be fed "
-                "with its own messages for ever"
+                f"topic {circle[0]!r} is a target of the route and its intake: its messages "
+                "would go round for ever"
             )
         return partitions_of(self._run.broker, targets)
 
     def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
-        # Looked at again: a batch that is repeated may be one of long ago.
+        # Checked again: the verdicts of a repeated batch may be old.
         partitions = self._partitions(targets)
         ordered = rows.orderBy("source_topic", "offset")
         sent = as_sent(ordered, "target", partitions, datetime.now(UTC))
@@ -184,9 +180,9 @@ def routed(
     unrouted: str | None,
     max_bytes: int | None = None,
 ) -> DataFrame:
-    """The messages as `ROUTED`: each with a target or an error. `records` has the columns of
-    format("penstock"); a frame's function may leave some out, and rows too. `max_bytes` is what the
-    broker takes of key and value together."""
+    """Returns the messages as `ROUTED`, each with a target or an error. `records` has the columns
+    of format("penstock"). A function of frames may leave out columns and rows. `max_bytes` is the
+    broker's limit for key and value together."""
     if function.kind == "frame":
         rows = _framed(records, function)
     else:
@@ -195,45 +191,46 @@ def routed(
             "partition",
             "offset",
             *(name for name in ENVELOPE if name not in ("value", "routing_label", "routing_meta")),
-            F.coalesce("said_value", "value").alias("value"),
-            F.col("said_label").alias("routing_label"),
-            F.col("said_meta").alias("routing_meta"),
-            F.trim("said_topic").alias("said_topic"),
+            F.coalesce("verdict_value", "value").alias("value"),
+            F.col("verdict_label").alias("routing_label"),
+            F.col("verdict_meta").alias("routing_meta"),
+            F.trim("verdict_topic").alias("verdict_topic"),
             "error",
         )
     rows = rows.withColumn("partition_override", F.lit(None).cast("int"))
-    target = _target(F.col("said_topic"), F.col("routing_label"), to, unrouted)
+    target = _target(F.col("verdict_topic"), F.col("routing_label"), to, unrouted)
     rows = rows.withColumn("target", F.when(F.col("error").isNull(), target))
     return rows.withColumn(
-        "error", F.coalesce("error", _nowhere(to), *refusals(F.col("target"), max_bytes))
+        "error", F.coalesce("error", _no_target(to), *refusals(F.col("target"), max_bytes))
     ).select(*ROUTED.names)
 
 
 def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
-    """The function gets no column `topic`, so that what it says is its own."""
+    """Calls a function of frames. The intake's topic is renamed, so that a column `topic` in the
+    result is the function's own."""
     made = function.callable()(rows.withColumnRenamed("topic", "source_topic"))
     where = f"function {function.name} of {function.path}"
     if not isinstance(made, DataFrame):
-        raise InvalidArgument(f"{where} returned {type(made).__name__}, and no DataFrame")
+        raise InvalidArgument(f"{where} returned {type(made).__name__}, not a DataFrame")
     if "value" not in made.columns:
         raise InvalidArgument(f"{where} returned rows without the column value")
     if "topic" not in made.columns and "routing_label" not in made.columns:
         raise InvalidArgument(f"{where} returned neither the column topic nor routing_label")
-    known = {one.name: one.dataType for one in (*PLACE.fields, *ENVELOPE_FIELDS.fields)}
     columns = [
         (F.col(name) if name in made.columns else F.lit(None)).cast(kind).alias(name)
-        for name, kind in known.items()
+        for name, kind in (PLACE | ENVELOPE_FIELDS).items()
     ]
     topic = F.trim("topic") if "topic" in made.columns else F.lit(None)
     return made.select(
         *columns,
-        topic.cast(_TEXT).alias("said_topic"),
-        F.lit(None).cast(_TEXT).alias("error"),
+        topic.cast(STRING).alias("verdict_topic"),
+        F.lit(None).cast(STRING).alias("error"),
     )
 
 
 def _target(topic: Column, label: Column, to: str | None, unrouted: str | None) -> Column:
-    """What the function says, else what is made of its label, else where rows without one go."""
+    """Returns the topic that the function returned, else the one made of its label, else
+    `unrouted`."""
     given = F.when(topic != "", topic)
     has_label = F.coalesce(label, F.lit("")) != ""
     if to is not None:
@@ -244,25 +241,11 @@ def _target(topic: Column, label: Column, to: str | None, unrouted: str | None) 
     return given
 
 
-def _nowhere(to: str | None) -> Column:
-    said = "the function gave no topic and no label"
+def _no_target(to: str | None) -> Column:
+    reason = "the function returned no topic and no label"
     if to is None:
-        said += ", or a label and the option to says not where to"
-    return F.when(F.col("target").isNull(), F.lit(said))
-
-
-def _is_intake(topic: str, intake: str) -> bool:
-    return any(
-        fnmatchcase(topic, one.strip()) if is_pattern(one) else topic == one.strip()
-        for one in intake.split(",")
-    )
-
-
-def _path_name(text: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")[:80]
-    if plain == text:
-        return text
-    return f"{plain}-{hashlib.blake2s(text.encode(), digest_size=4).hexdigest()}"
+        reason += ", or a label, and the option to is not set"
+    return F.when(F.col("target").isNull(), F.lit(reason))
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -289,19 +272,13 @@ PIPELINE = Pipeline(
         Option("to", Kind("a topic, or a template of one like work.{label}", _template)),
         Option("unrouted", TOPIC, "for messages without a label"),
         Option("start", choice("earliest", "latest"), "where the first run begins", "earliest"),
-        Option("max_rows", whole_number(1), "the most rows of one batch", str(MAX_ROWS)),
+        max_rows_option(MAX_ROWS),
         Option(
             "group",
             TEXT.described("a group of the intake"),
             "the route publishes its progress as the progress of this group",
         ),
-        Option(
-            "fail_on_data_loss",
-            TRUE_OR_FALSE,
-            "false continues without the messages that retention removed before they were routed, "
-            "and without a topic that was deleted",
-            "true",
-        ),
+        data_loss_option("routed, and without a topic that was deleted"),
     ),
     _check,
 )

@@ -1,7 +1,7 @@
-"""Runs and their critical paths, from the traced steps.
+"""Summarises runs and their critical paths, from the traced steps.
 
-Invariant: a run is made of its steps outside dead-letter topics; what people do with dead letters
-afterwards changes neither its outcome nor its times. Must not know messages and attempts.
+Invariant: a run consists of its steps outside dead-letter topics. What people do with dead letters
+later changes neither its outcome nor its times. Must not know messages and attempts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.spark.pipelines.lineage_tables import (
     SUCCEEDED,
     WAITING,
 )
-from penstock.spark.pipelines.steps import of_dead_letters
+from penstock.spark.pipelines.steps import is_dead_letter_step
 
 
 def runs(steps: DataFrame) -> DataFrame:
     outcome = F.col("outcome")
     on_path = F.col("path_position").isNotNull()
     summed = (
-        steps.where(~of_dead_letters())
+        steps.where(~is_dead_letter_step())
         .groupBy("run_id")
         .agg(
             F.min("tenant_id").alias("tenant_id"),

@@ -1,9 +1,9 @@
-"""Which stored messages a replay takes, where each goes, and in which order and chunks.
+"""Selects the stored messages of a replay, their targets, their order and their chunks.
 
-Invariant: functions of DataFrames only. A message is its topic, partition, offset and time: the
-time tells it from one of an earlier topic of the same name. Messages of a topic are numbered in the
-order of their offsets, whatever the broker's clock did; those of several topics in that of time.
-Must not know where messages are read, nor how they are sent.
+Invariant: all functions take and return DataFrames. A message is identified by topic, partition,
+offset and time: the time tells it from one of an earlier topic of the same name. Messages of one
+topic are numbered in the order of their offsets, even if the broker's clock was set back; topics
+are merged by time. Must not know where messages are read, or how they are sent.
 """
 
 from __future__ import annotations
@@ -14,45 +14,37 @@ from datetime import datetime
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from penstock.model.errors import InvalidArgument
 from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS
+from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
-PLACE = StructType(
-    [
-        StructField("source_topic", StringType()),
-        StructField("source_partition", IntegerType()),
-        StructField("source_offset", LongType()),
-        StructField("source_timestamp", TimestampType()),
-    ]
-)
-IDENTITY = (*PLACE.names, "target")
-"""What is replayed once."""
+PLACE = {
+    "source_topic": STRING,
+    "source_partition": INTEGER,
+    "source_offset": LONG,
+    "source_timestamp": TIMESTAMP,
+}
+IDENTITY = (*PLACE, "target")
+"""The columns that identify what is replayed once."""
 
-SELECTED = StructType(
-    [
-        StructField("number", LongType()),
-        StructField("chunk", LongType()),
-        StructField("txn", StringType()),
-        *PLACE.fields,
-        StructField("target", StringType()),
-        *ENVELOPE_FIELDS.fields,
-    ]
+SELECTED = struct(
+    {
+        "number": LONG,
+        "chunk": LONG,
+        "txn": STRING,
+        **PLACE,
+        "target": STRING,
+        **ENVELOPE_FIELDS,
+    }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """None takes everything. `to` None: each to the topic it was a dead letter of."""
+    """The options that select messages; None selects everything. If `to` is None, each dead letter
+    goes to the topic it is from."""
 
     to: str | None = None
     since: datetime | None = None
@@ -65,7 +57,7 @@ class Criteria:
 
 
 def chosen(records: DataFrame, criteria: Criteria) -> DataFrame:
-    """The messages that fit, with `target`, their place and the envelope that will travel."""
+    """Returns the selected messages with their `target`, their source and the envelope to send."""
     rows = records
     for condition in _conditions(criteria):
         rows = rows.filter(condition)
@@ -85,18 +77,18 @@ def chosen(records: DataFrame, criteria: Criteria) -> DataFrame:
 
 
 def without(rows: DataFrame, done: DataFrame) -> DataFrame:
-    """The rows whose identity is not among `done`."""
+    """Returns the rows whose identity is not in `done`."""
     return rows.join(done.select(*IDENTITY), list(IDENTITY), "left_anti")
 
 
 def marked(rows: DataFrame, done: DataFrame) -> DataFrame:
-    """The rows with `is_done`: is their identity among `done`?"""
+    """Adds `is_done`: whether the row's identity is in `done`."""
     known = done.select(*IDENTITY).distinct().withColumn("is_done", F.lit(True))
     return rows.join(known, list(IDENTITY), "left").fillna(False, ["is_done"])
 
 
 def in_chunks(rows: DataFrame, chunk_rows: int, txn: str, limit: int | None = None) -> DataFrame:
-    """The first `limit` rows, numbered from 0, in chunks of neighbours."""
+    """Returns the first `limit` rows, numbered from 0 and divided into chunks."""
     of_topic = Window.partitionBy("source_topic").orderBy("source_offset")
     reached = F.max("source_timestamp").over(of_topic)
     order = Window.orderBy("reached", "source_topic", "source_offset")
@@ -110,7 +102,7 @@ def in_chunks(rows: DataFrame, chunk_rows: int, txn: str, limit: int | None = No
 
 
 def _conditions(criteria: Criteria) -> list[Column]:
-    """Plain comparisons: the broker is asked for these rows only."""
+    """Returns plain comparisons, which Spark pushes down to the broker."""
     conditions = []
     if criteria.since is not None:
         conditions.append(F.col("timestamp") >= F.lit(criteria.since))
@@ -133,6 +125,6 @@ def _where(rows: DataFrame, where: str) -> DataFrame:
     except AnalysisException as error:
         first = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         raise InvalidArgument(
-            f"option where: {where!r} is no predicate over the columns: {first} The columns are "
+            f"option where: {where!r} is not a predicate over the columns: {first} The columns are "
             f"{', '.join(rows.columns)}"
         ) from None

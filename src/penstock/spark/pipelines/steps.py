@@ -1,9 +1,9 @@
-"""Steps: what became of messages, put together by the ids of their envelopes.
+"""Makes steps of deliveries, by the ids in their envelopes.
 
 A step is what one group did with the messages of one step of a run in one topic. Invariant: what
-has not ended is counted in no length of time, and no length is negative. Dead letters that nobody
-has taken are no step: their message's own step says that it was dead-lettered. Must not know the
-journal's rows.
+has not ended is not counted in any length of time, and no length is negative. Dead letters that no
+group has received are not steps: the step of the original message says that it was dead-lettered.
+Must not know the journal's rows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from penstock.spark.pipelines.lineage_tables import (
 from penstock.spark.pipelines.tracing import trace_runs
 
 
-def of_dead_letters() -> Column:
+def is_dead_letter_step() -> Column:
     return F.col("topic").startswith(DEAD_LETTER_PREFIX)
 
 
 def steps(deliveries: DataFrame) -> DataFrame:
-    """Of the runs that have an id; not yet traced. A run's rows are side by side."""
+    """Returns the steps of runs that have an id, not yet traced. The rows of a run are side by
+    side."""
     taken = _messages(deliveries.where("run_id is not null")).where(
-        F.col("group").isNotNull() | ~of_dead_letters()
+        F.col("group").isNotNull() | ~is_dead_letter_step()
     )
-    # Messages that end in one millisecond are told apart by the journal's order.
+    # The journal's order decides between messages that end in the same millisecond.
     ended = (F.coalesce("finished_at", "last_at").alias("ended_at"), "ended_position")
     summed = (
         taken.repartition("run_id")
@@ -71,12 +72,12 @@ def steps(deliveries: DataFrame) -> DataFrame:
 
 
 def traced(steps: DataFrame) -> DataFrame:
-    """With what the run's other steps say of each: the columns of STEPS."""
+    """Adds the columns of STEPS that depend on the run's other steps."""
     return steps.mapInArrow(trace_runs, STEPS)
 
 
 def _messages(deliveries: DataFrame) -> DataFrame:
-    """A row for each message and group; one with group null where no group has been given it."""
+    """Returns a row for each message and group, with group null if no group has received it."""
     is_failure = F.col("outcome").isin(NACKED, TIMED_OUT)
     summed = deliveries.groupBy(*OF_GROUP).agg(
         *(F.max(name).alias(name) for name in ("run_id", "step_id", "parent_step_id", "tenant_id")),
@@ -92,7 +93,7 @@ def _messages(deliveries: DataFrame) -> DataFrame:
         F.max("finish").alias("finish"),
         F.max("has_skew").alias("had_skew"),
     )
-    # A group that is deleted and made again is given what it had finished.
+    # A group that is deleted and made again receives again what it had finished.
     is_done = F.col("finish.position") >= F.col("last.position")
     outcome = (
         F.when(F.col("done.kind") == DEAD_LETTERED, DEAD_LETTERED)
@@ -109,8 +110,9 @@ def _messages(deliveries: DataFrame) -> DataFrame:
 
 
 def _measured(messages: DataFrame) -> DataFrame:
-    """Until it is first taken a message waits; it runs from the delivery that is acked; what is
-    between, or after the first delivery of one that is never acked, is retries."""
+    """Adds the lengths. A message waits until its first delivery, and runs from the delivery that
+    is acked. The time between, or after the first delivery of one that is never acked, is
+    retries."""
     is_acked = F.coalesce(F.col("done.kind") == ACKED, F.lit(False))
     waiting = millis("produced_at", F.coalesce("delivered_at", "finished_at"))
     running = F.when(is_acked, millis("last.delivered_at", "finished_at"))
@@ -134,7 +136,7 @@ def _measured(messages: DataFrame) -> DataFrame:
 
 
 def _first_found(name: str, *words: str) -> Column:
-    """The first of these that any row has in the column."""
+    """Returns the first of these words that any row has in the column."""
     chosen = F.lit(None)
     for word in reversed(words):
         chosen = F.when(F.max(F.col(name) == word), word).otherwise(chosen)

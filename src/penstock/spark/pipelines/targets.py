@@ -1,10 +1,11 @@
-"""Rows that pipelines send to topics and caches, and what the broker would refuse of them.
+"""Prepares rows that pipelines send to topics and caches, and finds those that the broker would
+refuse.
 
-The broker refuses a whole batch for one bad row, and would refuse it at every try. So pipelines ask
-`refusals` (for topics) and `entry_refusals` (for caches) first, and set bad rows aside.
-`as_sent` drops what a stored message cannot carry to another topic: a deadline that has passed, a
-partition that the target does not have, a topic that the message asked for itself. Must not know
-which rows are sent, and why.
+The broker refuses a whole batch for one bad row, at every try. So pipelines call `refusals` (for
+topics) or `entry_refusals` (for caches) first, and put bad rows aside. `as_sent` removes what a
+stored message cannot carry to another topic: a deadline that has passed, a partition that the
+target does not have, and a topic that the message asked for itself. Must not know which rows are
+sent, or why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from itertools import chain
 import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField, StructType
 
 from penstock.client.results import Version
 from penstock.model.errors import NotFound
@@ -42,12 +42,12 @@ ENVELOPE = (
     "routing_label",
     "routing_meta",
 )
-"""Columns of a stored message that are columns of the sink too; its topic is the target's."""
+"""Columns of a stored message that the sink has too. The topic is the target's."""
 
-ENVELOPE_FIELDS = StructType([StructField(name, RECORD_COLUMNS[name]) for name in ENVELOPE])
+ENVELOPE_FIELDS = {name: RECORD_COLUMNS[name] for name in ENVELOPE}
 
 DEADLINE_MARGIN = timedelta(minutes=1)
-"""The broker refuses a batch with a deadline that has passed when it is staged."""
+"""The broker refuses a batch if one of its deadlines has passed when it is staged."""
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
@@ -60,11 +60,12 @@ _LIMITED = {
     "tenant_id": "the tenant_id",
     "idempotency_key": "the idempotency_key",
 }
-"""Texts that the broker limits, and how they are told."""
+"""Texts that the broker limits, and their names in errors."""
 
 
 def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, int]:
-    """How many partitions each has; NotFound names all that are missing."""
+    """Returns how many partitions each topic has. Raises NotFound with all topics that do not
+    exist."""
     found: dict[str, int] = {}
     missing: list[str] = []
     with Broker(broker) as connection:
@@ -76,14 +77,15 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
                 missing.append(topic)
     if missing:
         raise NotFound(
-            f"{_listed(missing)} not exist at {broker.url}, and messages are to go there; create "
-            f"what is meant with `penstock topic create {missing[0]}`, or choose another target"
+            f"{_listed(missing)} not exist at {broker.url}, and messages shall go there; run "
+            f"`penstock topic create {missing[0]}`, or choose another target"
         )
     return found
 
 
 def largest_message(broker: BrokerSettings) -> int | None:
-    """The bytes of key and value that the broker takes; None: it is one that does not tell."""
+    """Returns the most bytes of key and value that the broker accepts; None if its version does not
+    say."""
     with Broker(broker) as connection:
         answer = connection.call("GET", "/v1/version")
     return msgspec.json.decode(answer, type=Version).max_message_bytes
@@ -92,32 +94,32 @@ def largest_message(broker: BrokerSettings) -> int | None:
 def refusals(
     topic: Column, max_bytes: int | None, columns: Sequence[str] = ENVELOPE
 ) -> list[Column]:
-    """What the broker would refuse a whole batch for, each as what is wrong with the row, or null.
-    `columns` are those that the rows have; `topic` is where they go."""
-    said = {
+    """Returns columns that say why the broker would refuse a row, one for each reason, null if it
+    would not. `columns` are those that the rows have; `topic` is where they go."""
+    values = {
         name: (F.col(name) if name in columns else F.lit(None)).try_cast(RECORD_COLUMNS[name])
         for name in ENVELOPE
     }
-    attempts, *backoffs = (said[name] for name in _RETRY)
-    is_null = F.exists(F.map_values(said["routing_meta"]), lambda value: value.isNull())
+    attempts, *backoffs = (values[name] for name in _RETRY)
+    is_null = F.exists(F.map_values(values["routing_meta"]), lambda value: value.isNull())
     faults = {
         f"the topic's name is longer than {MAX_NAME_BYTES} bytes": F.octet_length(topic)
         > MAX_NAME_BYTES,
         "the topic's name has control characters in it": topic.rlike(_CONTROL),
-        "the value is null or empty": F.coalesce(F.octet_length(said["value"]), F.lit(0)) == 0,
+        "the value is null or empty": F.coalesce(F.octet_length(values["value"]), F.lit(0)) == 0,
         "the meta has a null in it": is_null,
         "the retry policy has a negative number in it": F.least(F.lit(0), attempts, *backoffs) < 0,
     }
     for name, called in _LIMITED.items():
-        is_long = F.octet_length(said[name]) > MAX_ENVELOPE_FIELD_BYTES
+        is_long = F.octet_length(values[name]) > MAX_ENVELOPE_FIELD_BYTES
         faults[f"{called} is longer than {MAX_ENVELOPE_FIELD_BYTES} bytes"] = is_long
     found = [F.when(is_so, F.lit(fault)) for fault, is_so in faults.items()]
-    return found if max_bytes is None else [*found, _too_large(said, max_bytes)]
+    return found if max_bytes is None else [*found, _too_large(values, max_bytes)]
 
 
 def entry_refusals(key: Column, value: Column, max_bytes: int | None) -> list[Column]:
-    """Why a cache would refuse a row, one column for each reason, null where it would not.
-    `max_bytes` is the broker's max_message_bytes; None: it does not tell."""
+    """Returns columns that say why a cache would refuse a row, one for each reason, null if it
+    would not. `max_bytes` is the broker's max_message_bytes, or None if it is not known."""
     faults = {
         "the key is null or empty": F.coalesce(F.octet_length(key), F.lit(0)) == 0,
         f"the key is longer than the {MAX_CACHE_KEY_BYTES} bytes that a cache takes": (
@@ -132,27 +134,27 @@ def entry_refusals(key: Column, value: Column, max_bytes: int | None) -> list[Co
     return [F.when(is_so, F.lit(fault)) for fault, is_so in faults.items()]
 
 
-def _too_large(said: Mapping[str, Column], max_bytes: int) -> Column:
-    """In the broker's words."""
-    size = F.octet_length(said["value"]) + F.coalesce(F.octet_length(said["key"]), F.lit(0))
-    told = F.format_string(f"key and value are %d bytes; max_message_bytes is {max_bytes}", size)
-    return F.when(size > max_bytes, told)
+def _too_large(values: Mapping[str, Column], max_bytes: int) -> Column:
+    """Uses the broker's own words."""
+    size = F.octet_length(values["value"]) + F.coalesce(F.octet_length(values["key"]), F.lit(0))
+    text = F.format_string(f"key and value are %d bytes; max_message_bytes is {max_bytes}", size)
+    return F.when(size > max_bytes, text)
 
 
 def as_sent(
     rows: DataFrame, target: str, partitions: Mapping[str, int], now: datetime
 ) -> DataFrame:
-    """The rows as the sink takes them; `target` is the column that names the topic."""
-    said = {name: F.col(name) for name in ENVELOPE}
-    said["deadline"] = F.when(
+    """Returns the rows as the sink takes them. `target` is the column with the topic."""
+    values = {name: F.col(name) for name in ENVELOPE}
+    values["deadline"] = F.when(
         F.try_to_timestamp("deadline") > F.lit(now + DEADLINE_MARGIN), F.col("deadline")
     )
-    said["partition_override"] = F.when(
+    values["partition_override"] = F.when(
         F.col("partition_override") < _counts(partitions, F.col(target)),
         F.col("partition_override"),
     )
     return rows.select(
-        F.col(target).alias("topic"), *(column.alias(name) for name, column in said.items())
+        F.col(target).alias("topic"), *(column.alias(name) for name, column in values.items())
     )
 
 

@@ -1,8 +1,8 @@
-"""The timeline of a run as a picture: a lane for each step, with what its messages went through.
+"""Draws the timeline of a run: a lane for each step, with what its messages went through.
 
-Invariant: ids are shown as they are, never read as markup, and a picture has a bounded size however
-many steps the run has: what is left out is counted in it. No state outlives a call, so that several
-threads may draw. Must not know Spark.
+Invariant: ids are shown as they are, never interpreted as markup. A picture has a bounded size
+however many steps the run has, and says how many it leaves out. No state outlives a call, so
+several threads may draw. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNITS = ((3 * 3600_000, 3600_000, "hours"), (180_000, 60_000, "minutes"), (2000
 
 @dataclass(frozen=True)
 class Bar:
-    """From one moment to another; `line` is the message's among those of its step."""
+    """A span of time in a lane. `line` is the number of the message among those of its step."""
 
     line: int
     start: datetime
@@ -59,8 +59,8 @@ class Bar:
 
 
 def chosen(steps: Sequence[Row], most: int = MAX_LANES) -> list[Row]:
-    """In order of time, and if they are too many: what was dead-lettered first, then the critical
-    path, then what failed; and of each what took longest."""
+    """Returns the steps in order of time. If there are too many, it keeps dead-lettered ones first,
+    then the critical path, then failed ones, and of each those that took longest."""
     ranked = sorted(
         steps,
         key=lambda step: (
@@ -74,7 +74,8 @@ def chosen(steps: Sequence[Row], most: int = MAX_LANES) -> list[Row]:
 
 
 def bars(tries: Sequence[Row], until: datetime) -> list[Bar]:
-    """Of one step's attempts. What has not ended goes on `until` the end of the picture."""
+    """Returns the bars of one step's attempts. An attempt that has not ended lasts `until` the end
+    of the picture."""
     by_message: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for one in sorted(tries, key=lambda row: row["position"]):
         by_message[one["partition"], one["offset"]].append(one)
@@ -99,7 +100,7 @@ def bars(tries: Sequence[Row], until: datetime) -> list[Bar]:
 
 
 def draw(run_id: str, steps: Sequence[Row], attempts: Sequence[Row], left_out: int = 0) -> bytes:
-    """A PNG. `left_out`: steps of the run that are not among `steps`."""
+    """Returns a PNG. `left_out` counts steps of the run that are not in `steps`."""
     lanes = chosen(steps)
     left_out += len(steps) - len(lanes)
     start = min((_begins(step) for step in lanes), default=datetime.fromtimestamp(0, UTC))
@@ -131,7 +132,7 @@ class _Picture:
     def __init__(self, axes: Axes, start: datetime, until: datetime, scale: float) -> None:
         self._axes = axes
         self._start = start
-        # A run of no length still has a picture.
+        # A run of no duration still has a picture.
         self._until = until
         self._scale = scale
         self._span = max(self._at(until), 1.0 / scale)
@@ -148,7 +149,7 @@ class _Picture:
         for bar in found:
             self._axes.barh(
                 lane - 0.35 + height * (bar.line % lines + 0.5),
-                # What took less than a pixel is still to be seen.
+                # Bars of less than a pixel stay visible.
                 max(self._at(bar.end) - self._at(bar.start), 0.002 * self._span),
                 height * 0.92,
                 left=self._at(bar.start),
@@ -166,7 +167,8 @@ class _Picture:
             self._mark(lane, max(bar.end for bar in found), ">", _EDGE)
 
     def path(self, lanes: Sequence[tuple[int, Row]]) -> None:
-        """A line from the end of each step of the critical path to the beginning of the next."""
+        """Draws a line from the end of each step of the critical path to the beginning of the
+        next."""
         on_path = sorted(
             (item for item in lanes if item[1]["path_position"] is not None),
             key=lambda item: item[1]["path_position"],
@@ -291,12 +293,13 @@ def _label(step: Row) -> str:
 
 
 def _plain(text: str, most: int) -> str:
-    """Without what has no shape of its own in our font, on one line, and not too long."""
+    """Puts a text on one line and shortens it, with □ for characters that our font does not
+    have."""
     known = _shapes()
     shown = "".join(sign if ord(sign) in known else "□" for sign in text)
     if len(shown) <= most:
         return shown
-    # Names that are long often differ in their ends.
+    # Long names often differ at their ends.
     return f"{shown[: most // 2]}…{shown[len(shown) - (most - most // 2 - 1) :]}"
 
 

@@ -1,9 +1,9 @@
-"""Rows of steps as Arrow batches, with what the trace of their run says of each.
+"""Traces the steps of runs, in Arrow batches.
 
 Runs on Spark's executors, once for each partition. Invariant: the rows of a run are side by side,
-in as many batches as it takes, and are traced together; a run of more than MAX_STEPS is not, and
-says so by nulls, so that no run however long takes more memory than that. What is done about dead
-letters is no part of a run, and traced with none. Must not know Spark.
+in any number of batches, and are traced together. A run of more than MAX_STEPS is not traced and
+gets nulls, which bounds the memory. Steps of dead-letter topics are not part of a run and are not
+traced. Must not know Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A user's own pipeline: a function of DataFrames, with where they come from and where it goes.
+"""A user's own pipeline: a function of DataFrames, with its sources and its sink.
 
     from penstock.spark import pipeline
 
@@ -6,8 +6,8 @@
     def totals(orders):
         return orders.groupBy("key").count()
 
-Invariant: the function only describes; it is called once, when the run starts, and what it returns
-is checked against the sink before a batch is taken. A batch reaches its sink once.
+Invariant: the function only describes the computation. It is called once, when the run starts, and
+its result is checked against the sink before the first batch. A batch reaches its sink once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODES = ("append", "update", "complete")
 
 
 class UserPipeline:
-    """What `@pipeline` makes of a function; it can still be called, as in a test of it."""
+    """The result of `@pipeline`. It can still be called like the function, as in a test."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class UserPipeline:
 
     @property
     def summary(self) -> str:
-        said = inspect.getdoc(self.function)
-        return said.splitlines()[0] if said else f"{', '.join(self._origins())} → {self.sink}"
+        text = inspect.getdoc(self.function)
+        return text.splitlines()[0] if text else f"{', '.join(self._origins())} → {self.sink}"
 
     def settings(self) -> tuple[Option, ...]:
-        """The function's keyword-only parameters."""
+        """The function's keyword-only parameters, as options."""
         return tuple(
             _option(self.name, each)
             for each in inspect.signature(self.function).parameters.values()
@@ -76,7 +76,7 @@ class UserPipeline:
         )
 
     def endpoints(self) -> list[Endpoint]:
-        """Where it reads, also through those that feed it directly."""
+        """Returns the sources, including those of pipelines that feed this one directly."""
         return [
             endpoint
             for source in self.sources.values()
@@ -100,18 +100,20 @@ class UserPipeline:
     def _check(self, stream: bool | None) -> None:
         where = f"pipeline {self.name}"
         if not TABLE_NAME.fullmatch(self.name):
-            raise InvalidArgument(f"{where}: a name has letters, digits, - and _ only")
+            raise InvalidArgument(f"{where}: a name may have letters, digits, - and _ only")
         if self.name in BUILT_IN:
-            raise InvalidArgument(f"{where}: the name is taken by one of Penstock's own")
+            raise InvalidArgument(f"{where}: a built-in pipeline has that name: choose another")
         if self.mode not in MODES:
-            raise InvalidArgument(f"{where}: mode {self.mode!r} is none of {', '.join(MODES)}")
+            raise InvalidArgument(
+                f"{where}: mode {self.mode!r} is not allowed; it takes {', '.join(MODES)}"
+            )
         if stream and not self._can_stream():
             raise InvalidArgument(f"{where}: only topics and the journal can be read as a stream")
         kind = self.sink.kind if self.sink else ""
         if self.is_stream and kind == "table" and self.mode == "update":
             raise InvalidArgument(
-                f"{where}: rows of a table are not changed one by one; use mode='complete', which "
-                "replaces them all, or a cache"
+                f"{where}: a table cannot update single rows; use mode='complete', which replaces "
+                "them all, or a cache"
             )
         if self.is_stream and kind == "topic" and self.mode == "complete":
             raise InvalidArgument(
@@ -128,7 +130,7 @@ class UserPipeline:
         if self.rejects and (self.mode == "complete" or (self.sink and not self.is_stream)):
             raise InvalidArgument(
                 f"{where}: rejects are rows of a stream's batch; without a stream, or with "
-                "mode='complete', each of them would come again every time"
+                "mode='complete', each would be rejected again every time"
             )
 
 
@@ -145,11 +147,11 @@ def pipeline(
 ) -> Callable[[Callable[..., Any]], UserPipeline]:
     """Makes a pipeline of a function of DataFrames.
 
-    `source`: a topic, "journal", "table:name", "parquet:/path", another such function, or several
-    in a list, in the order of the parameters, or in a dict, by their names. `sink`: "topic:name",
-    "cache:tenant/namespace/cache" or "table:name"; none for one that only feeds others. `options`
-    are those of reading format("penstock"). `stream`: False reads everything anew each time.
-    `rejects`: a column; rows where it is not null are kept aside in the table `rejects`.
+    `source`: a topic, "journal", "table:name", "parquet:/path" or another such function; several in
+    a list, in the order of the parameters, or in a dict by their names. `sink`: "topic:name",
+    "cache:tenant/namespace/cache" or "table:name"; None for a pipeline that only feeds others.
+    `options` are options of reading format("penstock"). `stream`: False reads everything again each
+    time. `rejects`: a column; rows where it is not null go to the table `rejects`.
     """
 
     def decorate(function: Callable[..., Any]) -> UserPipeline:
@@ -170,37 +172,37 @@ def pipeline(
 
 
 def _sources(
-    name: str, function: Callable[..., Any], said: Any
+    name: str, function: Callable[..., Any], given: Any
 ) -> dict[str, Endpoint | UserPipeline]:
-    """By the parameters' names."""
+    """Returns the sources by the names of their parameters."""
     parameters = [
         each.name
         for each in inspect.signature(function).parameters.values()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    if not isinstance(said, Mapping):
-        listed = list(said) if isinstance(said, (list, tuple)) else [said]
+    if not isinstance(given, Mapping):
+        listed = list(given) if isinstance(given, (list, tuple)) else [given]
         if len(listed) != len(parameters):
             raise InvalidArgument(
                 f"pipeline {name} takes {len(parameters)} frames ({', '.join(parameters)}) and has "
                 f"{len(listed)} sources"
             )
-        said = dict(zip(parameters, listed, strict=True))
-    elif set(said) != set(parameters):
+        given = dict(zip(parameters, listed, strict=True))
+    elif set(given) != set(parameters):
         raise InvalidArgument(
-            f"pipeline {name} takes {', '.join(parameters)}; its sources are {', '.join(said)}"
+            f"pipeline {name} takes {', '.join(parameters)}; its sources are {', '.join(given)}"
         )
-    return {parameter: _source(name, said[parameter]) for parameter in parameters}
+    return {parameter: _source(name, given[parameter]) for parameter in parameters}
 
 
-def _source(name: str, said: object) -> Endpoint | UserPipeline:
-    if isinstance(said, UserPipeline):
-        return said
-    if not isinstance(said, str):
+def _source(name: str, given: object) -> Endpoint | UserPipeline:
+    if isinstance(given, UserPipeline):
+        return given
+    if not isinstance(given, str):
         raise InvalidArgument(
-            f"pipeline {name}: a source is {SOURCES}, or another pipeline; not {said!r}"
+            f"pipeline {name}: a source is {SOURCES}, or another pipeline; not {given!r}"
         )
-    return source_of(said)
+    return source_of(given)
 
 
 _KINDS = {bool: TRUE_OR_FALSE, int: whole_number(), float: number(), str: TEXT}

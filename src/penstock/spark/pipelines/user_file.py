@@ -1,7 +1,7 @@
-"""A file with a user's pipelines: loaded, put into the order in which they feed each other.
+"""Loads a file with a user's pipelines, and orders them so that those that feed others come first.
 
-Invariant: pipelines of a file do not feed each other in a circle: once started, rows would go round
-for ever. The file is run once, in this process; its functions travel to executors as they are.
+Invariant: the pipelines of a file do not feed each other in a circle, in which rows would go round
+for ever. The file is run once, in this process; its functions are pickled for the executors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.spark.running.failure import describe_error
 
 
 class NeedsSpark(FailedPrecondition):
-    """The file makes something at its loading that needs a session: start one, and load it then."""
+    """The file needs a session while it is loaded: start one, and load it then."""
 
 
 def load(path: str) -> list[UserPipeline]:
-    """The file's pipelines, those that feed others first."""
+    """Returns the file's pipelines, those that feed others first."""
     module = _module(Path(path))
     found = [each for each in vars(module).values() if isinstance(each, UserPipeline)]
     named: dict[str, UserPipeline] = {}
@@ -40,7 +40,7 @@ def load(path: str) -> list[UserPipeline]:
 
 
 def choose(path: str, name: str) -> list[UserPipeline]:
-    """All that have a sink, or the one of that name."""
+    """Returns all pipelines that have a sink, or the one of that name."""
     found = load(path)
     if not name:
         return [each for each in found if each.sink is not None]
@@ -52,7 +52,8 @@ def choose(path: str, name: str) -> list[UserPipeline]:
 
 
 def in_order(pipelines: Sequence[UserPipeline]) -> list[UserPipeline]:
-    """Each after those that feed it; else as they were."""
+    """Orders the pipelines so that each comes after those that feed it, and otherwise as they
+    were."""
     placed: list[UserPipeline] = []
     on_the_way: list[UserPipeline] = []
 
@@ -75,7 +76,7 @@ def in_order(pipelines: Sequence[UserPipeline]) -> list[UserPipeline]:
 
 
 def feeds(one: UserPipeline, other: UserPipeline) -> bool:
-    """Does what the one writes reach the other?"""
+    """Returns whether rows that `one` writes reach `other`."""
     if one in other.sources.values():
         return True
     sink = one.sink
@@ -91,26 +92,26 @@ def _module(path: Path) -> ModuleType:
         raise NotFound(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"penstock_pipelines_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InvalidArgument(f"{path} is no Python file")
+        raise InvalidArgument(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # what lies beside it can be imported
+        sys.path.insert(0, folder)  # so that modules beside the file can be imported
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error.message}") from error
     except Exception as error:
-        if SparkContext._active_spark_context is None and _is_of_spark(error):
-            raise NeedsSpark(f"{path} can only be loaded where Spark runs") from error
+        if SparkContext._active_spark_context is None and _is_raised_by_spark(error):
+            raise NeedsSpark(f"{path} can only be loaded while Spark runs") from error
         raise InvalidArgument(f"{path} cannot be loaded: {describe_error(error)}") from error
-    # Executors have no such module: its functions are sent to them whole.
+    # Executors do not have this module, so its functions are sent as a whole.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return module
 
 
-def _is_of_spark(error: BaseException) -> bool:
-    """Was it raised in a function of PySpark's? Many need a session, `udf` among them."""
+def _is_raised_by_spark(error: BaseException) -> bool:
+    """Returns whether PySpark raised it. Many of its functions need a session, `udf` among them."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and "/pyspark/" in frames[-1].filename

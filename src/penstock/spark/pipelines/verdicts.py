@@ -1,8 +1,8 @@
-"""What a user's function says of rows: a topic, a label, a meta, another value, or why it cannot.
+"""The verdicts of a user's function on rows: a topic, a label, a meta, another value, or an error.
 
-Invariant: every row that goes in comes out once, with a verdict or an error; what a function raises
-concerns the row it was called with, and no other. The columns that go in come out unchanged. Runs
-in executors, on batches of Arrow. Must not know where rows go.
+Invariant: every row comes out once, with a verdict or an error, and its columns unchanged. An
+exception of the function concerns only the row it was called with. Runs on the executors, on
+batches of Arrow. Must not know where rows go.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import MapType, StringType, StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructType
 
 from penstock.spark.pipelines.functions import UserFunction
+from penstock.spark.schemas import STRING, struct
 
 MAX_ERROR_CHARS = 2000
 
-_TEXT, _TEXTS = StringType(), MapType(StringType(), StringType())
+_TEXTS = MapType(StringType(), StringType())
 
-COLUMNS = StructType(
-    [
-        StructField("said_topic", _TEXT),
-        StructField("said_label", _TEXT),
-        StructField("said_meta", _TEXTS),
-        StructField("said_value", _TEXT),
-        StructField("error", _TEXT),
-    ]
+COLUMNS = struct(
+    {
+        "verdict_topic": STRING,
+        "verdict_label": STRING,
+        "verdict_meta": _TEXTS,
+        "verdict_value": STRING,
+        "error": STRING,
+    }
 )
 _ARROW = pa.schema(
     [
@@ -39,7 +40,7 @@ _ARROW = pa.schema(
 
 
 class Verdict(NamedTuple):
-    """Nothing said at all: no error, and nowhere to go."""
+    """The function's answer for a row. If all members are None, it returned nothing."""
 
     topic: str | None = None
     label: str | None = None
@@ -51,12 +52,12 @@ class Verdict(NamedTuple):
 NOTHING = Verdict()
 
 
-class Unfit(Exception):
-    """The function has returned something that is no verdict."""
+class NotAVerdict(Exception):
+    """The function has returned something that is not a verdict."""
 
 
 def judged(rows: DataFrame, function: UserFunction) -> DataFrame:
-    """The rows with `COLUMNS` beside their own. `function` is of any kind but a frame's."""
+    """Returns the rows with `COLUMNS` added. `function` is of any kind except of frames."""
     schema = StructType([*rows.schema.fields, *COLUMNS.fields])
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,23 +75,25 @@ def judged(rows: DataFrame, function: UserFunction) -> DataFrame:
     return rows.mapInArrow(judge, schema)
 
 
-def verdict_of(said: Any) -> Verdict:
-    """Of what a function returned. Raises Unfit."""
-    if said is None:
+def verdict_of(given: Any) -> Verdict:
+    """Makes a verdict of a function's result, or raises NotAVerdict."""
+    if given is None:
         return NOTHING
-    if isinstance(said, str):
-        return Verdict(label=_text("label", said))
-    if not isinstance(said, Mapping):
-        raise Unfit(f"the function returned {_shown(said)}; it returns a label, a dict or None")
-    unknown = [key for key in said if key not in ("topic", "label", "meta", "value")]
+    if isinstance(given, str):
+        return Verdict(label=_text("label", given))
+    if not isinstance(given, Mapping):
+        raise NotAVerdict(
+            f"the function returned {_shown(given)}; it returns a label, a dict or None"
+        )
+    unknown = [key for key in given if key not in ("topic", "label", "meta", "value")]
     if unknown:
-        raise Unfit(
+        raise NotAVerdict(
             f"the function's dict has {unknown[0]!r}; it may have topic, label, meta, value"
         )
-    texts = {name: _text(name, said.get(name)) for name in ("topic", "label", "value")}
-    if said.get("value") is not None and texts["value"] is None:
-        raise Unfit("the function's value is empty, which is no message")
-    return Verdict(meta=_meta(said.get("meta")), **texts)
+    texts = {name: _text(name, given.get(name)) for name in ("topic", "label", "value")}
+    if given.get("value") is not None and texts["value"] is None:
+        raise NotAVerdict("the function's value is empty, and a message needs one")
+    return Verdict(meta=_meta(given.get("meta")), **texts)
 
 
 def verdicts_of_rows(function: UserFunction, arguments: Sequence[Any]) -> list[Verdict]:
@@ -99,11 +102,11 @@ def verdicts_of_rows(function: UserFunction, arguments: Sequence[Any]) -> list[V
 
 
 def verdicts_of_series(function: UserFunction, values: Any) -> list[Verdict]:
-    """`values` is a pandas Series. One that cannot be judged whole is judged one by one."""
+    """Judges a pandas Series as a whole, or value by value if that fails."""
     call = function.callable()
     try:
         return [verdict_of(_present(label)) for label in _labels(call(values), len(values))]
-    except Exception:  # noqa: BLE001 - the row that is to blame is found and keeps its error
+    except Exception:  # noqa: BLE001 - the next step finds the row that caused it
         singles = [values.iloc[at : at + 1].reset_index(drop=True) for at in range(len(values))]
     return [
         _called(function, lambda one: verdict_of(_present(_labels(call(one), 1)[0])), one)
@@ -120,7 +123,7 @@ def _judge(function: UserFunction) -> Callable[[pa.RecordBatch], list[Verdict]]:
 
 
 def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Arrow gives a map as pairs."""
+    """Returns the rows as dicts. Arrow returns a map as pairs."""
     maps = [field.name for field in batch.schema if pa.types.is_map(field.type)]
     rows: list[dict[str, Any]] = batch.to_pylist()
     for row in rows:
@@ -132,64 +135,64 @@ def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _called(function: UserFunction, judge: Callable[[Any], Verdict], argument: Any) -> Verdict:
     try:
         return judge(argument)
-    except Unfit as error:
-        said = str(error)
-    except Exception as error:  # noqa: BLE001 - it is the user's, and is kept with its row
-        said = function.place_of(error)
-    return Verdict(error=_sayable(said)[:MAX_ERROR_CHARS])
+    except NotAVerdict as error:
+        given = str(error)
+    except Exception as error:  # noqa: BLE001 - an error of the user's function is kept with its row
+        given = function.describe(error)
+    return Verdict(error=_encodable(given)[:MAX_ERROR_CHARS])
 
 
-def _labels(said: Any, count: int) -> list[Any]:
-    labels = said.tolist() if hasattr(said, "tolist") else said
+def _labels(given: Any, count: int) -> list[Any]:
+    labels = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(labels, list):
-        raise Unfit(f"the function returned {_shown(said)}, and no Series")
+        raise NotAVerdict(f"the function returned {_shown(given)}, not a Series")
     if len(labels) != count:
-        raise Unfit(f"the function returned {len(labels)} labels for {count} values")
+        raise NotAVerdict(f"the function returned {len(labels)} labels for {count} values")
     return labels
 
 
 def _present(label: Any) -> Any:
-    """pandas has several ways to say that there is nothing; none of them equals itself, or it has
-    no truth."""
+    """Turns the missing values of pandas into None: they are not equal to themselves, or have no
+    truth value."""
     try:
         return label if bool(label == label) else None
     except TypeError:
         return None
 
 
-def _text(name: str, said: Any) -> str | None:
-    """Empty is none, as it is to the broker."""
-    if said is None:
+def _text(name: str, given: Any) -> str | None:
+    """Treats an empty text as none, as the broker does."""
+    if given is None:
         return None
-    if not isinstance(said, str):
-        raise Unfit(f"the function's {name} is {_shown(said)}, and no string")
-    if _sayable(said) != said:
-        raise Unfit(f"the function's {name} has characters that are none in UTF-8")
-    return str(said) or None
+    if not isinstance(given, str):
+        raise NotAVerdict(f"the function's {name} is {_shown(given)}, not a string")
+    if _encodable(given) != given:
+        raise NotAVerdict(f"the function's {name} has characters that UTF-8 does not have")
+    return str(given) or None
 
 
-def _meta(said: Any) -> dict[str, str] | None:
-    if said is None:
+def _meta(given: Any) -> dict[str, str] | None:
+    if given is None:
         return None
-    if not isinstance(said, Mapping):
-        raise Unfit(f"the function's meta is {_shown(said)}, and no dict")
-    return {_meta_text(key): _meta_text(value) for key, value in said.items()}
+    if not isinstance(given, Mapping):
+        raise NotAVerdict(f"the function's meta is {_shown(given)}, not a dict")
+    return {_meta_text(key): _meta_text(value) for key, value in given.items()}
 
 
-def _meta_text(said: Any) -> str:
-    """A score is a number in the user's hands, and text in a message."""
-    plain = said.item() if hasattr(said, "item") else said
+def _meta_text(given: Any) -> str:
+    """Turns a number, such as a score, into text."""
+    plain = given.item() if hasattr(given, "item") else given
     try:
         text = plain if isinstance(plain, str) else json.dumps(plain)
     except (TypeError, ValueError):
-        raise Unfit(f"the function's meta has {_shown(said)} in it, and no text") from None
+        raise NotAVerdict(f"the function's meta has {_shown(given)} in it, not a text") from None
     return _text("meta", text) or ""
 
 
-def _sayable(text: str) -> str:
+def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _shown(said: Any) -> str:
-    text = repr(said)
-    return f"{text if len(text) <= 100 else text[:99] + '…'} ({type(said).__name__})"
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return f"{text if len(text) <= 100 else text[:99] + '…'} ({type(given).__name__})"

@@ -11,13 +11,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.options import Option, choice, unknown_name
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.options import TRUE_OR_FALSE, Option, choice, unknown_name, whole_number
 
 if TYPE_CHECKING:
     from penstock.spark.running.run import Run
 
 BROKER_OR_LAKE = choice("broker", "lake")
-"""Where rows are read from: the broker's own, or the archive's copy of them."""
+"""The place that rows are read from: the broker, or the archive's copy in the lake."""
+
+
+def max_rows_option(default: int) -> Option:
+    kind = whole_number(1, MAX_OFFSET)
+    return Option("max_rows", kind, "the most rows of one batch", str(default))
+
+
+def data_loss_option(done: str) -> Option:
+    """`done` is what the pipeline does with rows, as in "before they were archived"."""
+    return Option(
+        "fail_on_data_loss",
+        TRUE_OR_FALSE,
+        f"false continues without the rows that retention removed before they were {done}",
+        "true",
+    )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ Python process of its source does not answer within 10 s, which happens when man
 cores."""
 
 MOST_STARTS = 3
-"""How often a query is started whose source was too late, on a busy machine."""
+"""The most tries to start a query whose source was too late, on a busy machine."""
 
 _TOO_LATE = "Python worker failed to connect back"
 _STARTING_S = 30.0

@@ -29,7 +29,7 @@ __all__ = ["Run", "WriteBatch"]
 
 
 class Run:
-    """With `once`, it reads what is there and ends; otherwise it checks for new rows every
+    """Reads what is there and ends if `once` is set; otherwise it checks for new rows every
     `every_s`. `claim` is called before a query or job starts, and may refuse it."""
 
     def __init__(

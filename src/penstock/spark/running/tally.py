@@ -33,8 +33,8 @@ from penstock.spark.planning import find_spans
 
 @dataclass
 class _Stretch:
-    """What a source has read since the last `settle`. `start` is None from the beginning of the
-    log. `rows` counts rows as Spark reports them."""
+    """The rows that a source has read since the last `settle`. `start` is None from the beginning
+    of the log. `rows` counts them as Spark reports them."""
 
     start: Positions | None
     end: Positions | None
