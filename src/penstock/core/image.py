@@ -1,9 +1,9 @@
-"""The image: all durable state as plain data, taken from a BrokerState and turned back into one.
+"""The image: all durable state as plain data, taken from a BrokerState and restored to one.
 
-Invariant: restoring an image and applying records gives the same image as applying those records
-to the state it was taken from. What only the process knows (leases, timers, consumers) is left
-out, and so is what restoring derives: in-flight counts, open effects, the backlog's heaps. Must
-not know files; fields only ever grow at the end, since an older snapshot must still be read.
+Invariant: restoring an image and applying records gives the same image as applying those records to
+the original state. State that only the process knows (leases, timers, consumers) is left out, and
+so is derived state: in-flight counts, open effects, the backlog's heaps. Fields are only ever added
+at the end, because older snapshots must be readable. Must not know files.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from penstock.model.tenancy import Snapshot
 
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
-    """One unfinished message of a group. `until` is the retry time of a waiting one, else 0.
-
-    An image from before deliveries were numbered has 0 in the last three fields.
-    """
+    """One unfinished message of a group. `until` is the retry time if it is waiting, else 0. The
+    last three fields are 0 in images from before deliveries were numbered."""
 
     offset: int
     size: int
@@ -47,7 +45,7 @@ class EntryImage(msgspec.Struct, array_like=True, gc=False):
 
 
 class ProgressImage(msgspec.Struct, array_like=True):
-    """`ready` has the offsets of the ready entries in the order they will be delivered in."""
+    """`ready` has the offsets of the ready entries in the order of their delivery."""
 
     cursor: int
     first_offset: int
@@ -110,7 +108,7 @@ class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
 
 
 class CacheImage(msgspec.Struct, array_like=True):
-    """Of an ephemeral cache only where it began; entries are in the order they were written."""
+    """Entries are in the order they were written. An ephemeral cache has only `first_version`."""
 
     id: int
     first_version: int
@@ -135,7 +133,7 @@ class WriterImage(msgspec.Struct, array_like=True):
 
 
 class StateImage(msgspec.Struct, array_like=True):
-    """`produced_keys[i]` is remembered until `produced_until[i]`: two lists decode fastest."""
+    """`produced_keys[i]` is remembered until `produced_until[i]`. Two lists decode fastest."""
 
     next_id: int
     last_ts: int
@@ -157,9 +155,8 @@ decode_image = _decoder.decode
 
 
 def take_image(state: BrokerState) -> StateImage:
-    """Shares nothing that changes with `state`. Keys past their time by the last record are out:
-    the next record to remember one would drop them. So are cache entries past theirs, which nobody
-    can see any more."""
+    """Returns an image that shares no mutable data with `state`. Leaves out idempotency keys and
+    cache entries that have expired by the time of the last record."""
     topics = sorted(state.topics.values(), key=lambda topic: topic.id)
     kept = [item for item in state.produced.items() if item[1] > state.last_ts]
     return StateImage(
@@ -192,7 +189,7 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     return state
 
 
-# Taking
+# Taking an image
 
 
 def _topic_image(topic: Topic) -> TopicImage:
@@ -299,7 +296,7 @@ def _writer_image(writer: Writer) -> WriterImage:
     )
 
 
-# Restoring
+# Restoring an image
 
 
 def _restore_topic(state: BrokerState, image: TopicImage) -> None:
@@ -376,7 +373,7 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
 
 
 def _restore_numbers(entry: Unfinished, image: EntryImage) -> None:
-    """Before deliveries were numbered, a delivery's number was its attempt's."""
+    """Restores the delivery numbers. In older images a delivery's number is its attempt."""
     if image.deliveries:
         entry.deliveries = image.deliveries
         entry.delivery = image.delivery
