@@ -8,6 +8,8 @@ at the end, because older snapshots must be readable. Must not know files.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from penstock.core.cache import Cache, CacheEntry
@@ -147,6 +149,8 @@ class StateImage(msgspec.Struct, array_like=True):
     journal_archived: int = 0
 
 
+Image = TypeVar("Image", bound=msgspec.Struct)
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StateImage)
 
@@ -201,33 +205,24 @@ def _topic_image(topic: Topic) -> TopicImage:
         for group, key, effect in topic.effects.items()
     ]
     effects.sort(key=lambda effect: (effect.expires, effect.group, effect.effect_key))
-    return TopicImage(
-        topic.id,
-        topic.name,
-        topic.created_ms,
-        topic.next_offset,
-        topic.retention_ms,
-        topic.retention_bytes,
-        [_partition_image(partition) for partition in topic.partitions],
-        [_group_image(group) for group in groups],
-        effects,
-        topic.after_archive,
-        topic.max_attempts,
-        topic.retry_backoff_ms,
-        topic.retry_max_backoff_ms,
+    return _image_of(
+        TopicImage,
+        topic,
+        partitions=[_partition_image(partition) for partition in topic.partitions],
+        groups=[_group_image(group) for group in groups],
+        effects=effects,
     )
+
+
+def _image_of(kind: type[Image], source: object, **given: object) -> Image:
+    """Makes an image from the attributes of `source` with its fields' names, except those given."""
+    names = kind.__struct_fields__
+    return kind(**{name: getattr(source, name) for name in names if name not in given}, **given)
 
 
 def _partition_image(partition: Partition) -> PartitionImage:
-    backlog = partition.backlog
-    return PartitionImage(
-        partition.first_offset,
-        partition.end_offset,
-        backlog.stored_msgs,
-        backlog.stored_bytes,
-        backlog.trimmed_msgs,
-        backlog.trimmed_bytes,
-    )
+    first, end = partition.first_offset, partition.end_offset
+    return _image_of(PartitionImage, partition.backlog, first_offset=first, end_offset=end)
 
 
 def _group_image(group: Group) -> GroupImage:
@@ -237,17 +232,8 @@ def _group_image(group: Group) -> GroupImage:
 
 def _progress_image(progress: Progress) -> ProgressImage:
     entries = sorted(progress.unfinished.values(), key=lambda entry: entry.offset)
-    return ProgressImage(
-        progress.cursor,
-        progress.first_offset,
-        progress.last_acked,
-        progress.finished_msgs,
-        progress.finished_bytes,
-        progress.free_msgs,
-        progress.free_bytes,
-        [_entry_image(entry) for entry in entries],
-        list(progress.ready),
-    )
+    unfinished = [_entry_image(entry) for entry in entries]
+    return _image_of(ProgressImage, progress, unfinished=unfinished, ready=list(progress.ready))
 
 
 def _entry_image(entry: Unfinished) -> EntryImage:
@@ -283,17 +269,8 @@ def _cache_image(cache: Cache, now_ms: int) -> CacheImage:
 
 
 def _writer_image(writer: Writer) -> WriterImage:
-    return WriterImage(
-        writer.producer,
-        writer.last_batch,
-        writer.rows,
-        writer.committed_ms,
-        writer.once,
-        [
-            StoringImage(each.batch, each.rows, each.done, each.pieces)
-            for each in writer.storing.values()
-        ],
-    )
+    storing = [_image_of(StoringImage, each) for each in writer.storing.values()]
+    return _image_of(WriterImage, writer, storing=storing)
 
 
 # Restoring an image
@@ -302,26 +279,23 @@ def _writer_image(writer: Writer) -> WriterImage:
 def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     partitions = len(image.partitions)
     topic = Topic(image.id, image.name, partitions, image.created_ms, state.effect_totals)
-    topic.next_offset = image.next_offset
-    topic.retention_ms = image.retention_ms
-    topic.retention_bytes = image.retention_bytes
-    topic.after_archive = image.after_archive
-    topic.max_attempts = image.max_attempts
-    topic.retry_backoff_ms = image.retry_backoff_ms
-    topic.retry_max_backoff_ms = image.retry_max_backoff_ms
+    _restore_fields(topic, image, except_for=("partitions", "groups", "effects"))
     for partition, kept in zip(topic.partitions, image.partitions, strict=True):
         partition.first_offset = kept.first_offset
         partition.end_offset = kept.end_offset
-        backlog = partition.backlog
-        backlog.stored_msgs = kept.stored_msgs
-        backlog.stored_bytes = kept.stored_bytes
-        backlog.trimmed_msgs = kept.trimmed_msgs
-        backlog.trimmed_bytes = kept.trimmed_bytes
+        _restore_fields(partition.backlog, kept, except_for=("first_offset", "end_offset"))
     for group in image.groups:
         _restore_group(state, topic, group)
     topic.effects.restore([_effect(effect) for effect in image.effects])
     state.topics[topic.name] = topic
     state.topics_by_id[topic.id] = topic
+
+
+def _restore_fields(target: object, image: msgspec.Struct, except_for: tuple[str, ...]) -> None:
+    """Sets the attributes of `target` that have the names of the image's fields."""
+    for name in image.__struct_fields__:
+        if name not in except_for:
+            setattr(target, name, getattr(image, name))
 
 
 def _effect(image: EffectImage) -> tuple[str, str, Effect]:
@@ -333,12 +307,7 @@ def _restore_group(state: BrokerState, topic: Topic, image: GroupImage) -> None:
     group = Group(image.id, image.name, topic, image.created_ms)
     for index, kept in enumerate(image.progress):
         progress = Progress(group, index, kept.first_offset)
-        progress.cursor = kept.cursor
-        progress.last_acked = kept.last_acked
-        progress.finished_msgs = kept.finished_msgs
-        progress.finished_bytes = kept.finished_bytes
-        progress.free_msgs = kept.free_msgs
-        progress.free_bytes = kept.free_bytes
+        _restore_fields(progress, kept, except_for=("unfinished", "ready"))
         for entry in kept.unfinished:
             _restore_entry(state, progress, entry)
         for offset in kept.ready:
