@@ -8,8 +8,6 @@ layout is in docs/storage-format.md.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -21,13 +19,15 @@ from penstock.storage.batch_file import BatchFileWriter, WrittenBatch
 from penstock.storage.columns import SCHEMA, complete
 from penstock.storage.errors import CorruptIndex, StorageError
 from penstock.storage.file_identity import FileIdentity
-from penstock.storage.vfs import Vfs, remove_if_there
+from penstock.storage.numbered_files import NumberedFiles
+from penstock.storage.vfs import Vfs
 
 MAX_BATCH_ROWS = 65_536
 """Large enough to be read at full speed, small enough to be skipped cheaply."""
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 
-_NAME = re.compile(r"history-(\d{20})\.arrow")
+_files = NumberedFiles("history-", ".arrow")
+history_name, history_number, remove_history = _files.name, _files.number, _files.remove
 
 
 PartitionKey = tuple[int, int]
@@ -89,22 +89,6 @@ class HistoryGone(StorageError):
 
 def partition_key(ref: BatchRef) -> PartitionKey:
     return ref.topic_id, ref.partition
-
-
-def history_name(number: int) -> str:
-    return f"history-{number:020d}.arrow"
-
-
-def history_number(name: str) -> int | None:
-    """Returns the number in a history file's name, or None if it is another name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that the manifest no longer names."""
-    for number in numbers:
-        remove_if_there(vfs, os.path.join(directory, history_name(number)))
 
 
 def write_history(

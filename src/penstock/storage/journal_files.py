@@ -10,9 +10,8 @@ those that an older file lacks are null. Must not know what the rows say, nor th
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +24,8 @@ from penstock.storage.file_identity import FileIdentity
 from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 from penstock.storage.history_reader import check_batch, checked_batch, integers
 from penstock.storage.journal_rows import JOURNAL_SCHEMA
-from penstock.storage.vfs import Vfs, remove_if_there
+from penstock.storage.numbered_files import NumberedFiles
+from penstock.storage.vfs import Vfs
 
 MERGED_FILES = 16
 """This many files in a row, each smaller than a batch, become one. Every request for the newest
@@ -34,7 +34,8 @@ events makes a file, however small."""
 FIRST_COLUMNS = 16
 """The number of columns of files from before the manifest recorded it."""
 
-_NAME = re.compile(r"journal-(\d{20})\.arrow")
+_files = NumberedFiles("journal-", ".arrow")
+journal_name, journal_number, remove_journal = _files.name, _files.number, _files.remove
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -75,22 +76,6 @@ class JournalFile(msgspec.Struct, frozen=True, array_like=True):
     @property
     def last_ts(self) -> int:
         return max(ref.last_ts for ref in self.batches)
-
-
-def journal_name(number: int) -> str:
-    return f"journal-{number:020d}.arrow"
-
-
-def journal_number(name: str) -> int | None:
-    """Returns the number in a journal file's name, or None if it is another name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def remove_journal(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that the manifest no longer names."""
-    for number in numbers:
-        remove_if_there(vfs, os.path.join(directory, journal_name(number)))
 
 
 class JournalIndex(msgspec.Struct, frozen=True):
