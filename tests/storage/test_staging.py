@@ -15,8 +15,8 @@ from penstock.storage.staging import (
     SLICE_BYTES,
     SLICE_ROWS,
     PackedPiece,
-    StagedFiles,
     StagedInMemory,
+    StagedPieceFiles,
     pack,
     piece_name,
 )
@@ -34,7 +34,7 @@ def packed_values(values: list[str]) -> PackedPiece:
     return pack(pa.table({"value": values}), "t", [])
 
 
-def read_back(shelf: StagedFiles | StagedInMemory, number: int = 7) -> list[str]:
+def read_back(shelf: StagedPieceFiles | StagedInMemory, number: int = 7) -> list[str]:
     opened = shelf.open(number)
     values: list[str] = []
     row = 0
@@ -47,8 +47,8 @@ def read_back(shelf: StagedFiles | StagedInMemory, number: int = 7) -> list[str]
     return values
 
 
-def shelf_on(vfs: FaultyVfs, reserve_bytes: int = 0) -> StagedFiles:
-    shelf = StagedFiles(vfs, "/data", reserve_bytes)
+def shelf_on(vfs: FaultyVfs, reserve_bytes: int = 0) -> StagedPieceFiles:
+    shelf = StagedPieceFiles(vfs, "/data", reserve_bytes)
     shelf.load()
     return shelf
 

@@ -1,5 +1,5 @@
-"""Pure state machines of the broker: no IO, no clock, no randomness, no logging.
+"""The state machines of the broker, without IO, clock, randomness or logging.
 
-Time and ids are arguments. `decide_*` functions look at state and return records or raise an
-error; they change nothing. `apply` is the only way a record changes state, live and in replay.
+Time and ids are arguments. `decide_*` functions read the state and return records or raise an
+error; they change nothing. Only `apply` changes state, with a record, both live and in replay.
 """

@@ -1,8 +1,9 @@
-"""How far behind the slowest group of a partition is, in O(log groups).
+"""The backlog of a partition: how far its slowest group is behind, in O(log groups).
 
-Buffered is what the group furthest behind has not finished; without groups, all that is retained.
-Each group's finished counters only grow, so the least of them is kept in a heap that is repaired
-when it is read. The heap is a cache: it can be rebuilt from the groups at any time.
+Owns the counters of stored, trimmed and buffered messages. Buffered is what the slowest group has
+not finished; without groups, everything retained. Invariant: each group's finished counters only
+grow, so their least value is kept in a heap that is corrected when it is read. The heap is a cache
+and can be built again from the groups. Must not know offsets or message bodies.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class _Least:
 
 
 class Backlog:
-    """One partition's counters: all that was ever stored, trimmed, and finished by the slowest."""
+    """Counters of one partition: messages ever stored, trimmed, and finished by the slowest
+    group."""
 
     __slots__ = (
         "_least_bytes",
@@ -71,13 +73,13 @@ class Backlog:
         self.trimmed_bytes = 0
         self._least_msgs = _Least(_msgs)
         self._least_bytes = _Least(_bytes)
-        # Up to these totals the limits were last seen to leave room: what is buffered grows by
-        # no more than what is stored, so only beyond them is it worth knowing exactly.
+        # Up to these totals of stored messages there was room at the last exact check. The buffered
+        # amount grows no faster than the stored one, so it is computed again only beyond them.
         self.safe_msgs = 0
         self.safe_bytes = 0
 
     def admit(self, progress: Progress) -> None:
-        """A new group owes what is buffered now; older history is free for it."""
+        """Adds a new group. It owes what is buffered now; older messages do not count for it."""
         owed_msgs, owed_bytes = self.buffered_msgs(), self.buffered_bytes()
         progress.finished_msgs = self.stored_msgs - owed_msgs
         progress.finished_bytes = self.stored_bytes - owed_bytes
@@ -86,14 +88,14 @@ class Backlog:
         self.restore(progress)
 
     def restore(self, progress: Progress) -> None:
-        """Adds a group whose counters are known, from a snapshot."""
+        """Adds a group with its counters from a snapshot."""
         self._least_msgs.add(progress)
         self._least_bytes.add(progress)
 
     def remove(self, progress: Progress) -> None:
         self._least_msgs.remove(progress)
         self._least_bytes.remove(progress)
-        # Without the slowest group, or without any, another measure holds.
+        # The slowest group may be another one now, or there is none.
         self.safe_msgs = self.safe_bytes = 0
 
     def retained_msgs(self) -> int:

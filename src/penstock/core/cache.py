@@ -1,10 +1,10 @@
-"""One cache in memory: its entries in the order in which they would go, its version and bytes.
+"""One cache in memory: its entries in order of eviction, its version and its size.
 
-Invariant: `bytes` is the sum over the entries, `memory.bytes` that over all caches; `version` is
-above that of every entry and only grows. Entries stand least recently written first; in a cache
-that is `lru` a read moves one to the end too, which no record tells: after a restart the order is
-that of the writes. Durable and ephemeral caches differ only in whether their records are in the
-log. Must not know the rules: when something is stored or removed is decided in cache_rules.py.
+Invariant: `bytes` is the sum over the entries, and `memory.bytes` the sum over all caches.
+`version` is at least that of every entry and only grows. The least recently written entry comes
+first. In an `lru` cache a read moves an entry to the end too; no record tells that, so after a
+restart the order is that of the writes. Durable and ephemeral caches differ only in whether their
+records are in the log. Must not know the rules: cache_rules.py decides what is stored and removed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock.model.records import CacheRemoved, CacheStored
 from penstock.model.tenancy import CacheConfig, Entry
 
 ENTRY_OVERHEAD_BYTES = 320
-"""What an entry takes in memory besides its key and value, as measured with a million of them."""
+"""Memory of an entry besides its key and value, measured with a million entries."""
 
 VERSIONS_PER_MS = 1000
-"""A cache begins with the version of its moment, so that one made anew, or an ephemeral one after
-a restart, never repeats a version. No cache changes a thousand times a millisecond for long, and
-the versions of the next two centuries fit in 53 bits."""
+"""A new cache's first version is its time of creation in ms times this. So a cache that is created
+again, or an ephemeral one after a restart, never repeats a version. No cache changes a thousand
+times a millisecond for long, and the versions of the next two centuries fit in 53 bits."""
 
 NO_LIMIT = 2**62
 
 
 class CacheEntry(msgspec.Struct, gc=False):
-    """`expires` is a wall-clock ms, 0 for never."""
+    """A value in a cache. `expires` is a wall-clock time in ms, 0 for never."""
 
     value: bytes
     version: int
@@ -38,18 +38,19 @@ class CacheEntry(msgspec.Struct, gc=False):
 
 
 class CacheMemory:
-    """What all caches take together, and which of them takes most."""
+    """The memory of all caches together, and which cache is the largest."""
 
     __slots__ = ("_by_size", "_fresh_for", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
-        # A heap of (-bytes, id) as they once were; the sizes are put right as they come up.
+        # A heap of (-bytes, id). The sizes may be outdated and are corrected when they come up.
         self._by_size: list[tuple[int, int]] = []
         self._fresh_for = 0
 
     def largest_first(self, caches: dict[int, Cache]) -> Iterator[Cache]:
-        """The first is nearly always all that is asked for, and costs little with any number."""
+        """Yields caches by size. The first is cheap to find among any number, and nearly always
+        enough."""
         first = self._largest(caches)
         if first is not None:
             yield first
@@ -57,8 +58,8 @@ class CacheMemory:
             yield from sorted(others, key=lambda cache: -cache.bytes)
 
     def _largest(self, caches: dict[int, Cache]) -> Cache | None:
-        """What has grown since the heap was made is noticed when it is made anew, which is after
-        it was used as often as there were caches."""
+        """Returns the largest cache of the heap. Growth since the heap was built is noticed when it
+        is built again, after as many uses as it has caches."""
         self._fresh_for -= 1
         found = self._top(caches) if self._fresh_for >= 0 else None
         if found is None:
@@ -82,8 +83,8 @@ class CacheMemory:
 
 
 class Cache:
-    """`first_version` is where its versions began. `unanswered` is known to this process only: the
-    keys, each with its version, whose time does not run yet since their put is not answered."""
+    """`first_version` is the version it was created with. `unanswered` is not durable: it has the
+    keys, with their versions, whose put is not answered yet. They do not expire before that."""
 
     __slots__ = ("bytes", "entries", "evictions", "expirations", "first_version", "hits", "id",
                  "is_durable", "is_lru", "max_bytes", "max_entries", "memory", "misses", "path",
@@ -107,7 +108,7 @@ class Cache:
         self.max_bytes = config.max_bytes or NO_LIMIT
 
     def is_over(self, key: str, entry: CacheEntry, now_ms: int) -> bool:
-        """Has the time of this entry come?"""
+        """Returns True if the entry has expired."""
         return 0 < entry.expires <= now_ms and key not in self.unanswered
 
     def store(self, record: CacheStored) -> None:
@@ -125,7 +126,7 @@ class Cache:
         self.version = record.version
 
     def remove(self, record: CacheRemoved) -> None:
-        """An image leaves out what has expired: there may be nothing to remove."""
+        """Removes the entry, if it is there: a snapshot leaves out expired entries."""
         entry = self.entries.pop(record.key, None)
         if entry is not None:
             size = entry_bytes(record.key, entry.value)
@@ -134,18 +135,18 @@ class Cache:
         self.version = record.version
 
     def restore(self, version: int, entries: list[tuple[str, CacheEntry]]) -> None:
-        """Into an empty cache, in the order in which they were written."""
+        """Fills an empty cache with entries, in the order in which they were written."""
         self.version = version
         self.entries.update(entries)
         self.bytes = sum(entry_bytes(key, entry.value) for key, entry in entries)
         self.memory.bytes += self.bytes
 
     def leave(self) -> None:
-        """The cache is deleted: its memory is free."""
+        """Gives the memory of a deleted cache back."""
         self.memory.bytes -= self.bytes
 
 
 def entry_bytes(key: str, value: bytes) -> int:
-    """What an entry counts for in `max_bytes` and in `cache_memory_bytes`."""
+    """Returns the size that an entry counts for in `max_bytes` and `cache_memory_bytes`."""
     key_bytes = len(key) if key.isascii() else len(key.encode())
     return key_bytes + len(value) + ENTRY_OVERHEAD_BYTES

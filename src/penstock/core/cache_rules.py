@@ -1,9 +1,9 @@
-"""What a cache command comes to: records of what is stored and removed, or a refusal.
+"""Rules of caches: turns a command into records of what is stored and removed, or refuses it.
 
-Deciding changes nothing: a draft says what a cache would be with the records decided so far, so
-that the ops of a transaction see each other. Invariant: with the records applied, no cache is over
-its own bounds and all together are within `cache_memory_bytes`; what a decision writes it does not
-evict. Which of the records are durable is for who records them to see.
+Deciding changes nothing. A draft shows a cache as it would be with the records decided so far, so
+that the operations of a transaction see each other. Invariant: with the records applied, no cache
+exceeds its own bounds and all together stay within `cache_memory_bytes`. A decision does not evict
+what it writes. Must not know which records become durable.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _INT64 = range(-(2**63), 2**63)
 
 
 Held = CacheEntry | CacheStored
-"""What a key has: from before, or by a record of the same decision."""
+"""The value of a key: from before, or from a record of the same decision."""
 
 
 class Draft:
-    """One cache as it would be. `written` has what was decided of a key: None is removed."""
+    """One cache as it would be. `written` has the keys that were decided; None means removed."""
 
     __slots__ = ("bytes", "cache", "count", "now_ms", "records", "version", "written")
 
@@ -55,7 +55,7 @@ class Draft:
         self.written: dict[str, CacheStored | None] = {}
 
     def see(self, key: str) -> Held | None:
-        """What is there for the key. What has expired is found to be gone, and recorded so."""
+        """Returns the key's value, or None. Removes it, with a record, if it has expired."""
         entry: Held | None
         if key in self.written:
             entry = self.written[key]
@@ -69,7 +69,7 @@ class Draft:
         return entry
 
     def store(self, key: str, value: bytes, expires: int, old: Held | None) -> CacheStored:
-        """`old` is what `see` found."""
+        """Stores a value. `old` is the result of `see`."""
         self.version = version = self.version + 1
         record = CacheStored(self.cache.id, self.now_ms, key, value, version, expires)
         self.records.append(record)
@@ -90,7 +90,8 @@ class Draft:
         return version
 
     def keep_within(self, max_entries: int, max_bytes: int) -> bool:
-        """Evicts until it is so; False if what was written alone is too much."""
+        """Evicts entries until the cache is within the bounds. Returns False if what was written
+        exceeds them by itself."""
         if self.count <= max_entries and self.bytes <= max_bytes:
             return True
         cache = self.cache
@@ -104,8 +105,8 @@ class Draft:
 
 
 class Decision(Generic[T]):
-    """The records of one command, in order, and its outcome. `anew` are those of them that give a
-    key its TTL, or none; an increment lets it keep what it has."""
+    """The records of one command, in order, and its outcome. `anew` are the records that set or
+    clear a TTL; an increment of an existing key keeps its TTL."""
 
     outcome: T
 
@@ -128,7 +129,7 @@ class Decision(Generic[T]):
         return draft
 
     def finish(self) -> Decision[T]:
-        """Makes the room that the records need."""
+        """Evicts entries to make room for the records."""
         memory, limit = self._state.cache_memory, self._state.limits.cache_memory_bytes
         total = memory.bytes
         for draft in self._drafts.values():
@@ -141,7 +142,7 @@ class Decision(Generic[T]):
         return self
 
     def _relieve(self, excess: int) -> None:
-        """All caches together take too much: the largest gives."""
+        """Evicts from the largest cache, because all caches together take too much."""
         for cache in self._state.cache_memory.largest_first(self._state.caches):
             draft = self.draft(cache)
             before = draft.bytes
@@ -149,9 +150,7 @@ class Decision(Generic[T]):
             excess -= before - draft.bytes
             if excess <= 0:
                 return
-        raise TooLarge(
-            f"it does not fit; cache_memory_bytes is {self._state.limits.cache_memory_bytes}"
-        )
+        raise TooLarge(f"too large: cache_memory_bytes is {self._state.limits.cache_memory_bytes}")
 
 
 def find_cache(state: BrokerState, path: Path) -> Cache:
@@ -170,8 +169,8 @@ def decide_put(state: BrokerState, command: Put, now_ms: int) -> Decision[Writte
 def decide_replace(
     state: BrokerState, cache: Cache, command: Put, now_ms: int
 ) -> CacheStored | None:
-    """The record of most puts, without a draft: a value in the place of another, with nothing to
-    check and room for it. None: `decide_put` has more to say."""
+    """Decides the most common put without a draft: replaces a value, with nothing to check and room
+    for it. Returns None if `decide_put` is needed."""
     old = cache.entries.get(command.key)
     if old is None or command.if_not_exists or command.if_version is not None:
         return None
@@ -209,7 +208,8 @@ def decide_increment(state: BrokerState, command: Increment, now_ms: int) -> Dec
 
 
 def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision[list[Written]]:
-    """The checks look at what was before; each op sees what those before it came to."""
+    """Decides a transaction. The checks see the state before it; each operation sees the results of
+    those before it."""
     _check_shape(command)
     decision: Decision[list[Written]] = Decision(state, now_ms)
     for check in command.checks:
@@ -229,7 +229,7 @@ def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision[l
 def decide_look(
     state: BrokerState, cache: Cache, keys: Iterable[str], now_ms: int
 ) -> Decision[None]:
-    """Those of the keys that have expired are removed."""
+    """Removes the keys that have expired."""
     decision: Decision[None] = Decision(state, now_ms)
     draft = decision.draft(cache)
     for key in keys:
@@ -240,7 +240,7 @@ def decide_look(
 def decide_invalidate(
     state: BrokerState, targets: Iterable[tuple[Path, str]], now_ms: int
 ) -> Decision[None]:
-    """Each key is removed where it is there."""
+    """Removes each key from its cache, if it exists."""
     decision: Decision[None] = Decision(state, now_ms)
     for path, key in targets:
         draft = decision.draft(find_cache(state, path))
@@ -251,7 +251,7 @@ def decide_invalidate(
 
 
 def decide_bounds(state: BrokerState, caches: Iterable[Cache], now_ms: int) -> Decision[None]:
-    """What must go where bounds have become tighter than what is held."""
+    """Evicts entries of caches whose bounds have become smaller than their content."""
     decision: Decision[None] = Decision(state, now_ms)
     for cache in caches:
         if len(cache.entries) > cache.max_entries or cache.bytes > cache.max_bytes:
@@ -319,7 +319,7 @@ def _store(
     elif ttl_ms >= 0:
         expires = min(draft.now_ms + ttl_ms, MAX_OFFSET)
     else:
-        raise InvalidArgument("ttl_ms is below 0")
+        raise InvalidArgument("ttl_ms must be 0 or more")
     record = draft.store(key, value, expires, old)
     decision.anew.append(record)
     return record.version
@@ -341,11 +341,11 @@ def _check_version(key: str, entry: Held | None, wanted: int) -> None:
 
 def _check_shape(command: Txn) -> None:
     if not command.ops:
-        raise InvalidArgument("a transaction has at least one op")
+        raise InvalidArgument("a transaction needs at least one op")
     if max(len(command.ops), len(command.checks)) > MAX_TXN_OPS:
         raise TooLarge(f"a transaction has at most {MAX_TXN_OPS} ops and as many checks")
     if len({each.path[:2] for each in (*command.checks, *command.ops)}) > 1:
-        raise InvalidArgument("a transaction is of one namespace")
+        raise InvalidArgument("all caches of a transaction must be in one namespace")
 
 
 def _number(key: str, value: bytes) -> int:
@@ -358,4 +358,4 @@ def _number(key: str, value: bytes) -> int:
 
 def _too_much(cache: Cache) -> str:
     name = "/".join(cache.path)
-    return f"it does not fit in cache {name!r}: max_entries or max_bytes is too low for it alone"
+    return f"too large for cache {name!r}: it alone exceeds max_entries or max_bytes"

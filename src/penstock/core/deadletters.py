@@ -1,6 +1,7 @@
-"""Burial: the copy of a message in `dlq.<topic>` and its end in the group, as one decision.
+"""Burial: copies a message to `dlq.<topic>` and finishes it in its group, as one decision.
 
-The records returned belong into one frame, so that a crash keeps both or neither.
+Invariant: the records returned belong into one frame, so that a crash keeps both or neither. Must
+not know where the message body comes from.
 """
 
 from __future__ import annotations
@@ -16,57 +17,34 @@ from penstock.model.records import DEAD_LETTERED, Finished, Message, Record, Top
 def decide_burial(
     state: BrokerState, entry: Unfinished, body: Message, last_error: str, now_ms: int
 ) -> tuple[list[Record], Message]:
-    """All records of the burial, and the copy among them."""
+    """Returns all records of the burial, and the copy among them."""
     group = entry.progress.group
     source = group.topic
     name = dead_letter_topic(source.name)
     records: list[Record] = []
-    graveyard = state.topics.get(name)
-    if graveyard is None:
-        partitions = len(source.partitions)
-        created = TopicCreated(state.next_id, now_ms, name, partitions)
-        records.append(created)
-        copy = _copy(created.topic_id, partitions, 0, entry, body, last_error, now_ms)
+    target = state.topics.get(name)
+    if target is None:
+        topic_id, partitions, offset = state.next_id, len(source.partitions), 0
+        records.append(TopicCreated(topic_id, now_ms, name, partitions))
     else:
-        copy = _copy(
-            graveyard.id,
-            len(graveyard.partitions),
-            graveyard.next_offset,
-            entry,
-            body,
-            last_error,
-            now_ms,
-        )
-    progress = entry.progress
-    finished = Finished(
-        source.id, group.id, progress.partition, now_ms, entry.offset, DEAD_LETTERED
-    )
-    return [*records, copy, finished], copy
-
-
-def _copy(
-    topic_id: int,
-    partitions: int,
-    offset: int,
-    entry: Unfinished,
-    body: Message,
-    last_error: str,
-    now_ms: int,
-) -> Message:
-    source = entry.progress.group.topic
+        topic_id, partitions, offset = target.id, len(target.partitions), target.next_offset
     envelope = _envelope(source, entry, body.envelope or Envelope(), last_error, now_ms)
-    # The graveyard has the source's partition count unless someone made it otherwise.
+    # The dead-letter topic has the source's number of partitions unless a user created it.
     partition = entry.progress.partition % partitions
-    return Message(
+    copy = Message(
         topic_id, partition, offset, now_ms, body.key, body.value, envelope, body.routing
     )
+    finished = Finished(
+        source.id, group.id, entry.progress.partition, now_ms, entry.offset, DEAD_LETTERED
+    )
+    return [*records, copy, finished], copy
 
 
 def _envelope(
     source: Topic, entry: Unfinished, original: Envelope, last_error: str, now_ms: int
 ) -> Envelope:
-    """Identity and lineage stay; routing controls have done their work. The retry policy must not
-    act in the dead-letter topic: it is kept aside."""
+    """Keeps the ids, and drops the routing controls, which have done their work. The retry policy
+    must not apply in the dead-letter topic, so it is kept in `dlq`."""
     return Envelope(
         run_id=original.run_id,
         step_id=original.step_id,

@@ -1,4 +1,8 @@
-"""Deliveries: what a group must remember of a message, and when a delivery is not needed."""
+"""Deliveries: makes the records of deliveries, returns and skips.
+
+Owns what a group must remember of a message, and when a message needs no delivery. Must not know
+consumers or leases.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from penstock.model.units import utf8_bytes
 
 
 def first_delivery(message: Message) -> DeliveredItem:
-    """What the group keeps of a message that it has not seen before."""
+    """Returns what the group keeps of a message that it has not seen before."""
     size = utf8_bytes(message.key) + utf8_bytes(message.value)
     envelope = message.envelope
     if envelope is None:
@@ -42,7 +46,7 @@ def returned(progress: Progress, offsets: list[int], now_ms: int) -> Returned:
 
 
 def is_effect_committed(group: Group, key: str, now_ms: int) -> bool:
-    """A message whose effect is committed for the group needs no delivery."""
+    """Returns True if the effect is committed for the group: its message needs no delivery."""
     if not key:
         return False
     effect = group.topic.effects.get(group.name, key)
@@ -52,7 +56,7 @@ def is_effect_committed(group: Group, key: str, now_ms: int) -> bool:
 
 
 def skip(progress: Progress, item: DeliveredItem, now_ms: int) -> Skipped | Finished:
-    """Finishes a message without delivery: at the cursor, or one that came back."""
+    """Finishes a message without delivery, at the cursor or after an earlier delivery."""
     group = progress.group
     if item.offset in progress.unfinished:
         return Finished(group.topic.id, group.id, progress.partition, now_ms, item.offset, SKIPPED)

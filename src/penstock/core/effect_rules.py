@@ -1,4 +1,7 @@
-"""Begin, renew, commit, fail and look up a consumer-side effect: who may, and what is recorded."""
+"""Rules of consumer-side effects: who may begin, renew, commit or fail one, and the record of it.
+
+Deciding changes nothing; effects.py holds the entries. Must not know how effects are run.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from penstock.model.units import utf8_bytes
 def decide_begin(
     state: BrokerState, command: EffectCommand, lease_ms: int, now_ms: int
 ) -> EffectSet | Effect:
-    """A record: run the effect; its text is why the effect failed last. An effect: it is
-    committed, with this result."""
+    """Returns a record if the owner shall run the effect; its text is why the effect failed last.
+    Returns the effect if it is committed already."""
     topic, known = _find(state, command, now_ms)
     if known is not None and known.status == COMMITTED:
         return known
@@ -45,7 +48,7 @@ def decide_renew(
 def decide_commit(
     state: BrokerState, command: EffectCommand, result: str, now_ms: int
 ) -> EffectSet | None:
-    """None when this owner has committed it before: the first result stands."""
+    """Returns None if this owner has committed it before: the first result stands."""
     if utf8_bytes(result) > MAX_RESULT_BYTES:
         raise TooLarge(f"result is longer than {MAX_RESULT_BYTES} bytes")
     topic, known = _find(state, command, now_ms)
@@ -62,10 +65,10 @@ def decide_fail(state: BrokerState, command: EffectCommand, reason: str, now_ms:
 
 
 def find_effect(state: BrokerState, command: EffectCommand, now_ms: int) -> Effect:
-    """The effect as it is now, whoever owns it."""
+    """Returns the effect as it is now, whoever owns it."""
     _, known = _find(state, command, now_ms)
     if known is None:
-        raise NotFound("no such effect: it was never begun, or is forgotten")
+        raise NotFound("no such effect: it was never begun, or it has expired")
     return known
 
 
@@ -100,7 +103,7 @@ def _held_by_another(known: Effect, owner: str, now_ms: int) -> bool:
 
 
 def _check_entries(state: BrokerState) -> None:
-    """Is there a place for one more? None is forgotten before its time."""
+    """Raises ResourceExhausted if there is no room for another effect: none is dropped early."""
     limit = state.limits.max_idempotency_keys
     if state.effect_totals.entries >= limit:
         raise ResourceExhausted(f"{limit} effects are remembered", limit="idempotency_keys")

@@ -1,8 +1,9 @@
-"""Consumer-side idempotency: did the side effect of (tenant, topic, group, key) happen?
+"""Consumer-side idempotency: whether the side effect of (tenant, topic, group, key) has happened.
 
-An entry is PENDING under an owner's lease, COMMITTED with a result, or FAILED with a reason. It
-lives until its message is done for the group, plus the TTL; an entry whose message was never
-delivered lives for the TTL after its last change. One registry per topic.
+An effect is PENDING under an owner's lease, COMMITTED with a result, or FAILED with a reason. It
+lives until its message is done for the group, plus the TTL. An effect whose message was never
+delivered lives for the TTL after its last change. There is one registry per topic. Must not know
+who may change an effect (effect_rules.py).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import msgspec
 
 
 def effect_key(tenant_id: str, key: str) -> str:
-    """One text for (tenant, key); empty when there is no key, which means no idempotency."""
+    """Joins tenant and key into one text. Empty if there is no key: then nothing is recorded."""
     return f"{len(tenant_id)}/{tenant_id}{key}" if key else ""
 
 
 class Effect(msgspec.Struct, gc=False):
-    """`text` is the result of a committed effect; before, why it failed last, if it did."""
+    """`text` is the result of a committed effect, else the reason of the last failure, if any."""
 
     status: int
     owner: str
@@ -28,7 +29,7 @@ class Effect(msgspec.Struct, gc=False):
 
 
 class EffectTotals:
-    """What all topics' registries hold together: their memory is one."""
+    """The totals over all topics, which share one memory limit."""
 
     __slots__ = ("entries", "text_bytes")
 
@@ -38,12 +39,12 @@ class EffectTotals:
 
 
 MOST_STALE = 1000
-"""Times that no longer count, which may wait in the queue however few entries there are."""
+"""Outdated times that the queue may hold, even if there are few entries."""
 
 
 class Effects:
-    """Invariant: every entry that no unfinished message keeps is in `_order`, a heap, with the
-    time it ends: a long lease holds up nobody else's end."""
+    """The effects of one topic. Invariant: every entry that no unfinished message keeps alive is in
+    the heap `_order` with the time it ends, so that a long lease delays no other entry's end."""
 
     __slots__ = ("_groups", "_order", "_order_limit", "_totals", "text_bytes")
 
@@ -70,14 +71,14 @@ class Effects:
         self._queue(effect.expires, group, key)
 
     def keep_until(self, group: str, key: str, expires: int) -> None:
-        """The entry's message is done: its last TTL begins. A lease on it is still its owner's."""
+        """Sets when the entry ends, once its message is done, but not before its lease ends."""
         effect = self.get(group, key)
         if effect is not None:
             effect.expires = max(expires, effect.lease_until)
             self._queue(effect.expires, group, key)
 
     def expired(self, now_ms: int) -> list[tuple[str, str]]:
-        """Takes the entries off the queue whose time has come and that were not prolonged."""
+        """Takes expired entries off the queue and returns them. Skips those that were prolonged."""
         found: list[tuple[str, str]] = []
         order = self._order
         while order and order[0][0] <= now_ms:

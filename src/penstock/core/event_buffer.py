@@ -1,8 +1,8 @@
-"""What a subscription has not taken yet: a bounded buffer of runs of events.
+"""The events that a subscription has not taken yet: a bounded buffer of runs of events.
 
-Invariant: never more events than `depth`, nor more bytes than `max_bytes` but for one event alone
-that is larger; and never an event after one of its own batch that did not fit. The payloads are
-shared by all buffers, and none keeps alive what it has no part of. Who reads it is not known here.
+Invariant: holds at most `depth` events and `max_bytes` bytes, except for a single event that is
+larger. Never keeps an event of a batch after dropping an earlier one of the same batch. All buffers
+share the payloads, and none keeps payloads alive that it does not hold. Must not know who reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EventBuffer:
         self._runs: deque[EventRun] = deque()
 
     def offer(self, run: EventRun) -> int:
-        """Keeps the run, or as much of its beginning as there is room for; how many events."""
+        """Keeps the run, or as much of its beginning as fits. Returns the number of events kept."""
         count = run.end - run.start
         events = self.events + count
         nbytes = self.nbytes + run.nbytes
@@ -35,7 +35,7 @@ class EventBuffer:
         return count
 
     def take(self, max_events: int) -> list[EventRun]:
-        """The oldest events, in order; the last run may be split."""
+        """Removes and returns the oldest events, in order. The last run may be split."""
         if self.events <= max_events:
             taken = list(self._runs)
             self.clear()
@@ -65,13 +65,13 @@ class EventBuffer:
             return 0
         kept = _beginning(run, room, self.max_bytes - self.nbytes)
         if kept == 0 and not self.events:
-            # What is larger than the whole buffer would otherwise never arrive.
+            # An event that is larger than the whole buffer would otherwise never arrive.
             kept = 1
         if kept == run.end - run.start:
             self._runs.append(run)
             self.nbytes += run.nbytes
         elif kept:
-            # A batch of its own: the run's would keep the lost events in memory.
+            # A new batch, since the run's batch would keep the dropped events in memory.
             beginning = whole(run.batch.payloads[run.start : run.start + kept])
             self._runs.append(beginning)
             self.nbytes += beginning.nbytes
@@ -80,12 +80,13 @@ class EventBuffer:
 
 
 def whole(payloads: list[bytes]) -> EventRun:
-    """A new batch, all of it."""
+    """Returns a run of a new batch with all payloads."""
     return EventRun(EventBatch(payloads), 0, len(payloads), sum(map(len, payloads)))
 
 
 def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> list[EventRun]:
-    """New batches of at most so many events and bytes; a larger event is one by itself."""
+    """Cuts payloads into batches of at most `max_events` and `max_bytes`. A larger event is a batch
+    by itself."""
     count = len(payloads)
     if count <= max_events and nbytes <= max_bytes:
         return [EventRun(EventBatch(payloads), 0, count, nbytes)]
@@ -99,7 +100,7 @@ def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> 
 
 
 def _beginning(run: EventRun, max_events: int, max_bytes: int) -> int:
-    """How many of the run's first events are within both limits."""
+    """Returns how many of the run's first events are within both limits."""
     count = 0
     for index in range(run.start, min(run.end, run.start + max_events)):
         max_bytes -= len(run.batch.payloads[index])

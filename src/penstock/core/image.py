@@ -1,12 +1,14 @@
-"""The image: all durable state as plain data, taken from a BrokerState and turned back into one.
+"""The image: all durable state as plain data, taken from a BrokerState and restored to one.
 
-Invariant: restoring an image and applying records gives the same image as applying those records
-to the state it was taken from. What only the process knows (leases, timers, consumers) is left
-out, and so is what restoring derives: in-flight counts, open effects, the backlog's heaps. Must
-not know files; fields only ever grow at the end, since an older snapshot must still be read.
+Invariant: restoring an image and applying records gives the same image as applying those records to
+the original state. State that only the process knows (leases, timers, consumers) is left out, and
+so is derived state: in-flight counts, open effects, the backlog's heaps. Fields are only ever added
+at the end, because older snapshots must be readable. Must not know files.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 
@@ -24,10 +26,8 @@ from penstock.model.tenancy import Snapshot
 
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
-    """One unfinished message of a group. `until` is the retry time of a waiting one, else 0.
-
-    An image from before deliveries were numbered has 0 in the last three fields.
-    """
+    """One unfinished message of a group. `until` is the retry time if it is waiting, else 0. The
+    last three fields are 0 in images from before deliveries were numbered."""
 
     offset: int
     size: int
@@ -47,7 +47,7 @@ class EntryImage(msgspec.Struct, array_like=True, gc=False):
 
 
 class ProgressImage(msgspec.Struct, array_like=True):
-    """`ready` has the offsets of the ready entries in the order they will be delivered in."""
+    """`ready` has the offsets of the ready entries in the order of their delivery."""
 
     cursor: int
     first_offset: int
@@ -110,7 +110,7 @@ class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
 
 
 class CacheImage(msgspec.Struct, array_like=True):
-    """Of an ephemeral cache only where it began; entries are in the order they were written."""
+    """Entries are in the order they were written. An ephemeral cache has only `first_version`."""
 
     id: int
     first_version: int
@@ -135,7 +135,7 @@ class WriterImage(msgspec.Struct, array_like=True):
 
 
 class StateImage(msgspec.Struct, array_like=True):
-    """`produced_keys[i]` is remembered until `produced_until[i]`: two lists decode fastest."""
+    """`produced_keys[i]` is remembered until `produced_until[i]`. Two lists decode fastest."""
 
     next_id: int
     last_ts: int
@@ -149,6 +149,8 @@ class StateImage(msgspec.Struct, array_like=True):
     journal_archived: int = 0
 
 
+Image = TypeVar("Image", bound=msgspec.Struct)
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StateImage)
 
@@ -157,9 +159,8 @@ decode_image = _decoder.decode
 
 
 def take_image(state: BrokerState) -> StateImage:
-    """Shares nothing that changes with `state`. Keys past their time by the last record are out:
-    the next record to remember one would drop them. So are cache entries past theirs, which nobody
-    can see any more."""
+    """Returns an image that shares no mutable data with `state`. Leaves out idempotency keys and
+    cache entries that have expired by the time of the last record."""
     topics = sorted(state.topics.values(), key=lambda topic: topic.id)
     kept = [item for item in state.produced.items() if item[1] > state.last_ts]
     return StateImage(
@@ -192,7 +193,7 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     return state
 
 
-# Taking
+# Taking an image
 
 
 def _topic_image(topic: Topic) -> TopicImage:
@@ -204,33 +205,24 @@ def _topic_image(topic: Topic) -> TopicImage:
         for group, key, effect in topic.effects.items()
     ]
     effects.sort(key=lambda effect: (effect.expires, effect.group, effect.effect_key))
-    return TopicImage(
-        topic.id,
-        topic.name,
-        topic.created_ms,
-        topic.next_offset,
-        topic.retention_ms,
-        topic.retention_bytes,
-        [_partition_image(partition) for partition in topic.partitions],
-        [_group_image(group) for group in groups],
-        effects,
-        topic.after_archive,
-        topic.max_attempts,
-        topic.retry_backoff_ms,
-        topic.retry_max_backoff_ms,
+    return _image_of(
+        TopicImage,
+        topic,
+        partitions=[_partition_image(partition) for partition in topic.partitions],
+        groups=[_group_image(group) for group in groups],
+        effects=effects,
     )
+
+
+def _image_of(kind: type[Image], source: object, **given: object) -> Image:
+    """Makes an image from the attributes of `source` with its fields' names, except those given."""
+    names = kind.__struct_fields__
+    return kind(**{name: getattr(source, name) for name in names if name not in given}, **given)
 
 
 def _partition_image(partition: Partition) -> PartitionImage:
-    backlog = partition.backlog
-    return PartitionImage(
-        partition.first_offset,
-        partition.end_offset,
-        backlog.stored_msgs,
-        backlog.stored_bytes,
-        backlog.trimmed_msgs,
-        backlog.trimmed_bytes,
-    )
+    first, end = partition.first_offset, partition.end_offset
+    return _image_of(PartitionImage, partition.backlog, first_offset=first, end_offset=end)
 
 
 def _group_image(group: Group) -> GroupImage:
@@ -240,17 +232,8 @@ def _group_image(group: Group) -> GroupImage:
 
 def _progress_image(progress: Progress) -> ProgressImage:
     entries = sorted(progress.unfinished.values(), key=lambda entry: entry.offset)
-    return ProgressImage(
-        progress.cursor,
-        progress.first_offset,
-        progress.last_acked,
-        progress.finished_msgs,
-        progress.finished_bytes,
-        progress.free_msgs,
-        progress.free_bytes,
-        [_entry_image(entry) for entry in entries],
-        list(progress.ready),
-    )
+    unfinished = [_entry_image(entry) for entry in entries]
+    return _image_of(ProgressImage, progress, unfinished=unfinished, ready=list(progress.ready))
 
 
 def _entry_image(entry: Unfinished) -> EntryImage:
@@ -286,45 +269,33 @@ def _cache_image(cache: Cache, now_ms: int) -> CacheImage:
 
 
 def _writer_image(writer: Writer) -> WriterImage:
-    return WriterImage(
-        writer.producer,
-        writer.last_batch,
-        writer.rows,
-        writer.committed_ms,
-        writer.once,
-        [
-            StoringImage(each.batch, each.rows, each.done, each.pieces)
-            for each in writer.storing.values()
-        ],
-    )
+    storing = [_image_of(StoringImage, each) for each in writer.storing.values()]
+    return _image_of(WriterImage, writer, storing=storing)
 
 
-# Restoring
+# Restoring an image
 
 
 def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     partitions = len(image.partitions)
     topic = Topic(image.id, image.name, partitions, image.created_ms, state.effect_totals)
-    topic.next_offset = image.next_offset
-    topic.retention_ms = image.retention_ms
-    topic.retention_bytes = image.retention_bytes
-    topic.after_archive = image.after_archive
-    topic.max_attempts = image.max_attempts
-    topic.retry_backoff_ms = image.retry_backoff_ms
-    topic.retry_max_backoff_ms = image.retry_max_backoff_ms
+    _restore_fields(topic, image, except_for=("partitions", "groups", "effects"))
     for partition, kept in zip(topic.partitions, image.partitions, strict=True):
         partition.first_offset = kept.first_offset
         partition.end_offset = kept.end_offset
-        backlog = partition.backlog
-        backlog.stored_msgs = kept.stored_msgs
-        backlog.stored_bytes = kept.stored_bytes
-        backlog.trimmed_msgs = kept.trimmed_msgs
-        backlog.trimmed_bytes = kept.trimmed_bytes
+        _restore_fields(partition.backlog, kept, except_for=("first_offset", "end_offset"))
     for group in image.groups:
         _restore_group(state, topic, group)
     topic.effects.restore([_effect(effect) for effect in image.effects])
     state.topics[topic.name] = topic
     state.topics_by_id[topic.id] = topic
+
+
+def _restore_fields(target: object, image: msgspec.Struct, except_for: tuple[str, ...]) -> None:
+    """Sets the attributes of `target` that have the names of the image's fields."""
+    for name in image.__struct_fields__:
+        if name not in except_for:
+            setattr(target, name, getattr(image, name))
 
 
 def _effect(image: EffectImage) -> tuple[str, str, Effect]:
@@ -336,12 +307,7 @@ def _restore_group(state: BrokerState, topic: Topic, image: GroupImage) -> None:
     group = Group(image.id, image.name, topic, image.created_ms)
     for index, kept in enumerate(image.progress):
         progress = Progress(group, index, kept.first_offset)
-        progress.cursor = kept.cursor
-        progress.last_acked = kept.last_acked
-        progress.finished_msgs = kept.finished_msgs
-        progress.finished_bytes = kept.finished_bytes
-        progress.free_msgs = kept.free_msgs
-        progress.free_bytes = kept.free_bytes
+        _restore_fields(progress, kept, except_for=("unfinished", "ready"))
         for entry in kept.unfinished:
             _restore_entry(state, progress, entry)
         for offset in kept.ready:
@@ -376,7 +342,7 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
 
 
 def _restore_numbers(entry: Unfinished, image: EntryImage) -> None:
-    """Before deliveries were numbered, a delivery's number was its attempt's."""
+    """Restores the delivery numbers. In older images a delivery's number is its attempt."""
     if image.deliveries:
         entry.deliveries = image.deliveries
         entry.delivery = image.delivery

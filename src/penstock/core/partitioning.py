@@ -1,4 +1,7 @@
-"""Which partition a key belongs to. Clients rely on this: FNV-1a, 32 bit, over UTF-8, modulo N."""
+"""The partition of a key: FNV-1a, 32 bit, over UTF-8, modulo the number of partitions.
+
+Clients rely on this function; it must never change.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from fnv_hash_fast import fnv1a_32
 
 
 def partition_of_key(key: str, partitions: int) -> int:
-    """The same key and count give the same partition, for ever; an empty key goes to 0."""
+    """Returns the key's partition. An empty key goes to partition 0."""
     if partitions == 1 or not key:
         return 0
     return fnv1a_32(key.encode()) % partitions

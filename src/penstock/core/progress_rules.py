@@ -1,8 +1,8 @@
-"""Progress that is published rather than acked: all of a partition below an offset is done.
+"""Published progress: finishes everything of a partition below an offset for a group.
 
-Invariant: what a decision finishes is counted exactly, so that the backlog stays exact. How much
-was ever stored below an offset does not change, whoever consumes, produces or trims meanwhile: it
-is counted elsewhere, in its own time, and is an argument here.
+Invariant: the messages that a decision finishes are counted exactly, so the backlog stays exact.
+The number of messages ever stored below an offset never changes. It is counted elsewhere and is an
+argument here. Must not know how it is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.model.records import Advanced, GroupCreated
 
 
 class ProgressTarget(msgspec.Struct, frozen=True, gc=False):
-    """All below `next` is done. `stored_msgs` and `stored_bytes` are what was ever stored there."""
+    """Everything below `next` is done. `stored_msgs` and `stored_bytes` were ever stored there."""
 
     partition: int
     next: int
@@ -30,7 +30,7 @@ class ProgressTarget(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
-    """Is it within the topic?"""
+    """Raises unless every partition and offset exists in the topic."""
     seen: set[int] = set()
     for each in reached:
         if not 0 <= each.partition < len(topic.partitions):
@@ -44,14 +44,15 @@ def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
         end = topic.partitions[each.partition].end_offset
         if each.next > end:
             raise NotYet(
-                f"partition {each.partition} ends at offset {end}; {each.next} was said to be done"
+                f"partition {each.partition} ends at offset {end}; "
+                f"nothing before offset {each.next} can be done yet"
             )
 
 
 def decide_progress(
     state: BrokerState, topic: Topic, name: str, targets: Iterable[ProgressTarget], now_ms: int
 ) -> list[GroupCreated | Advanced]:
-    """The group, if it is not there yet, and how far it comes; nothing where it is further."""
+    """Returns a record of the group, if it is new, and of each partition in which it advances."""
     created = decide_create_group(state, topic, name, now_ms)
     group = topic.groups.get(name)
     records: list[GroupCreated | Advanced] = [] if created is None else [created]
@@ -67,14 +68,14 @@ def decide_progress(
 
 
 def below(progress: Progress, offset: int) -> list[Unfinished]:
-    """The unfinished entries that progress up to `offset` finishes."""
+    """Returns the unfinished entries that progress up to `offset` finishes."""
     return [entry for entry in progress.unfinished.values() if entry.offset < offset]
 
 
 def _finished(
     group: Group | None, partition: Partition, target: ProgressTarget
 ) -> tuple[int, int] | None:
-    """Messages and bytes that are done by this, and were not; None when it changes nothing."""
+    """Returns the messages and bytes that this finishes, or None if it changes nothing."""
     if group is None:
         if target.next <= partition.first_offset:
             return None
@@ -85,7 +86,7 @@ def _finished(
         )
     progress = group.progress[partition.index]
     if target.next > progress.cursor:
-        # All that is unfinished lies below the cursor, and is among what this finishes.
+        # All unfinished entries are below the cursor, so this finishes them too.
         msgs = target.stored_msgs - (progress.finished_msgs - progress.free_msgs)
         return msgs, target.stored_bytes - (progress.finished_bytes - progress.free_bytes)
     entries = below(progress, target.next)

@@ -1,4 +1,7 @@
-"""When a message is tried again and when it is given up: pure functions of policy and attempts."""
+"""When a message is tried again and when it is given up: pure functions of policy and attempts.
+
+Must not know timers or the state of a group.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,27 @@ from penstock.model.limits import MAX_BACKOFF_MS, Limits
 
 
 def backoff_ms(policy: RetryPolicy | None, attempts: int) -> int:
-    """The policy's wait before the retry that follows delivery number `attempts`; none without
-    a policy."""
+    """Returns the policy's wait after delivery number `attempts`, or 0 without a policy."""
     if policy is None or not policy.backoff_ms:
         return 0
     return _doubled(policy.backoff_ms, policy.max_backoff_ms or MAX_BACKOFF_MS, attempts)
 
 
 def default_backoff_ms(topic: Topic, limits: Limits, attempts: int) -> int:
-    """The wait after a nack of a message without a policy: the topic's, else the broker's."""
+    """Returns the wait after a nack of a message without a policy, from the settings of the topic
+    or else of the broker."""
     first = topic.retry_backoff_ms or limits.retry_backoff_ms
     longest = topic.retry_max_backoff_ms or limits.retry_max_backoff_ms
     return _doubled(first, max(first, longest), attempts)
 
 
 def is_last_attempt(topic: Topic, policy: RetryPolicy | None, attempts: int) -> bool:
-    """Whether delivery number `attempts` was the last one. The policy's `max_attempts` goes before
-    the topic's. A dead-letter topic never gives up."""
+    """Returns True if delivery number `attempts` was the last. The policy's `max_attempts` goes
+    before the topic's. A dead-letter topic never gives up."""
     own = policy.max_attempts if policy is not None else 0
     return 0 < (own or topic.max_attempts) <= attempts and not topic.is_dead_letter
 
 
 def _doubled(first_ms: int, longest_ms: int, attempts: int) -> int:
-    # Past 48 doublings any backoff is over any cap; the bound keeps the shift small.
+    # After 48 doublings any backoff exceeds any cap. The bound keeps the shift small.
     return min(first_ms << min(attempts - 1, 48), longest_ms)

@@ -1,8 +1,9 @@
-"""Ack, nack, release and extend: who may settle a delivery, and what that records.
+"""Ack, nack, release and extend: who may settle a delivery, and the record of it.
 
-The rules, in order: an offset done for the group may be acked again and nothing is written; one
-never delivered to it is refused; otherwise only the last owner settles it, also after the lease
-ran out, until another delivery changes the owner. A `delivery_id` narrows that to one delivery.
+The rules, in order: an offset that is done for the group may be acked again, and nothing is
+written. An offset that was never delivered to the group is refused. Otherwise only the last owner
+may settle it, also after the lease has ended, until another delivery changes the owner. A
+`delivery_id` narrows that to one delivery. Must not know leases and timers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LAPSED = "ack_timeout"
 
 
 class AlreadyDone(msgspec.Struct, gc=False):
-    """The offset is done, provided it is one of the partition's: only the log can tell."""
+    """The offset is done, if it belongs to the partition. Only the log can tell that."""
 
     topic_id: int
     partition: int
@@ -36,13 +37,13 @@ NOT_IN_FLIGHT = "this offset is not in flight: its delivery was released or take
 
 
 def delivery_id(group_id: int, delivery: int) -> str:
-    """Names one delivery of an offset. A group's id is never used again, and deliveries are
-    numbered by a count that does not go back when one is returned uncounted."""
+    """Returns the id of one delivery of an offset. It is unique: a group's id is never used again,
+    and the number of deliveries does not go back when a delivery is returned."""
     return f"{group_id}-{delivery}"
 
 
 def decide_ack(state: BrokerState, command: Settle, now_ms: int) -> Finished | AlreadyDone | None:
-    """The record of the ack; None when it is a duplicate."""
+    """Returns the record of the ack, or None if it is a duplicate."""
     topic, progress = _find(state, command)
     entry = progress.unfinished.get(command.offset)
     if entry is None:
@@ -60,8 +61,8 @@ def decide_nack(
     delay_ms: int | None = None,
     dead: bool = False,
 ) -> Released:
-    """The record of a failed attempt. `delay_ms` goes before every backoff; `dead` gives the
-    message up at once. After the lease's end the schedule stands, and only the reason is news."""
+    """Returns the record of a failed attempt. `delay_ms` replaces the backoff; `dead` gives the
+    message up at once. After the lease has ended, only the reason changes, not the retry time."""
     if delay_ms is not None and not 0 <= delay_ms <= MAX_BACKOFF_MS:
         raise InvalidArgument(f"delay_ms must be between 0 and {MAX_BACKOFF_MS}")
     if dead and delay_ms is not None:
@@ -89,14 +90,14 @@ def _retry_after_nack(
     if delay_ms is not None:
         return now_ms + delay_ms
     if entry.policy is None:
-        # At once, a message that always fails would keep the others of its partition waiting.
+        # Not at once: a message that always fails would keep others of its partition waiting.
         return now_ms + default_backoff_ms(topic, state.limits, entry.attempts)
     return now_ms + backoff_ms(entry.policy, entry.attempts)
 
 
 def find_leased(state: BrokerState, command: Settle) -> Unfinished:
-    """The delivery that a release or an extend means. Refused once its lease has ended: the
-    attempt has been counted by then, and somebody else may be next."""
+    """Returns the delivery to release or extend. Refused once its lease has ended: the attempt
+    counts by then, and the message may go to another owner."""
     _, progress = _find(state, command)
     entry = _find_held(progress, command)
     if entry.state != IN_FLIGHT:
@@ -105,8 +106,8 @@ def find_leased(state: BrokerState, command: Settle) -> Unfinished:
 
 
 def decide_lapse(entry: Unfinished, ended_ms: int, now_ms: int) -> Released:
-    """The lease ended at `ended_ms` without an answer: the backoff of a policy counts from there,
-    and without one the message comes again at once."""
+    """Returns the record of a lease that ended at `ended_ms` without an answer. A policy's backoff
+    counts from then; without a policy the message is delivered again at once."""
     progress = entry.progress
     retry_at = ended_ms + backoff_ms(entry.policy, entry.attempts)
     if is_last_attempt(progress.group.topic, entry.policy, entry.attempts):
@@ -137,7 +138,7 @@ def _find(state: BrokerState, command: Settle) -> tuple[Topic, Progress]:
 
 
 def _find_held(progress: Progress, command: Settle) -> Unfinished:
-    """The unfinished message, if its last delivery was to this owner."""
+    """Returns the unfinished message if its last delivery was to this owner."""
     entry = progress.unfinished.get(command.offset)
     if entry is None:
         done = progress.first_offset <= command.offset < progress.cursor
@@ -156,7 +157,7 @@ def _done_or_refused(topic: Topic, progress: Progress, command: Settle) -> Alrea
 
 def _check_owner(group: Group, entry: Unfinished, command: Settle) -> None:
     if not entry.attempts:
-        # Only a delivery that was put back uncounted leaves an unfinished message like this.
+        # No attempt counts: its only delivery was returned.
         raise FailedPrecondition(NOT_IN_FLIGHT)
     if entry.owner != command.owner:
         raise FailedPrecondition("not owner")

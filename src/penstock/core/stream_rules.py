@@ -1,4 +1,7 @@
-"""The rules of streams: what may be published, how much fans out at once, when a reader lags."""
+"""Rules of streams: what may be published, how much fans out at once, and when a reader lags.
+
+Must not know subscriptions or queues.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from penstock.model.limits import MAX_BATCH_ITEMS, MAX_QUEUE_DEPTH, MAX_TXN_OPS,
 from penstock.model.streams import Publish
 
 BURST_EVENTS = 256
-"""Events of one stream that fan out before its subscribers and other streams have their turn."""
+"""Events of one stream that fan out before readers and other streams have their turn."""
 
 BURST_BYTES = MIB
 
@@ -18,7 +21,7 @@ NEVER = sys.maxsize
 
 
 def burst_events(settings: StreamSettings) -> int:
-    """No more than an empty buffer holds: a reader that takes when it is woken loses nothing."""
+    """Returns at most what an empty buffer holds, so that a reader that keeps up loses nothing."""
     return min(BURST_EVENTS, settings.event_queue_depth)
 
 
@@ -27,7 +30,7 @@ def burst_bytes(settings: StreamSettings) -> int:
 
 
 def check_publish(command: Publish, limits: Limits) -> int:
-    """Refuses what no stream takes; the bytes of all payloads."""
+    """Raises unless the publish is within the limits. Returns the bytes of all payloads."""
     payloads = command.payloads
     if not 0 < len(payloads) <= MAX_BATCH_ITEMS:
         raise InvalidArgument(f"a publish has 1 to {MAX_BATCH_ITEMS} payloads, not {len(payloads)}")
@@ -44,14 +47,14 @@ def check_publish(command: Publish, limits: Limits) -> int:
 
 
 def check_depth(event_queue_depth: int | None) -> None:
-    """Refuses a buffer that a subscriber may not ask for."""
+    """Raises if a subscriber asks for a buffer that is too large."""
     if event_queue_depth is not None and not 0 < event_queue_depth <= MAX_QUEUE_DEPTH:
         raise InvalidArgument(f"event_queue_depth must be between 1 and {MAX_QUEUE_DEPTH}")
 
 
 def alert_bounds(lag_alert_events: int) -> tuple[int, int]:
-    """The alert begins with more events behind than the first, and ends with no more than the
-    second. It is half of it, so that a reader on the edge does not ring at every event."""
+    """Returns two bounds: the alert begins above the first and ends at the second. The second is
+    half of the first, so that a reader at the limit does not cause an alert at every event."""
     if not lag_alert_events:
         return NEVER, NEVER
     return lag_alert_events, lag_alert_events // 2

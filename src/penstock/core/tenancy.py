@@ -1,7 +1,8 @@
-"""The registry: which tenants, namespaces, streams and caches there are.
+"""The registry: which tenants, namespaces, streams and caches exist, and the rules to change it.
 
-Invariant: everything in it has its parents in it, and `revision` counts every change ever applied.
-The last changes are kept for those who follow; they are not part of the image.
+Invariant: every entry has its parents in the registry, and `revision` counts every change ever
+applied. The last changes are kept for followers; they are not part of the image. Must not know what
+streams and caches hold.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Registry:
             self.revision = entry.revision
         else:
             self.put(entry)
-        # The first change ever tells this registry's revisions from any other's.
+        # The time of the first change identifies this registry, so that its revisions are not
+        # mistaken for those of another.
         self.epoch = self.epoch or record.ts
         self.changes.append(Change(entry=entry, deleted=record.deleted))
 
@@ -91,11 +93,11 @@ class Registry:
         self.epoch, self.revision = snapshot.epoch, snapshot.revision
 
     def entries(self) -> list[Entry]:
-        """Parents before children, each kind by path."""
+        """Returns all entries, parents before children, each kind sorted by path."""
         return [entry for kind in _KINDS for _, entry in sorted(self.by_kind[kind].items())]
 
     def children(self, parent: Entry) -> list[Entry]:
-        """What is directly in it."""
+        """Returns the entries directly in `parent`."""
         if parent.kind == "tenant":
             kinds: tuple[Kind, ...] = ("namespace",)
         elif parent.kind == "namespace":
@@ -107,7 +109,8 @@ class Registry:
 
 
 def find(registry: Registry, kind: Kind, path: Path) -> Entry:
-    """The entry, or NotFound that names the first thing on the way that is unknown."""
+    """Returns the entry. Otherwise raises NotFound, which names the first unknown part of the
+    path."""
     entry = registry.by_kind[kind].get(path)
     if entry is not None:
         return entry
@@ -121,7 +124,7 @@ def find(registry: Registry, kind: Kind, path: Path) -> Entry:
 
 
 def find_parent(registry: Registry, kind: Kind, path: Path) -> None:
-    """Refuses what would have no parent."""
+    """Raises NotFound if the parent does not exist."""
     tenant, namespace, _ = path
     if kind == "namespace":
         find(registry, "tenant", (tenant, "", ""))
@@ -134,11 +137,11 @@ def snapshot_of(registry: Registry) -> Snapshot:
 
 
 def changes_since(registry: Registry, since: int, epoch: int | None) -> Changes:
-    """What happened after revision `since`; OutOfRange when that is no longer known."""
+    """Returns the changes after revision `since`. Raises OutOfRange if they are no longer kept."""
     if epoch is not None and epoch != registry.epoch:
-        raise OutOfRange("another registry's revisions; take a snapshot")
+        raise OutOfRange("the epoch is of another registry; take a snapshot")
     if since > registry.revision:
-        raise NotYet(f"revision {since} is to come; the registry is at {registry.revision}")
+        raise NotYet(f"revision {since} does not exist yet; the registry is at {registry.revision}")
     kept = registry.changes
     if since < registry.revision - len(kept):
         raise OutOfRange(f"changes after revision {since} are no longer kept; take a snapshot")
@@ -147,7 +150,7 @@ def changes_since(registry: Registry, since: int, epoch: int | None) -> Changes:
 
 
 def decide_create(registry: Registry, wanted: Entry, now_ms: int) -> RegistryChanged | None:
-    """None when it exists just so."""
+    """Returns None if the entry exists with the same settings."""
     find_parent(registry, wanted.kind, wanted.path)
     _check_stream(wanted.stream)
     _check_retention(wanted.stream)
@@ -172,8 +175,8 @@ def decide_change(
     cache: CacheConfig | None = None,
     if_revision: int | None = None,
 ) -> RegistryChanged | None:
-    """Gives a stream or a cache another set-up; None when it has it already. VersionMismatch when
-    it has changed since `if_revision`."""
+    """Changes the settings of a stream or cache. Returns None if it has them already. Raises
+    VersionMismatch if it has changed since `if_revision`."""
     entry = find(registry, "cache" if stream is None else "stream", path)
     if if_revision not in (None, entry.revision):
         raise VersionMismatch(f"{entry.kind} {_name(entry)!r} has changed; look at it again")
@@ -192,19 +195,21 @@ def decide_change(
 def decide_delete(
     registry: Registry, kind: Kind, path: Path, now_ms: int, *, cascade: bool
 ) -> list[RegistryChanged]:
-    """Children first, so that whoever follows the steps never sees one without its parent."""
+    """Deletes children first, so that a follower never sees an entry without its parent."""
     entry = find(registry, kind, path)
     if registry.children(entry) and not cascade:
-        raise FailedPrecondition(f"{kind} {_name(entry)!r} is not empty; cascade deletes it whole")
+        raise FailedPrecondition(
+            f"{kind} {_name(entry)!r} is not empty; use cascade to delete its content too"
+        )
     return _numbered(registry, _with_children(registry, entry), now_ms)
 
 
 def decide_reconcile(
     registry: Registry, wanted: Iterable[Entry], now_ms: int
 ) -> list[RegistryChanged]:
-    """The steps that make this registry hold what another one holds. An entry's `created_ms` is
-    taken over: by it one that was deleted and made anew is known, and begins empty here too. The
-    stream and the cache that this broker began with go, even if the other began with the same."""
+    """Returns the changes that make this registry equal to another one. Entries keep the other's
+    `created_ms`: an entry that was deleted and created again there differs in it, and begins empty
+    here too. The default stream and cache of this broker are replaced in any case."""
     there = {(entry.kind, entry.path): entry for entry in wanted}
     _check_whole(there)
     kept = {}
@@ -243,7 +248,7 @@ def _numbered(registry: Registry, gone: list[Entry], now_ms: int) -> list[Regist
 
 
 def _with_children(registry: Registry, entry: Entry) -> list[Entry]:
-    """All that is in it, at any depth, then itself."""
+    """Returns everything in the entry, at any depth, and then the entry."""
     if entry.kind not in ("tenant", "namespace"):
         return [entry]
     kinds = reversed(_KINDS[_KINDS.index(entry.kind) + 1 :])
@@ -262,7 +267,7 @@ def _name(entry: Entry) -> str:
 
 
 def _check_stream(config: StreamConfig | None) -> None:
-    """What is not built yet is refused, never silently less than was asked for."""
+    """Raises if the stream needs a feature that is not built yet."""
     if config is None:
         return
     if config.delivery != "at_most_once":
@@ -274,12 +279,12 @@ def _check_stream(config: StreamConfig | None) -> None:
 
 
 def _check_retention(config: StreamConfig | None) -> None:
-    """Refuses to keep events of a stream that keeps none. Earlier versions took it without effect:
-    a stream that has it goes on, and a registry that is followed may still name it."""
+    """Raises if the stream shall keep events, which is not built yet. Earlier versions accepted the
+    setting without effect; existing streams and followed registries may still have it."""
     if _retention_ms(config):
         raise InvalidArgument(
-            "retention needs a durable stream, and these are not available yet: a stream keeps no "
-            "events"
+            "retention needs a durable stream, and durable streams are not available yet: a stream "
+            "keeps no events"
         )
 
 
@@ -288,14 +293,14 @@ def _retention_ms(config: StreamConfig | None) -> int:
 
 
 def _check_lasting(entry: Entry, stream: StreamConfig | None, cache: CacheConfig | None) -> None:
-    """What an entry is cannot change, only how it is set."""
+    """Raises if `durable` would change."""
     changed = msgspec.structs.replace(entry, stream=stream, cache=cache)
     if _is_durable(changed) != _is_durable(entry):
         raise FailedPrecondition(f"durable of {entry.kind} {_name(entry)!r} cannot change")
 
 
 def _check_whole(entries: dict[tuple[Kind, Path], Entry]) -> None:
-    """Refuses what cannot be a registry, or needs what is not built here."""
+    """Raises if the entries are no valid registry, or need a feature that is not built here."""
     if len(entries) > MAX_REGISTRY_ENTRIES:
         raise InvalidArgument(f"a registry has at most {MAX_REGISTRY_ENTRIES} entries")
     for (kind, (tenant, namespace, name)), entry in entries.items():
@@ -308,16 +313,18 @@ def _check_whole(entries: dict[tuple[Kind, Path], Entry]) -> None:
             or (bool(tenant), bool(namespace), bool(name))
             != (True, kind != "tenant", parent == "namespace")
         ):
-            raise InvalidArgument(f"no registry: {kind} {_name(entry)!r} does not belong in it")
+            raise InvalidArgument(
+                f"invalid registry: {kind} {_name(entry)!r} does not belong in it"
+            )
         _check_entry(entry)
         _check_stream(entry.stream)
 
 
 def _check_entry(entry: Entry) -> None:
-    """Refuses what no client could have made, and none could ask for."""
+    """Raises if no client could have created such an entry."""
     own = entry.name or entry.namespace or entry.tenant_id
     if clean_name(own, entry.kind) != own:
-        raise InvalidArgument(f"no registry: {entry.kind} {own[:40]!r} is no name")
+        raise InvalidArgument(f"invalid registry: {entry.kind} {own[:40]!r} is no valid name")
     config: StreamConfig | CacheConfig | None = entry.stream or entry.cache
     numbers = [entry.created_ms, *(msgspec.structs.astuple(config) if config else ())]
     depths = (entry.stream.event_queue_depth, entry.stream.pub_queue_depth) if entry.stream else ()
@@ -325,7 +332,7 @@ def _check_entry(entry: Entry) -> None:
         all(0 <= number <= MAX_OFFSET for number in numbers if isinstance(number, int))
         and all(0 < depth <= MAX_QUEUE_DEPTH for depth in depths if depth is not None)
     ):
-        raise InvalidArgument(f"no registry: {entry.kind} {own!r} has numbers that cannot be")
+        raise InvalidArgument(f"invalid registry: {entry.kind} {own!r} has numbers out of range")
 
 
 def _is_the_same(other: Entry, entry: Entry) -> bool:
@@ -335,8 +342,8 @@ def _is_the_same(other: Entry, entry: Entry) -> bool:
 
 
 def _is_first(entry: Entry) -> bool:
-    """Is it a stream or cache that every broker begins with? One that was taken over from another
-    registry has a later id, so that it stays from then on."""
+    """Returns True for the default stream and cache of a new broker. Those taken over from another
+    registry have later ids."""
     return entry.id in _FIRST_IDS and entry.kind in ("stream", "cache")
 
 
@@ -346,27 +353,13 @@ def _is_durable(entry: Entry) -> bool:
 
 
 def _first_entries() -> list[Entry]:
+    tenant = Entry(kind="tenant", tenant_id=DEFAULT)
+    namespace = msgspec.structs.replace(tenant, kind="namespace", namespace=DEFAULT)
+    stream = msgspec.structs.replace(namespace, kind="stream", name=DEFAULT, stream=StreamConfig())
+    cache = msgspec.structs.replace(namespace, kind="cache", name=DEFAULT, cache=CacheConfig())
     return [
-        Entry(kind="tenant", tenant_id=DEFAULT, id=1, revision=1),
-        Entry(kind="namespace", tenant_id=DEFAULT, namespace=DEFAULT, id=2, revision=2),
-        Entry(
-            kind="stream",
-            tenant_id=DEFAULT,
-            namespace=DEFAULT,
-            name=DEFAULT,
-            id=3,
-            revision=3,
-            stream=StreamConfig(),
-        ),
-        Entry(
-            kind="cache",
-            tenant_id=DEFAULT,
-            namespace=DEFAULT,
-            name=DEFAULT,
-            id=4,
-            revision=4,
-            cache=CacheConfig(),
-        ),
+        msgspec.structs.replace(entry, id=number, revision=number)
+        for number, entry in enumerate((tenant, namespace, stream, cache), 1)
     ]
 
 

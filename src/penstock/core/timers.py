@@ -1,7 +1,7 @@
-"""Lease ends and retry times, in O(1) per change however many there are.
+"""Timers for lease ends and retry times, in O(1) per change however many there are.
 
-Invariant: an entry is in at most one bucket, the one its `tick` names. A bucket is a tick of
-`TICK_MS`; nothing fires before its time, and at most one tick after it.
+Invariant: an entry is in at most one bucket, the one its `tick` names. A bucket covers TICK_MS.
+Nothing fires before its time, nor more than one tick after it. Must not know what a timer is for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.core.groups import NO_TICK, Unfinished
 
 TICK_MS = 10
 MOST_STALE = 1000
-"""Ticks of buckets that are gone, which may wait in the heap however few buckets there are."""
+"""Ticks of removed buckets that the heap may hold, even if there are few buckets."""
 
 
 class Timers:
@@ -23,7 +23,7 @@ class Timers:
         self._ticks: list[int] = []
 
     def set(self, entry: Unfinished, when_ms: int) -> None:
-        """Fires `entry` at `when_ms`; replaces the time it had."""
+        """Makes `entry` due at `when_ms`. Replaces its earlier time."""
         tick = -(-when_ms // TICK_MS)
         if entry.tick == tick:
             return
@@ -43,18 +43,18 @@ class Timers:
             bucket = self._buckets[entry.tick]
             bucket.discard(entry)
             if not bucket:
-                # Its tick stays in the heap until it comes up, or too many have gathered.
+                # Its tick stays in the heap until it comes up or the heap is built again.
                 del self._buckets[entry.tick]
             entry.tick = NO_TICK
 
     def next_ms(self) -> int | None:
-        """When the earliest bucket is due; None with nothing set."""
+        """Returns when the earliest bucket is due, or None if there is none."""
         while self._ticks and self._ticks[0] not in self._buckets:
             heapq.heappop(self._ticks)
         return self._ticks[0] * TICK_MS if self._ticks else None
 
     def due(self, now_ms: int) -> list[Unfinished]:
-        """Takes out and returns all entries whose time has come, oldest first."""
+        """Removes and returns all entries that are due, oldest first."""
         fired: list[Unfinished] = []
         while self._ticks and self._ticks[0] * TICK_MS <= now_ms:
             bucket = self._buckets.pop(heapq.heappop(self._ticks), set())

@@ -1,4 +1,7 @@
-"""Topics and groups come and go: creation, configuration, deletion."""
+"""Rules of topics and groups: creation, configuration and deletion.
+
+Deciding changes nothing: it returns records or raises. Must not know messages.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def decide_create_topic(
     after_archive: bool | None = None,
     retries: RetryDefaults = NO_RETRIES,
 ) -> TopicCreated | None:
-    """None when a topic of that name and count exists already. A setting that is asked for and
-    differs from the existing topic's is refused."""
+    """Returns None if a topic with that name and number of partitions exists. Raises if a requested
+    setting differs from that of the existing topic."""
     if partitions < 1:
         raise InvalidArgument("partitions must be 1 or more")
     if partitions > MAX_PARTITIONS:
@@ -76,7 +79,8 @@ def decide_configure_topic(
     after_archive: bool | None = None,
     retries: RetryDefaults = NO_RETRIES,
 ) -> TopicConfigured:
-    """None leaves a value as it is; 0 takes the limit away, or means the broker's backoff."""
+    """Changes settings. None leaves a value as it is; 0 removes a limit, or selects the broker's
+    backoff."""
     topic = find_topic(state, name)
     age = topic.retention_ms if retention_ms is None else retention_ms
     size = topic.retention_bytes if retention_bytes is None else retention_bytes

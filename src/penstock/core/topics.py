@@ -1,4 +1,8 @@
-"""Topics and their partitions: names, offsets and counters. Bodies live in the log."""
+"""Topics and their partitions: names, offsets, settings and counters.
+
+Invariant: offsets count up across the partitions of a topic. Must not know message bodies, which
+are in the log.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from penstock.model.names import is_dead_letter_topic
 
 
 class Partition:
-    """`first_offset` is the oldest retained one; `end_offset` is one past the newest."""
+    """`first_offset` is the oldest retained offset; `end_offset` is one past the newest."""
 
     __slots__ = ("backlog", "end_offset", "first_offset", "index")
 
@@ -21,7 +25,7 @@ class Partition:
 
 
 class Topic:
-    """Offsets count up across the partitions, so (topic, offset) names one message."""
+    """Offsets count up across the partitions, so that (topic, offset) identifies a message."""
 
     __slots__ = (
         "after_archive",
@@ -53,7 +57,7 @@ class Topic:
         self.retention_ms = 0
         self.retention_bytes = 0
         self.after_archive = False
-        # For messages that bring no policy of their own; 0 is no limit, and the broker's backoff.
+        # For messages without a policy. 0 means no limit, or the broker's backoff.
         self.max_attempts = 0
         self.retry_backoff_ms = 0
         self.retry_max_backoff_ms = 0

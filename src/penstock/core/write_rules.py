@@ -1,9 +1,8 @@
-"""What staging, committing and storing a batch come to: records, messages, or a refusal.
+"""Rules of batch writes: staging, committing and storing. Returns records or messages, or refuses.
 
-A batch is decided once, by its commit. Before it, everything about its rows was checked, and the
-room of the partitions they go to is looked at once more; after it nothing is refused: limits may be
-passed by one batch, and rows whose topic has gone are left out. Must not know files, nor how rows
-are staged.
+A batch is decided once, by its commit. Its rows were checked before, and the room of their
+partitions is checked once more. After the commit nothing is refused: one batch may exceed limits,
+and rows whose topic is gone are left out. Must not know files, nor how rows are staged.
 """
 
 from __future__ import annotations
@@ -34,14 +33,15 @@ from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, PieceName, RowTarget, WriterReport
 
 NamedPartition = tuple[str, int]
-"""A topic's name and a partition of it."""
+"""A topic's name and a partition index."""
 
 PieceKey = tuple[int, str, int]
-"""Part, attempt and piece, within a batch."""
+"""Part, attempt and piece of a batch."""
 
 
 class StagedPiece(msgspec.Struct, frozen=True):
-    """What is known of a piece on disk. `is_keyed`: some rows have an idempotency key."""
+    """Describes a piece on disk. `places` are the partitions that its rows go to. `is_keyed` is
+    True if some rows have an idempotency key."""
 
     name: PieceName
     number: int
@@ -53,15 +53,15 @@ class StagedPiece(msgspec.Struct, frozen=True):
 
 
 class AlreadyCommitted(msgspec.Struct, frozen=True):
-    """`rows` is 0 where the batch is too long ago to know."""
+    """`rows` is 0 if the batch is not the producer's last: its rows are not remembered."""
 
     rows: int
     is_storing: bool
 
 
 class RowColumns(msgspec.Struct):
-    """RowColumns of a piece, column by column. None: every row is as the default is, that is, of
-    `topic`, without an envelope, without a routing."""
+    """Rows of a piece, by column. None means the default for every row: the topic `topic`, no
+    envelope, no routing."""
 
     topic: str
     topics: list[str] | None
@@ -73,8 +73,8 @@ class RowColumns(msgspec.Struct):
 
 
 class DecidedRows(msgspec.Struct):
-    """The messages of some rows, with their sizes. `skipped` rows have no place any more;
-    `duplicates` were stored before, by their idempotency keys."""
+    """Messages with their sizes. The topic or partition of `skipped` rows is gone. `duplicates`
+    were stored before, by their idempotency keys."""
 
     messages: list[Message]
     sizes: list[int]
@@ -86,14 +86,14 @@ class DecidedRows(msgspec.Struct):
 
 
 def check_stage(state: BrokerState, name: PieceName, now_ms: int) -> None:
-    """Refuses a piece that could not be committed."""
+    """Raises if the piece could not be committed."""
     check_uncommitted(state, name, now_ms)
     if state.writers.get(name.producer, now_ms) is None:
         _check_producers(state, now_ms)
 
 
 def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
-    """Refuses a piece whose batch, or a later one, is committed."""
+    """Raises if the piece's batch, or a later one, is committed."""
     writer = state.writers.get(name.producer, now_ms)
     if writer is not None and name.batch <= writer.last_batch:
         raise FailedPrecondition(
@@ -102,7 +102,7 @@ def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
 
 
 def decide_places(state: BrokerState, targets: Iterable[RowTarget]) -> list[NamedPartition]:
-    """The partitions that rows for these targets go to; refuses those that cannot be."""
+    """Returns the partitions of these targets. Raises if a topic or partition does not exist."""
     places: set[NamedPartition] = set()
     for target in targets:
         try:
@@ -134,7 +134,7 @@ def decide_commit(
     staged: Mapping[PieceKey, StagedPiece],
     now_ms: int,
 ) -> WriteCommitted | AlreadyCommitted:
-    """`staged` has the batch's pieces, of every attempt."""
+    """Decides a commit. `staged` has the batch's pieces of all attempts."""
     writer = state.writers.get(command.producer, now_ms)
     if writer is not None and command.batch <= writer.last_batch:
         return _already(writer, command.batch)
@@ -160,7 +160,7 @@ def decide_commit(
 def describe_writer(state: BrokerState, producer: str, now_ms: int) -> WriterReport:
     writer = state.writers.get(producer, now_ms)
     if writer is None:
-        raise NotFound(f"producer {producer!r} has committed nothing that is remembered")
+        raise NotFound(f"producer {producer!r} has no commit that is remembered")
     return WriterReport(
         producer, writer.last_batch, writer.rows, writer.committed_ms, bool(writer.storing)
     )
@@ -176,13 +176,13 @@ def _already(writer: Writer, batch: int) -> AlreadyCommitted:
 def _check_producers(state: BrokerState, now_ms: int) -> None:
     if state.writers.count(now_ms) >= MAX_PRODUCERS:
         raise ResourceExhausted(
-            f"{MAX_PRODUCERS} producers are remembered; none is forgotten before its time",
+            f"{MAX_PRODUCERS} producers are remembered; try again when one is forgotten",
             limit="producers",
         )
 
 
 def _find_pieces(command: CommitBatch, staged: Mapping[PieceKey, StagedPiece]) -> list[StagedPiece]:
-    """In the order of the parts; refuses a commit that is not of what is staged."""
+    """Returns the pieces in the order of the parts. Raises if they are not all staged."""
     if sum(part.pieces for part in command.parts) > MAX_COMMIT_PIECES:
         raise TooLarge(f"a batch has at most {MAX_COMMIT_PIECES} pieces")
     if len({part.part for part in command.parts}) < len(command.parts):
@@ -207,7 +207,7 @@ def _find_pieces(command: CommitBatch, staged: Mapping[PieceKey, StagedPiece]) -
 
 
 def _check_room_for(state: BrokerState, pieces: Sequence[StagedPiece], now_ms: int) -> None:
-    """One message must find room wherever rows go; a topic that has gone is no obstacle."""
+    """Raises unless every partition has room for one more message. Skips topics that are gone."""
     if any(piece.is_keyed for piece in pieces):
         check_keys(state, now_ms)
     for name, index in {place for piece in pieces for place in piece.places}:
@@ -220,15 +220,15 @@ def _check_room_for(state: BrokerState, pieces: Sequence[StagedPiece], now_ms: i
 
 
 def decide_rows(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:
-    """In order; nothing that was checked when they were staged is checked again."""
+    """Converts rows to messages, in order. Does not repeat the checks of staging."""
     if rows.topics is None and rows.envelopes is None and rows.routings is None:
         return _decide_plain(state, rows, now_ms)
     return _decide_each(state, rows, now_ms)
 
 
 def _decide_plain(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:
-    """What `_decide_each` comes to, for rows of one topic with keys and values only: by columns,
-    since there may be millions."""
+    """Does the same as `_decide_each` for rows of one topic with only keys and values. Works by
+    column, since there may be millions of rows."""
     topic = state.topics.get(rows.topic)
     if topic is None:
         return DecidedRows([], [], skipped=len(rows.values))
@@ -276,7 +276,8 @@ def _decide_each(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRo
 
 
 def _partition(topic: Topic, key: str, envelope: Envelope | None) -> int | None:
-    """None: the partition that was chosen is not there; the topic was made anew with fewer."""
+    """Returns None if the requested partition does not exist, because the topic was created again
+    with fewer."""
     override = None if envelope is None else envelope.partition_override
     if override is None:
         return partition_of_key(key, len(topic.partitions))

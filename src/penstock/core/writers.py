@@ -1,9 +1,10 @@
-"""Producers that write by batch: the last batch of each, and the batches that are being stored.
+"""Producers that write in batches: the last batch of each, and the batches that are being stored.
 
-Invariant: `last_batch` only rises; a batch is in `storing` from its commit until all its rows are
-stored, `done` counts those that are, and batches of one producer are stored in the order of their
-commits. A producer is forgotten some time after its last commit, by the time of a later record,
-so that a replay forgets the same ones; never while a batch of it is being stored.
+Invariant: `last_batch` only rises. A batch is in `storing` from its commit until all its rows are
+stored; `done` counts the stored rows. Batches of one producer are stored in the order of their
+commits. A producer is forgotten some time after its last commit, by the time of a later record, so
+that a replay forgets the same ones; never while one of its batches is being stored. Must not know
+how rows are staged.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from penstock.model.records import StagedRows, WriteCommitted, WriteStored
 
 DAY_MS = 24 * 3600 * 1000
 ONCE_MS = 7 * DAY_MS
-"""A producer of one batch is asked for again only by a retry of that batch."""
+"""A producer with a single batch is needed again only by a retry of that batch."""
 LASTING_MS = 90 * DAY_MS
-"""A stream that was stopped may go on after a long while."""
+"""A streaming query may be stopped for a long time and then continue."""
 
 
 class Storing:
@@ -32,7 +33,7 @@ class Storing:
 
 
 class Writer:
-    """`rows` and `committed_ms` are of the last batch."""
+    """A producer. `rows` and `committed_ms` are of its last batch."""
 
     __slots__ = ("committed_ms", "last_batch", "once", "producer", "rows", "storing")
 
@@ -52,7 +53,8 @@ class Writer:
 
 
 class Writers:
-    """Two dicts, each in the order of the last commits: what is to be forgotten comes first."""
+    """All producers, in two dicts. Each is in the order of last commits, so that those to forget
+    come first."""
 
     __slots__ = ("_lasting", "_once")
 
@@ -65,12 +67,12 @@ class Writers:
         yield from self._once.values()
 
     def get(self, producer: str, now_ms: int) -> Writer | None:
-        """None also for one whose time is over."""
+        """Returns None also for a producer that is due to be forgotten."""
         writer = self._lasting.get(producer) or self._once.get(producer)
         return None if writer is None or writer.is_over(now_ms) else writer
 
     def count(self, now_ms: int) -> int:
-        """Those that are remembered at that time."""
+        """Counts the producers that are remembered at that time."""
         over = sum(1 for _ in self._over(now_ms))
         return len(self._lasting) + len(self._once) - over
 
@@ -95,7 +97,7 @@ class Writers:
             del writer.storing[record.batch]
 
     def add(self, writer: Writer) -> None:
-        """The one with the latest commit of all."""
+        """Adds a producer, which must have the latest commit of all."""
         (self._once if writer.once else self._lasting)[writer.producer] = writer
 
     def _over(self, now_ms: int) -> Iterator[Writer]:

@@ -23,7 +23,7 @@ from penstock.engine.writes import Writes
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import JournalIndex, JournalReader
 from penstock.storage.log import Log
-from penstock.storage.staging import PieceStore, StagedFiles, StagedInMemory
+from penstock.storage.staging import PieceStore, StagedInMemory, StagedPieceFiles
 from penstock.storage.vfs import Vfs
 
 
@@ -45,7 +45,7 @@ class DataDirectory:
         self.history = HistoryReader(vfs, path)
         self.journal = JournalReader(vfs, path)
         self.journal_index = journal_index
-        self.staged = StagedFiles(vfs, path, reserve_bytes)
+        self.staged = StagedPieceFiles(vfs, path, reserve_bytes)
 
 
 class Parts:

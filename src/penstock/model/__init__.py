@@ -1,4 +1,4 @@
-"""The vocabulary every layer shares: names, limits, errors, envelope, message, records.
+"""The vocabulary that all layers share: names, limits, errors, envelopes, messages, records.
 
-No behaviour, no IO.
+Must not contain behaviour or IO.
 """

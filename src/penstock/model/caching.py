@@ -1,7 +1,7 @@
-"""The cache as commands and answers.
+"""Cache commands and results.
 
-`ttl_ms` None is for ever, 0 is over at once. A version counts a cache's changes and never goes
-back; 0 is that of nothing.
+A `ttl_ms` of None means for ever; 0 means that the entry expires at once. A version counts the
+changes of a cache and never goes back; a key without a value has version 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ WatchKind = Literal["put", "delete", "expire", "evict", "gap"]
 
 
 class Precondition(msgspec.Struct, frozen=True, gc=False):
-    """What must hold of a key, as the headers If-Match and If-None-Match say it: versions of which
-    the key has one, or has none. An empty set is any version; None is no condition."""
+    """A condition on a key's version, as in the headers If-Match and If-None-Match: the key must
+    have one of these versions, or none of them. An empty set means any version; None means no
+    condition."""
 
     if_match: frozenset[int] | None = None
     if_none_match: frozenset[int] | None = None
 
     def is_matched(self, version: int) -> bool:
-        """By the version of the key's value, 0 where there is none."""
+        """`version` is that of the key's value, 0 if it has none."""
         return self.if_match is None or _has(self.if_match, version)
 
     def is_excluded(self, version: int) -> bool:
@@ -35,7 +36,7 @@ def _has(versions: frozenset[int], version: int) -> bool:
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """`if_version` None: whatever is there."""
+    """Stores a value. An `if_version` of None is no condition."""
 
     path: Path
     key: str
@@ -54,7 +55,7 @@ class Delete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Increment(msgspec.Struct, frozen=True, gc=False):
-    """`ttl_ms` is that of a counter which this creates; an existing one keeps its own."""
+    """Adds `delta` to a counter. `ttl_ms` is for a new counter; an existing one keeps its TTL."""
 
     path: Path
     key: str
@@ -64,7 +65,8 @@ class Increment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Check(msgspec.Struct, frozen=True, gc=False):
-    """What must hold for a transaction; a `version` of 0 means absent, as `exists` False does."""
+    """A condition of a transaction. A `version` of 0 means that the key must not exist, as does
+    `exists` False."""
 
     path: Path
     key: str
@@ -73,14 +75,14 @@ class Check(msgspec.Struct, frozen=True, gc=False):
 
 
 class Txn(msgspec.Struct, frozen=True):
-    """All of `ops`, or nothing when one of `checks` fails. All paths are of one namespace."""
+    """Does all of `ops`, or nothing if one of `checks` fails. All paths are in one namespace."""
 
     checks: list[Check]
     ops: list[Put | Delete | Increment]
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one `key`, or of all that begin with `prefix`; the other is None."""
+    """Watches one `key`, or all keys that begin with `prefix`; the other is None."""
 
     path: Path
     key: str | None = None
@@ -90,7 +92,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheValue(msgspec.Struct, frozen=True, gc=False):
-    """`ttl_ms` is what is left, None for ever."""
+    """`ttl_ms` is the time left, None for ever."""
 
     value: bytes
     version: int
@@ -98,7 +100,7 @@ class CacheValue(msgspec.Struct, frozen=True, gc=False):
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
-    """What an operation came to. `deleted` only of a delete, `number` only of an increment."""
+    """The result of an operation. `deleted` is set by a delete, `number` by an increment."""
 
     version: int
     deleted: bool | None = None
@@ -106,7 +108,8 @@ class Written(msgspec.Struct, frozen=True, gc=False):
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
-    """`from_version` only of a gap: changes after it and up to `version` may be missing."""
+    """A change of a watched key. In a gap, changes after `from_version` and up to `version` may be
+    missing."""
 
     event: WatchKind
     version: int

@@ -1,8 +1,8 @@
-"""What travels beside a message's key and value: workflow identity, routing controls, policy.
+"""The envelope of a message: workflow ids, routing controls and retry policy.
 
-The wire's field names are used everywhere. An envelope is stored in normal form: empty strings
-and an empty retry policy are left out (msgspec drops what equals its default), so that what a
-consumer sees has no empty members, while `partition_override: 0` stays.
+Field names are those of the wire. An envelope is stored in normal form: empty strings and an empty
+retry policy are left out (msgspec omits defaults), so that a consumer sees no empty members, while
+`partition_override: 0` stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """`max_attempts` 0: no limit; `max_backoff_ms` 0: capped at a day."""
+    """A `max_attempts` of 0 means no limit; a `max_backoff_ms` of 0 means one day."""
 
     max_attempts: int = 0
     backoff_ms: int = 0
@@ -19,8 +19,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Where a dead letter came from and why it died; only the broker writes it. `retry_policy` was
-    the message's: it does not act here, and comes back when the message is replayed."""
+    """The origin of a dead letter and why it failed; only the broker writes it. `retry_policy` is
+    that of the original message: it does not apply to the dead letter, and is restored when the
+    message is replayed."""
 
     original_topic: str
     original_partition: int
@@ -46,14 +47,14 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Routing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the router said of a message; informational."""
+    """The router's label and data for a message. Informational."""
 
     label: str = ""
     meta: dict[str, str] = {}
 
 
 class RoutingDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A router's answer. Absent members leave the producer's choice in force."""
+    """A router's answer. The producer's choice stands for members that are absent."""
 
     label: str = ""
     target_topic: str | None = None

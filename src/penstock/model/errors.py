@@ -9,16 +9,16 @@ PenstockError
 ├── NotFound                 404  no such topic, group, tenant, stream, cache or path
 ├── MethodNotAllowed         405  the path exists, the method does not
 ├── FailedPrecondition       409  the state does not allow it: not owner, never delivered, exists
-│   └── VersionMismatch      412  ... because what was read has changed since
-├── AlreadyExists            409  it is there, and was asked not to be
-├── OutOfRange               410  the cursor is older than what is kept
-│   └── NotYet               416  ... or newer than what there is
-├── ResourceExhausted        429  a limit is reached; it may be free again soon
-├── Internal                 500  a defect of ours
+│   └── VersionMismatch      412  ... because it has changed since it was read
+├── AlreadyExists            409  it exists, and the request requires that it does not
+├── OutOfRange               410  the position is older than what is kept
+│   └── NotYet               416  ... or newer than what exists
+├── ResourceExhausted        429  a limit is reached; try again later
+├── Internal                 500  a bug in the broker
 └── Unavailable              503  the log cannot be written, or the broker is stopping
 
-`code` and `http_status` are what the wire shows; `retryable` says whether the same request may
-succeed later. The message is for a person and tells them what to do where that is known.
+`code` and `http_status` go onto the wire; `retryable` says whether the same request may succeed
+later. The message is for a person and says what to do where that is known.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class NotYet(OutOfRange):
 
 
 class ResourceExhausted(PenstockError):
-    """`limit` names what is full, and `partition` where, if it is one's own; `retry_after_ms`
-    is when it is worth trying again."""
+    """`limit` names the limit that is reached, and `partition` the partition, if the limit is per
+    partition. Try again after `retry_after_ms`."""
 
     code = "RESOURCE_EXHAUSTED"
     http_status = 429

@@ -1,4 +1,7 @@
-"""What a consumer is given: one line of the stream, members in the wire's order."""
+"""A delivered message on the wire: one line of the consumer's stream.
+
+The order of the fields is that of the wire.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from penstock.model.envelope import Envelope, Routing
 
 
 class Item(msgspec.Struct, gc=False):
-    """`routing` and `envelope` are absent, not null, when there is nothing in them."""
+    """`routing` and `envelope` are absent, not null, if they are empty."""
 
     partition: int
     offset: int

@@ -1,4 +1,4 @@
-"""The journal as asked for: what can happen to messages, what of it is wanted, how far it goes."""
+"""The journal: kinds of events, requests for ranges of it, and reports."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from penstock.model.ranges import RangeFormat, Selection
 PRODUCED = "produced"
 DELIVERED = "delivered"
 RETURNED = "returned"
-"""A delivery that nobody began to handle: it never left, or its owner released it. Its attempt
-does not count."""
+"""A delivery that was not handled: it was never sent, or its owner released it. Its attempt does
+not count."""
 ACKED = "acked"
 NACKED = "nacked"
 TIMED_OUT = "timed_out"
 DEAD_LETTERED = "dead_lettered"
 SKIPPED = "skipped"
-"""Finished without a delivery: what it was for had been committed."""
+"""Finished without a delivery, because its effect was committed already."""
 
 KINDS = (PRODUCED, DELIVERED, RETURNED, ACKED, NACKED, TIMED_OUT, DEAD_LETTERED, SKIPPED)
 
 
 class JournalSelection(Selection, frozen=True, kw_only=True):
-    """Which rows and columns of the journal are wanted."""
+    """The rows and columns of the journal to read."""
 
     kind: str = ""
     topic: str = ""
@@ -30,7 +30,8 @@ class JournalSelection(Selection, frozen=True, kw_only=True):
 
 
 class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions from `start` to before `end`; None: from the oldest, to what is readable now."""
+    """Positions from `start` to before `end`. None means the oldest, and the end of what is
+    readable now."""
 
     start: int | None = None
     end: int | None = None
@@ -40,8 +41,8 @@ class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class JournalReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every row from position `earliest` to before `next` can be read. `at_time` is the first
-    position of the time asked for or later, which is `next` if there is none yet. `archived` is
-    how far the archive said it has come; not there, if it never did."""
+    position at or after the requested time, or `next` if there is none yet. `archived` is the
+    position that the archive has reported, absent if it never did."""
 
     earliest: int
     next: int

@@ -1,4 +1,4 @@
-"""The bounds of the broker, each with its reason. A bound of one module alone stands there."""
+"""The limits of the broker, each with its reason. A limit of a single module stands there."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ MAX_NAME_BYTES = 200
 """Topics, groups and owners appear in paths, logs and metric labels."""
 
 MAX_PARTITIONS = 1024
-"""Each partition costs memory even when empty, and a snapshot row per group."""
+"""Each partition takes memory even when empty, and a row in the snapshot for each group."""
 
 MAX_BATCH_ITEMS = 10_000
-"""A batch is decided in one turn of the loop; more would be felt by others."""
+"""A batch is decided in one turn of the loop; a larger one would delay other clients."""
 
 MAX_REQUEST_ID_CHARS = 128
 
 MAX_HEADER_BYTES = 64 * KIB
-"""Request line and headers together; beyond it the connection is closed."""
+"""Request line and headers together. The connection is closed beyond it."""
 
 MAX_ENVELOPE_FIELD_BYTES = 1024
-"""An id in an envelope: it is kept in registries and joined into the journal."""
+"""An id in an envelope. It is kept in memory and copied into the journal."""
 
 MAX_REASON_BYTES = 4 * KIB
-"""A nack's reason is kept in memory with the unfinished message; the rest is cut off."""
+"""A nack's reason, which is kept in memory with the unfinished message. Longer ones are cut."""
 
 MAX_RESULT_BYTES = 64 * KIB
-"""A committed effect's result stays in memory until its TTL ends."""
+"""The result of a committed effect, which stays in memory until its TTL ends."""
 
 MAX_LEASE_MS = 24 * 3600 * 1000
 
 MAX_BACKOFF_MS = 24 * 3600 * 1000
-"""The cap on a retry's wait when the policy names none, and on what a nack may ask for."""
+"""The longest wait before a retry, if the policy sets none, and the longest delay of a nack."""
 
 MAX_OFFSET = 2**53 - 1
-"""The largest integer every JSON reader keeps exact."""
+"""The largest integer that every JSON reader keeps exact."""
 
 MAX_POSITION = 2**63 - 1
-"""The largest position of the journal, or other number of a query, that is understood."""
+"""The largest position of the journal, and the largest number in a query string."""
 
 MAX_UNWRITTEN_BYTES = MIB
-"""What may be decided for one consumer and not yet be handed to its connection."""
+"""Bytes decided for one consumer and not yet written to its connection."""
 
 MAX_UNFINISHED = 100_000
-"""Unfinished messages of one (group, partition); beyond it nothing new is delivered there.
-Only messages that wait for a retry can be so many, and each costs memory."""
+"""Unfinished messages of one group in one partition. Beyond it, nothing new is delivered there.
+Only messages that wait for a retry can be so many, and each takes memory."""
 
 MESSAGE_BYTES = 176
 TEXT_BYTES = 57
@@ -57,67 +57,64 @@ DEAD_LETTER_BYTES = 208
 ROUTING_BYTES = 160
 META_ENTRY_BYTES = 36
 CHUNK_BYTES_IN_MEMORY = 400
-"""What `memory_bytes` counts beside the characters themselves: for a message with its place in the
-log, for each text, and for what an envelope and a routing consist of. They were fitted to the
-resident memory of a CPython 3.11 process with 150,000 messages of each kind; what is counted there
-is within 4 % of what the process took."""
+"""Overheads that `memory_bytes` counts besides the characters: for a message with its position in
+the log, for each text, and for the parts of an envelope and a routing. They were fitted to the
+resident memory of a CPython 3.11 process with 150,000 messages of each kind, within 4 %."""
 
 DISPATCH_BURST = 256
 """Deliveries decided for one partition before the others have their turn."""
 
-
 MAX_CACHE_KEY_BYTES = 1024
-"""A key is held beside its value and repeated in every event of a watch."""
+"""A key is in memory with its value, and is repeated in every event of a watch."""
 
 MAX_TXN_OPS = 1000
 """A transaction is decided in one turn of the loop and is one frame of the log."""
 
 MAX_WATCH_EVENTS = 1024
-"""What a watch may be behind; beyond it the rest is one gap."""
+"""Events that wait for the reader of a watch. Beyond it, the rest becomes one gap."""
 
 MAX_SUBSCRIPTIONS = 1024
-"""Subscriptions and watches of one socket together."""
+"""Subscriptions and watches of one WebSocket together."""
 
 MAX_QUEUE_DEPTH = 65_536
 """The deepest buffer that a stream, or a subscriber, may ask for."""
 
 MAX_WAITING_PUBLISHES = 131_072
-"""Publishes that wait for a full publish queue, over all streams. Each holds a timer and its place
-on a connection, some 2 KiB; 128 WebSockets can have so many on their way, or 2,048 connections."""
+"""Publishes that wait for a full publish queue, over all streams. Each has a timer and a pending
+answer, about 2 KiB. 128 WebSockets or 2,048 connections can send that many."""
 
 MAX_WAITING_PUBLISH_BYTES = 256 * MIB
-"""Memory of the payloads of those that wait: four full queues."""
+"""Memory of the payloads of waiting publishes: four full queues."""
 
 MAX_REGISTRY_ENTRIES = 100_000
 """Tenants, namespaces, streams and caches together: all are in memory and in every snapshot."""
 
 MAX_REGISTRY_CHANGES = 10_000
-"""Changes kept for those who follow the registry; who is further behind takes a snapshot."""
-
+"""Changes kept for followers of the registry. One that is further behind takes a snapshot."""
 
 MAX_PRODUCERS = 100_000
-"""Producers of batches that are remembered: all are in memory and in every snapshot."""
+"""Producers of batches that are remembered. All are in memory and in every snapshot."""
 
 MAX_STORING_BATCHES = 16
-"""Batches of one producer that are committed and not stored yet; those behind them wait."""
+"""Batches of one producer that are committed and not stored yet. Further commits are refused."""
 
 MAX_COMMIT_PARTS = 10_000
 MAX_COMMIT_PIECES = 10_000
-"""Of one batch: it is decided in one turn of the loop, and is one record."""
+"""Parts and pieces of one batch. It is decided in one turn of the loop, and is one record."""
 
 MAX_STAGED_PIECES = 100_000
-"""All that are staged: what is known of each is in memory."""
+"""Staged pieces of all producers. The description of each is in memory."""
 
 MAX_TARGETS = 1000
-"""Ways in which the rows of one piece find their partitions; each is looked up on the loop."""
+"""Distinct targets of the rows of one piece. Each is looked up on the event loop."""
 
 MAX_FRESH_WAIT_MS = 60_000
-"""Nobody waits longer for the newest of the journal: a disk without room for the log's next segment
-may keep it from being read."""
+"""The longest wait for the newest events of the journal. Without disk space for the log's next
+segment they cannot be sealed, and so not be read."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator may set; the defaults are the profile `work`."""
+    """The limits that an operator may set. The defaults are the profile `work`."""
 
     max_in_flight: int = 256
     max_partition_msgs: int = 1_000_000
@@ -147,4 +144,4 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 CONTRACT_LIMITS = Limits(
     max_in_flight=2, max_partition_msgs=2, max_partition_bytes=20, retry_max_backoff_ms=250
 )
-"""The values the queue contract's documents give, for trying things out."""
+"""The values of the queue contract's documents, for trials."""

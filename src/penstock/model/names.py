@@ -1,4 +1,4 @@
-"""What a topic, group or owner may be called, and how a name is read from a request."""
+"""Names of topics, groups and owners: the rules, and how a name is read from a request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.model.limits import MAX_NAME_BYTES
 
 DLQ_PREFIX = "dlq."
 ARCHIVE_GROUP = "archive"
-"""The group whose progress says what of a topic is archived."""
+"""The group whose progress says how far a topic is archived."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def clean_name(raw: str | None, what: str) -> str:
-    """The trimmed name, or InvalidArgument that says what is wrong with it."""
+    """Returns the trimmed name, or raises InvalidArgument, which says what is wrong with it."""
     if raw and len(raw) > MAX_NAME_BYTES:
         return _clean(raw.strip(), what)
     return _remembered(raw or "", what)
@@ -26,7 +26,7 @@ def _clean(raw: str, what: str) -> str:
     name = raw.strip()
     if not name:
         raise InvalidArgument(f"{what} is required")
-    # A dead-letter topic's name is its source's plus the prefix, and must stay reachable.
+    # The name of a dead-letter topic is its source's plus the prefix, so it may be longer.
     limit = MAX_NAME_BYTES + (len(DLQ_PREFIX) if name.startswith(DLQ_PREFIX) else 0)
     if len(name) > limit or (not name.isascii() and len(name.encode()) > limit):
         raise InvalidArgument(f"{what} is longer than {MAX_NAME_BYTES} bytes")

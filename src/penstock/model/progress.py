@@ -1,4 +1,4 @@
-"""How far a group is in a partition, as said by somebody who keeps count elsewhere."""
+"""Progress of a group in a partition, as published by a reader that counts by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Reached(msgspec.Struct, frozen=True, gc=False):
-    """Everything of the partition below `next` is done."""
+    """Everything in the partition below `next` is done."""
 
     partition: int
     next: int

@@ -1,4 +1,4 @@
-"""Ranges of a partition as asked for, and what can be said of its offsets."""
+"""Ranges of a partition: requests for rows, and reports of offsets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.model.limits import MIB
 RangeFormat = Literal["arrow", "ndjson"]
 
 RowBytes = bytes | memoryview
-"""Rows in their format."""
+"""Encoded rows."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows and columns of a range are wanted. No columns: all. The times are in ms, `to_ms`
-    not included."""
+    """The rows and columns of a range to read. No columns means all. Times are in ms, and `to_ms`
+    is exclusive."""
 
     columns: tuple[str, ...] = ()
     tenant_id: str = ""
@@ -25,7 +25,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     to_ms: int | None = None
 
     def texts(self) -> dict[str, str]:
-        """Columns that must have a certain text, and that text."""
+        """Returns the columns that must have a certain text, with that text."""
         values = msgspec.structs.asdict(self).items()
         return {name: value for name, value in values if isinstance(value, str) and value}
 
@@ -34,9 +34,9 @@ EVERYTHING = Selection()
 
 
 class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets from `start` to before `end`; None: from the oldest, to what is there now. With
-    `omit_nulls` columns that are known to be null in all of the range are left out. `topic_id`: of
-    that topic only, not of one that was made later under its name."""
+    """Offsets from `start` to before `end`. None means the oldest, and the current end.
+    `omit_nulls` leaves out columns that are known to be null in the whole range. With `topic_id`,
+    only that topic is read, not one that was created later under the same name."""
 
     topic: str
     partition: int
@@ -49,8 +49,8 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`earliest` is the oldest offset kept; `next` the one after the newest message. `at_time` is
-    the first of the time asked for or later, which is `next` if there is none yet."""
+    """`earliest` is the oldest offset kept; `next` is one past the newest message. `at_time` is the
+    first offset at or after the requested time, or `next` if there is none yet."""
 
     partition: int
     earliest: int
@@ -59,7 +59,7 @@ class OffsetReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
-    """A topic that is deleted and made again has another `topic_id`."""
+    """A topic that is deleted and created again has another `topic_id`."""
 
     topic_id: int
     partitions: list[OffsetReport]
@@ -72,15 +72,15 @@ class NamedOffsets(msgspec.Struct, frozen=True):
 
 
 class OffsetsPage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of topics in the order of their names; there are more behind `after` if it is there."""
+    """Topics in the order of their names. If `after` is present, more topics follow that name."""
 
     topics: list[NamedOffsets]
     after: str | None = None
 
 
 PIECE_BYTES = 2 * MIB
-"""Most bytes of a piece of a range, unless a single row is larger: it stays in memory until its
+"""The size of a piece of a range, unless a single row is larger. A piece stays in memory until its
 reader has taken it."""
 
 PAGE_PARTITIONS = 4096
-"""What a page of topics has at most; several times what one topic may have."""
+"""The most partitions in a page of topics. It is several times what one topic may have."""

@@ -1,9 +1,9 @@
-"""The records of the log: everything that ever changes durable state, and nothing else.
+"""The records of the log: every change of durable state.
 
-A record is complete: applying it needs neither message bodies nor a clock, so that replay, the
-snapshot writer and the live broker share one `apply`. On disk a record is a msgpack array whose
-first element is its tag; tags and field order are the format (docs/storage-format.md) and only
-ever grow at the end. `ts` is the broker's wall clock in ms when the record was decided.
+A record is complete: applying it needs no message bodies and no clock, so that replay, the snapshot
+writer and the live broker share one `apply`. On disk a record is a msgpack array whose first
+element is its tag. Tags and field order are the format (docs/storage-format.md); fields are only
+ever added at the end. `ts` is the broker's wall clock in ms when the record was decided.
 
 A `Message` is both the record of a produce and the message held in memory.
 """
@@ -44,8 +44,8 @@ class TopicDeleted(msgspec.Struct, array_like=True, tag=3, gc=False):
 
 
 class TopicConfigured(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """0 means no limit; of the backoffs, the broker's. `after_archive`: nothing goes before it is
-    archived."""
+    """The settings of a topic. 0 means no limit, or the broker's backoff. With `after_archive`,
+    retention removes only what is archived."""
 
     topic_id: int
     ts: int
@@ -71,7 +71,7 @@ class GroupDeleted(msgspec.Struct, array_like=True, tag=6, gc=False):
 
 
 class DeliveredItem(msgspec.Struct, array_like=True, gc=False):
-    """What a group must remember of a message until it is finished there."""
+    """The part of a message that a group remembers until the message is finished there."""
 
     offset: int
     size: int
@@ -91,8 +91,8 @@ class Delivered(msgspec.Struct, array_like=True, tag=7, gc=False):
 
 
 class Returned(msgspec.Struct, array_like=True, tag=8, gc=False):
-    """Deliveries that nobody began to handle: they never reached a connection, or their owner
-    released them. Their attempt does not count."""
+    """Deliveries that were not handled: they never reached a connection, or their owner released
+    them. Their attempt does not count."""
 
     topic_id: int
     group_id: int
@@ -129,7 +129,7 @@ class Skipped(msgspec.Struct, array_like=True, tag=10, gc=False):
 
 
 class Released(msgspec.Struct, array_like=True, tag=11, gc=False):
-    """A delivery ended without success. `retry_at` is a wall-clock ms, or DEAD."""
+    """A delivery ended without success. `retry_at` is a wall-clock time in ms, or DEAD."""
 
     topic_id: int
     group_id: int
@@ -141,7 +141,7 @@ class Released(msgspec.Struct, array_like=True, tag=11, gc=False):
 
 
 class Trimmed(msgspec.Struct, array_like=True, tag=12, gc=False):
-    """Retention removed everything of the partition below `before`."""
+    """Retention removed everything in the partition below `before`."""
 
     topic_id: int
     partition: int
@@ -165,7 +165,7 @@ class EffectSet(msgspec.Struct, array_like=True, tag=13, gc=False):
 
 
 class RegistryChanged(msgspec.Struct, array_like=True, tag=14, gc=False):
-    """A tenant, namespace, stream or cache was created, changed or, `deleted`, removed."""
+    """A tenant, namespace, stream or cache was created, changed, or `deleted`."""
 
     ts: int
     entry: Entry
@@ -173,7 +173,7 @@ class RegistryChanged(msgspec.Struct, array_like=True, tag=14, gc=False):
 
 
 class CacheStored(msgspec.Struct, array_like=True, tag=15, gc=False):
-    """A durable cache's entry has this value now. `expires` is a wall-clock ms, 0 for never."""
+    """A value was stored in a durable cache. `expires` is a wall-clock time in ms, 0 for never."""
 
     cache_id: int
     ts: int
@@ -184,8 +184,8 @@ class CacheStored(msgspec.Struct, array_like=True, tag=15, gc=False):
 
 
 class Advanced(msgspec.Struct, array_like=True, tag=20, gc=False):
-    """All of the partition below `next` is done for the group: as somebody said, who keeps count
-    elsewhere. `msgs` and `bytes` of it were not done before."""
+    """Everything in the partition below `next` is done for the group, as a reader published.
+    `msgs` messages of `bytes` bytes were not done before."""
 
     topic_id: int
     group_id: int
@@ -197,7 +197,7 @@ class Advanced(msgspec.Struct, array_like=True, tag=20, gc=False):
 
 
 class JournalArchived(msgspec.Struct, array_like=True, tag=21, gc=False):
-    """All of the journal below `next` is archived, as somebody said who keeps it elsewhere."""
+    """Everything in the journal below `next` is archived, as the archive reported."""
 
     ts: int
     next: int
@@ -209,7 +209,7 @@ EVICTED = 2
 
 
 class CacheRemoved(msgspec.Struct, array_like=True, tag=16, gc=False):
-    """A durable cache's entry is gone. `how`: 0 deleted, 1 expired, 2 evicted."""
+    """An entry of a durable cache was removed. `how`: 0 deleted, 1 expired, 2 evicted."""
 
     cache_id: int
     ts: int
@@ -219,14 +219,15 @@ class CacheRemoved(msgspec.Struct, array_like=True, tag=16, gc=False):
 
 
 class StagedRows(msgspec.Struct, array_like=True, gc=False):
-    """A staged piece of a batch, by its number, and its rows."""
+    """The number of a staged piece, and how many rows it has."""
 
     number: int
     rows: int
 
 
 class WriteCommitted(msgspec.Struct, array_like=True, tag=17, gc=False):
-    """A producer's batch is fixed: the rows of these pieces, in order, are stored from now on."""
+    """A producer's batch is committed. The rows of these pieces are stored from now on, in
+    order."""
 
     ts: int
     producer: str
@@ -237,7 +238,7 @@ class WriteCommitted(msgspec.Struct, array_like=True, tag=17, gc=False):
 
 
 class WriteStored(msgspec.Struct, array_like=True, tag=18, gc=False):
-    """The first `done` rows of a committed batch are stored; with the last of them it is done."""
+    """The first `done` rows of a committed batch are stored."""
 
     ts: int
     producer: str

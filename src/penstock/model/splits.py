@@ -1,4 +1,4 @@
-"""Splits of a range as asked for, and as answered: how the work of reading it is shared out."""
+"""Splits of a range: the request, and the parts in which readers share the work."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from penstock.model.limits import MAX_OFFSET
 
 SPLIT_ROWS = 131_072
-"""Rows of a split when nothing is said: two whole batches of history."""
+"""The default number of rows in a split: two whole batches of history."""
 
 MAX_SPLIT_ROWS = 10_000_000
 
 MAX_SPLITS = 10_000
-"""Splits of one answer; who wants more asks again from its `next`."""
+"""Splits of one answer. For more, ask again from its `next`."""
 
 
 class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets from `start` to before `end`; None: from the oldest, to what is there now. At most
-    `rows` in each split, and `max_rows` in all. `topic_id`: of that topic only, not of one that was
-    made later under its name."""
+    """Offsets from `start` to before `end`. None means the oldest, and the current end. At most
+    `rows` in each split, and `max_rows` in all. With `topic_id`, only that topic is read, not one
+    that was created later under the same name."""
 
     topic: str
     partition: int
@@ -30,7 +30,7 @@ class SplitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(msgspec.Struct, frozen=True, gc=False):
-    """The range from `start` to before `end` has so many rows."""
+    """The range from `start` to before `end`, with `rows` rows."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class Split(msgspec.Struct, frozen=True, gc=False):
 
 
 class Splits(msgspec.Struct, frozen=True):
-    """Neighbouring ranges in order. All up to `next` is in them, or has no rows."""
+    """Consecutive ranges. Together they hold every row below `next`."""
 
     splits: list[Split]
     next: int

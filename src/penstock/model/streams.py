@@ -1,4 +1,4 @@
-"""Streams as commands and reports: what is published, who listens, how far behind they are."""
+"""Stream commands and reports: publishing, subscribing, and how far a subscription is behind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from penstock.model.tenancy import Path
 
 
 class Publish(msgspec.Struct, frozen=True, kw_only=True):
-    """One event or several, in order, as one step. `invalidate` names (cache, key) of the same
-    namespace that are removed with it."""
+    """Publishes one or more events, in order and at once. `invalidate` names (cache, key) pairs of
+    the same namespace to remove with it."""
 
     path: Path
     payloads: list[bytes]
@@ -17,7 +17,8 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True, kw_only=True):
-    """`event_queue_depth` None: the stream's. `wants_lag`: told when the alert begins and ends."""
+    """Subscribes to a stream. An `event_queue_depth` of None means the stream's. `wants_lag` asks
+    for a message when the lag alert begins and ends."""
 
     path: Path
     event_queue_depth: int | None = None
@@ -25,8 +26,8 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a subscription is behind. `dropped` are lost for it; `alert` is on while more than
-    the stream's `lag_alert_events` wait."""
+    """Says how far a subscription is behind. `dropped` events are lost for it. `alert` is on while
+    more than the stream's `lag_alert_events` wait."""
 
     subscription_id: str
     messages_behind: int

@@ -1,4 +1,4 @@
-"""What the registry holds: tenants, namespaces, streams and caches, and how each is set up."""
+"""The entries of the registry: tenants, namespaces, streams and caches, and their settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ DeliveryMode = Literal["at_most_once", "at_least_once", "exactly_once"]
 EvictionPolicy = Literal["best_effort", "lru"]
 
 DEFAULT = "default"
-"""The tenant, and in it the namespace, stream and cache, that a fresh broker begins with."""
+"""The name of the tenant, namespace, stream and cache that a new broker has."""
 
 Path = tuple[str, str, str]
-"""Tenant, namespace, name; what does not apply is empty."""
+"""Tenant, namespace and name. Parts that do not apply are empty."""
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None: as the broker is set. `retention_ms` 0: none."""
+    """The settings of a stream. None means the broker's setting. A `retention_ms` of 0 keeps
+    nothing."""
 
     delivery: DeliveryMode = "at_most_once"
     durable: bool = False
@@ -32,7 +33,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """0: no limit of its own."""
+    """The settings of a cache. 0 means no limit."""
 
     max_entries: int = 0
     max_bytes: int = 0
@@ -41,7 +42,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing in the registry. `id` is never used again; `revision` is of its last change."""
+    """An entry of the registry. Its `id` is never used again; `revision` is that of its last
+    change."""
 
     kind: Kind
     tenant_id: str
@@ -59,14 +61,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of the registry; the steps are numbered by their entries' revisions."""
+    """A change of the registry. Its number is the entry's revision."""
 
     entry: Entry
     deleted: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole registry at a revision. `epoch` tells one registry's revisions from another's."""
+    """The whole registry at a revision. `epoch` identifies the registry that the revision is of."""
 
     epoch: int
     revision: int
@@ -74,7 +76,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened after the revision that was asked for, up to `revision`."""
+    """The changes after the requested revision, up to `revision`."""
 
     epoch: int
     revision: int

@@ -1,6 +1,6 @@
-"""Writes by batch: a producer stages rows in pieces and commits them as one.
+"""Batch writes: a producer stages rows in pieces and commits them together.
 
-A producer is a name. Its batches are numbered and rise; a batch has parts, a part may be tried
+A producer is a name. Its batches have rising numbers. A batch has parts, a part may be tried
 several times, and an attempt is sent in pieces.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 
 class PieceName(msgspec.Struct, frozen=True, array_like=True):
-    """Which piece of which attempt at which part of a batch."""
+    """Identifies a piece: producer, batch, part, attempt and number."""
 
     producer: str
     batch: int
@@ -22,7 +22,7 @@ class PieceName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowTarget(msgspec.Struct, frozen=True):
-    """Where some rows go; `row` is the first of them. `key` None: they may have any keys."""
+    """The target of some rows; `row` is the first of them. A `key` of None means any key."""
 
     topic: str
     key: str | None
@@ -31,7 +31,8 @@ class RowTarget(msgspec.Struct, frozen=True):
 
 
 class PartCommit(msgspec.Struct, frozen=True):
-    """The attempt that counts, and what it is known to have staged: pieces 0 to `pieces` - 1."""
+    """The attempt that counts, with the number of its pieces and rows. Pieces are 0 to `pieces` -
+    1."""
 
     part: int
     attempt: str
@@ -40,7 +41,8 @@ class PartCommit(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """`once`: the producer will write no other batch, and may be forgotten soon."""
+    """Commits a batch. With `once` the producer writes no other batch, and may be forgotten
+    soon."""
 
     producer: str
     batch: int
@@ -49,7 +51,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class PieceReport(msgspec.Struct, frozen=True):
-    """What is staged now. `bytes` is what it takes of `max_staged_bytes`."""
+    """Describes a staged piece. `bytes` is its share of `max_staged_bytes`."""
 
     rows: int
     bytes: int
@@ -59,7 +61,7 @@ CommitStatus = Literal["committed", "already_committed", "storing"]
 
 
 class CommitReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`done` is there only while the rows are being stored: how many of them are."""
+    """`done` counts the stored rows. It is present only while rows are being stored."""
 
     status: CommitStatus
     rows: int
@@ -67,7 +69,8 @@ class CommitReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WriterReport(msgspec.Struct, frozen=True):
-    """`rows` and `committed_at_ms` are of the last batch; `storing`: some batch is not done."""
+    """`rows` and `committed_at_ms` are of the last batch. `storing` is True while a batch is being
+    stored."""
 
     producer: str
     last_batch: int

@@ -69,13 +69,13 @@ def to_batch(messages: list[Message]) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=SCHEMA)
 
 
-def complete(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch with all columns of SCHEMA. Missing ones are null."""
-    if batch.num_columns == len(SCHEMA):
+def complete(batch: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Returns the batch with all columns of the schema. Those missing at the end are null."""
+    missing = list(schema)[batch.num_columns :]
+    if not missing:
         return batch
-    have = batch.num_columns
-    missing = [pa.nulls(batch.num_rows, field.type) for field in list(SCHEMA)[have:]]
-    return pa.record_batch([*batch.columns, *missing], schema=SCHEMA)
+    nulls = [pa.nulls(batch.num_rows, field.type) for field in missing]
+    return pa.record_batch([*batch.columns, *nulls], schema=schema)
 
 
 def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Message]:

@@ -8,9 +8,6 @@ layout is in docs/storage-format.md.
 
 from __future__ import annotations
 
-import os
-import re
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,20 +15,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.storage.batch_file import BatchFileWriter, WrittenBatch
 from penstock.storage.columns import SCHEMA, complete
 from penstock.storage.errors import CorruptIndex, StorageError
-from penstock.storage.file_identity import FileIdentity, named_schema
-from penstock.storage.vfs import Vfs, remove_if_there
+from penstock.storage.file_identity import FileIdentity
+from penstock.storage.numbered_files import NumberedFiles
+from penstock.storage.vfs import Vfs
 
 MAX_BATCH_ROWS = 65_536
 """Large enough to be read at full speed, small enough to be skipped cheaply."""
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 
-_NAME = re.compile(r"history-(\d{20})\.arrow")
-_MAGIC_BYTES = 8
-_WRITE_BYTES = 1024 * 1024
-_HOLE_BYTES = 16 * 1024
-_ZEROS = pa.py_buffer(bytes(_WRITE_BYTES))
+_files = NumberedFiles("history-", ".arrow")
+history_name, history_number, remove_history = _files.name, _files.number, _files.remove
 
 
 PartitionKey = tuple[int, int]
@@ -95,71 +91,25 @@ def partition_key(ref: BatchRef) -> PartitionKey:
     return ref.topic_id, ref.partition
 
 
-def history_name(number: int) -> str:
-    return f"history-{number:020d}.arrow"
-
-
-def history_number(name: str) -> int | None:
-    """Returns the number in a history file's name, or None if it is another name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def remove_history(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that the manifest no longer names."""
-    for number in numbers:
-        remove_if_there(vfs, os.path.join(directory, history_name(number)))
-
-
 def write_history(
     vfs: Vfs, directory: str, number: int, batches: Iterable[PartitionRows]
 ) -> HistoryFile:
     """Writes the batches as one file and returns once it is on disk. Without batches, leaves no
     file. Each batch must be within MAX_BATCH_ROWS and MAX_BATCH_BYTES."""
-    path = os.path.join(directory, history_name(number))
-    remove_if_there(vfs, path)
-    fd = vfs.open(path, create=True)
-    try:
-        try:
-            written = _write_batches(vfs, fd, path, number, batches)
-            vfs.sync(fd)
-        finally:
-            vfs.close(fd)
-        if written.batches:
-            vfs.fsync_dir(directory)
-        else:
-            remove_if_there(vfs, path)
-    except BaseException:
-        remove_if_there(vfs, path)
-        raise
-    return written
-
-
-def _write_batches(
-    vfs: Vfs, fd: int, path: str, number: int, batches: Iterable[PartitionRows]
-) -> HistoryFile:
-    schema = named_schema(vfs, SCHEMA, history_name(number))
+    writer = BatchFileWriter(vfs, directory, history_name(number), SCHEMA)
     refs: list[BatchRef] = []
-    start = head_bytes(schema)
-    sink = ArrowSink(vfs, fd, start)
-    with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema) as writer:
+    try:
         for rows in batches:
             rows = rows._replace(batch=complete(rows.batch))
             if not is_in_order(rows.batch):
-                raise CorruptIndex(path, start, f"batch {len(refs)} has rows out of order")
-            sink.begin_batch(start)
-            writer.write_batch(rows.batch)
-            length = sink.tell() - start
-            refs.append(_ref(number, len(refs), rows, start, length, sink.crc))
-            start = sink.tell()
-    sink.flush()
-    return HistoryFile(number, sink.tell(), refs, sink.identity())
-
-
-def head_bytes(schema: pa.Schema) -> int:
-    """Returns the byte where a file's first batch begins. Needed in advance: Arrow's writer writes
-    the head together with that batch, not when it is opened."""
-    return _MAGIC_BYTES + int(schema.serialize().size)
+                detail = f"batch {len(refs)} has rows out of order"
+                raise CorruptIndex(writer.path, writer.end, detail)
+            refs.append(_ref(number, len(refs), rows, writer.write(rows.batch)))
+        size, identity = writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    return HistoryFile(number, size, refs, identity)
 
 
 def is_in_order(batch: pa.RecordBatch) -> bool:
@@ -205,9 +155,7 @@ def _concatenated(run: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(run)
 
 
-def _ref(
-    number: int, index: int, rows: PartitionRows, start: int, length: int, crc: int
-) -> BatchRef:
+def _ref(number: int, index: int, rows: PartitionRows, written: WrittenBatch) -> BatchRef:
     batch = rows.batch
     offsets = batch.column("offset")
     times = pc.min_max(batch.column("timestamp").view(pa.int64()))
@@ -222,9 +170,7 @@ def _ref(
         _text_bytes(batch, "key") + _text_bytes(batch, "value"),
         times["min"].as_py() // 1000,
         times["max"].as_py() // 1000,
-        start,
-        length,
-        crc,
+        *written,
         _filled(batch),
         rows.preceding,
     )
@@ -238,66 +184,3 @@ def _filled(batch: pa.RecordBatch) -> int:
 def _text_bytes(batch: pa.RecordBatch, name: str) -> int:
     total = pc.sum(pc.binary_length(batch.column(name))).as_py()
     return int(total or 0)
-
-
-class ArrowSink:
-    """The file object for Arrow's writer. Computes the checksums, and leaves long runs of zeros out
-    as holes, so that a column without values takes no space on disk."""
-
-    closed = False
-
-    def __init__(self, vfs: Vfs, fd: int, head: int) -> None:
-        self._vfs = vfs
-        self._fd = fd
-        self._head = head
-        self._head_crc = 0
-        self._whole_crc = 0
-        self._position = 0
-        self._flushed = 0
-        self._pending: list[bytes | memoryview] = []
-        self._batch_start = 0
-        self.crc = 0
-
-    def begin_batch(self, start: int) -> None:
-        self._batch_start = start
-        self.crc = 0
-
-    def write(self, data: bytes | pa.Buffer) -> int:
-        size = memoryview(data).nbytes
-        self._whole_crc = zlib.crc32(data, self._whole_crc)
-        if self._position < self._head:
-            self._head_crc = self._whole_crc
-        if self._position >= self._batch_start:
-            self.crc = zlib.crc32(data, self.crc)
-        if _is_zeros(data, size):
-            self.flush()
-            self._flushed += size
-        else:
-            # Copied, because Arrow may reuse its memory once this returns.
-            self._pending.append(bytes(data))
-        self._position += size
-        if self._position - self._flushed >= _WRITE_BYTES:
-            self.flush()
-        return size
-
-    def flush(self) -> None:
-        if self._pending:
-            self._vfs.write_at(self._fd, self._pending, self._flushed)
-            self._pending = []
-            self._flushed = self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def identity(self) -> FileIdentity:
-        """Returns the identity of the file. Call it when everything is written."""
-        return FileIdentity(self._head, self._head_crc, self._whole_crc)
-
-    def close(self) -> None:
-        """Does nothing: the caller closes the descriptor."""
-
-
-def _is_zeros(data: bytes | pa.Buffer, size: int) -> bool:
-    if size < _HOLE_BYTES or size > _WRITE_BYTES or isinstance(data, bytes):
-        return False
-    return bool(data.equals(_ZEROS.slice(0, size)))

@@ -122,7 +122,9 @@ def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) 
     if not refs:
         first, last = partition.first_offset, partition.end_offset - 1
         detail = f"no batch holds the {retained} messages of {where}, offsets {first} to {last}"
-        return [_missing(topic, partition, first, last, retained, detail, None)]
+        return [
+            IndexFault("missing", topic.id, partition.index, first, last, detail, None, retained)
+        ]
     refs.sort(key=_by_end)
     faults = _overlaps(topic, partition, refs)
     newest = refs[-1]
@@ -131,8 +133,8 @@ def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) 
             f"the last batch of {where} ends with offset {newest.last}, the partition with "
             f"{partition.end_offset - 1}"
         )
-        last = partition.end_offset - 1
-        faults.append(_missing(topic, partition, newest.last + 1, last, 0, detail, newest))
+        first, last = newest.last + 1, partition.end_offset - 1
+        faults.append(IndexFault("missing", topic.id, partition.index, first, last, detail, newest))
     # Counting back from the end needs batches that do not overlap and reach the end.
     return faults or _holes(topic, partition, refs)
 
@@ -182,7 +184,9 @@ def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[Ind
         )
         if last < first or oldest.preceding < 0:
             last = partition.end_offset - 1
-        faults.append(_missing(topic, partition, first, last, missing, detail, oldest))
+        faults.append(
+            IndexFault("missing", topic.id, partition.index, first, last, detail, oldest, missing)
+        )
     return faults[::-1]
 
 
@@ -200,21 +204,10 @@ def _hole(topic: Topic, partition: Partition, ref: BatchRef, behind: int, msgs: 
             f"{msgs} messages of {where} between offsets {ref.last + 1} and {behind - 1} are in "
             f"no batch: batch {ref.index} is the last before them"
         )
-        return _missing(topic, partition, ref.last + 1, behind - 1, msgs, detail, ref)
+        first, last = ref.last + 1, behind - 1
+        return IndexFault("missing", topic.id, partition.index, first, last, detail, ref, msgs)
     detail = (
         f"batch {ref.index} and those behind it have {-msgs} more messages of {where} than were "
         "stored"
     )
     return IndexFault("invalid", topic.id, partition.index, ref.first, ref.last, detail, ref)
-
-
-def _missing(
-    topic: Topic,
-    partition: Partition,
-    first: int,
-    last: int,
-    msgs: int,
-    detail: str,
-    ref: BatchRef | None,
-) -> IndexFault:
-    return IndexFault("missing", topic.id, partition.index, first, last, detail, ref, msgs)

@@ -103,7 +103,8 @@ def _carry_out(
     history, snapshot, mark = old.history, old.snapshot, old.snapshot_mark
     try:
         if work.moved:
-            history = [*work.kept, work.write(vfs, directory, number)]
+            written = work.write(vfs, directory, number)
+            history = [*work.kept, written] if written.batches else work.kept
         if find_index_faults(history, state):
             image = load_snapshot(vfs, directory, old.snapshot, old.snapshot_mark)
             _recount(image, state, history, HistoryReader(vfs, directory))

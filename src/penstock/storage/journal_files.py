@@ -10,20 +10,22 @@ those that an older file lacks are null. Must not know what the rows say, nor th
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.storage.batch_file import BatchFileWriter, WrittenBatch
+from penstock.storage.columns import complete
 from penstock.storage.errors import CorruptLog
-from penstock.storage.file_identity import FileIdentity, named_schema
-from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS, ArrowSink, head_bytes
+from penstock.storage.file_identity import FileIdentity
+from penstock.storage.history import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 from penstock.storage.history_reader import check_batch, checked_batch, integers
 from penstock.storage.journal_rows import JOURNAL_SCHEMA
-from penstock.storage.vfs import Vfs, remove_if_there
+from penstock.storage.numbered_files import NumberedFiles
+from penstock.storage.vfs import Vfs
 
 MERGED_FILES = 16
 """This many files in a row, each smaller than a batch, become one. Every request for the newest
@@ -32,7 +34,8 @@ events makes a file, however small."""
 FIRST_COLUMNS = 16
 """The number of columns of files from before the manifest recorded it."""
 
-_NAME = re.compile(r"journal-(\d{20})\.arrow")
+_files = NumberedFiles("journal-", ".arrow")
+journal_name, journal_number, remove_journal = _files.name, _files.number, _files.remove
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
@@ -75,22 +78,6 @@ class JournalFile(msgspec.Struct, frozen=True, array_like=True):
         return max(ref.last_ts for ref in self.batches)
 
 
-def journal_name(number: int) -> str:
-    return f"journal-{number:020d}.arrow"
-
-
-def journal_number(name: str) -> int | None:
-    """Returns the number in a journal file's name, or None if it is another name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def remove_journal(vfs: Vfs, directory: str, numbers: Iterable[int]) -> None:
-    """Deletes files that the manifest no longer names."""
-    for number in numbers:
-        remove_if_there(vfs, os.path.join(directory, journal_name(number)))
-
-
 class JournalIndex(msgspec.Struct, frozen=True):
     """The files in order. Every row from position `start` on is in them or still in the log. A
     `start` of -1 means that no journal is kept, or that nothing was sealed yet."""
@@ -118,7 +105,8 @@ class JournalReader:
 
     def batch(self, ref: JournalRef) -> pa.RecordBatch:
         schema = pa.schema(list(JOURNAL_SCHEMA)[: ref.columns])
-        return _complete(pa.ipc.read_record_batch(pa.py_buffer(self._stored(ref)), schema))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(self._stored(ref)), schema)
+        return complete(batch, JOURNAL_SCHEMA)
 
     def positions(self, ref: JournalRef) -> Sequence[int]:
         return integers(self.batch(ref), "position", "q")
@@ -140,28 +128,13 @@ class JournalReader:
         return b"".join(checked_batch(self._vfs, self.path(ref.file), ref))
 
 
-def _complete(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch with all columns. Missing ones are null."""
-    added = list(JOURNAL_SCHEMA)[batch.num_columns :]
-    if not added:
-        return batch
-    nulls = [pa.nulls(batch.num_rows, field.type) for field in added]
-    return pa.record_batch([*batch.columns, *nulls], schema=JOURNAL_SCHEMA)
-
-
 class JournalWriter:
-    """Writes one file, which is created with the first batch. Ends with `finish` or `abandon`."""
+    """Writes one file. Ends with `finish` or `abandon`."""
 
     def __init__(self, vfs: Vfs, directory: str, number: int) -> None:
-        self._vfs = vfs
-        self._directory = directory
         self._number = number
-        self._path = os.path.join(directory, journal_name(number))
-        self._fd = -1
-        self._sink: ArrowSink | None = None
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-        self._schema = named_schema(vfs, JOURNAL_SCHEMA, journal_name(number))
-        self._start = head_bytes(self._schema)
+        name = journal_name(number)
+        self._file = BatchFileWriter(vfs, directory, name, JOURNAL_SCHEMA, _OPTIONS)
         self._refs: list[JournalRef] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
@@ -179,46 +152,19 @@ class JournalWriter:
     def finish(self) -> JournalFile | None:
         """Writes the rest and returns the file once it is on disk, or None if there are no rows."""
         self._flush()
-        if self._writer is None or self._sink is None:
-            return None
-        self._writer.close()
-        self._sink.flush()
-        self._vfs.sync(self._fd)
-        fd, self._fd = self._fd, -1
-        self._vfs.close(fd)
-        self._vfs.fsync_dir(self._directory)
-        sink = self._sink
-        return JournalFile(self._number, sink.tell(), self._refs, sink.identity())
+        size, identity = self._file.finish()
+        return JournalFile(self._number, size, self._refs, identity) if self._refs else None
 
     def abandon(self) -> None:
         """Removes the unfinished file after a failure."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            self._vfs.close(fd)
-            remove_if_there(self._vfs, self._path)
+        self._file.abandon()
 
     def _flush(self) -> None:
         pending, self._pending, self._pending_rows = self._pending, [], 0
         if pending:
             for batch in _parts(pa.concat_batches(pending)):
-                self._write(batch)
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        sink, writer = self._opened()
-        sink.begin_batch(self._start)
-        writer.write_batch(batch)
-        length = sink.tell() - self._start
-        self._refs.append(_ref(self._number, len(self._refs), batch, self._start, length, sink.crc))
-        self._start = sink.tell()
-
-    def _opened(self) -> tuple[ArrowSink, pa.ipc.RecordBatchFileWriter]:
-        if self._sink is None or self._writer is None:
-            remove_if_there(self._vfs, self._path)
-            self._fd = self._vfs.open(self._path, create=True)
-            self._sink = ArrowSink(self._vfs, self._fd, self._start)
-            file = pa.PythonFile(self._sink, "w")
-            self._writer = pa.ipc.new_file(file, self._schema, options=_OPTIONS)
-        return self._sink, self._writer
+                written = self._file.write(batch)
+                self._refs.append(_ref(self._number, len(self._refs), batch, written))
 
 
 def small_tail(files: list[JournalFile]) -> list[JournalFile]:
@@ -253,9 +199,7 @@ def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield rows
 
 
-def _ref(
-    number: int, index: int, batch: pa.RecordBatch, start: int, length: int, crc: int
-) -> JournalRef:
+def _ref(number: int, index: int, batch: pa.RecordBatch, written: WrittenBatch) -> JournalRef:
     positions = batch.column("position")
     times = pc.min_max(batch.column("timestamp").view(pa.int64()))
     return JournalRef(
@@ -266,8 +210,6 @@ def _ref(
         batch.num_rows,
         times["min"].as_py() // 1000,
         times["max"].as_py() // 1000,
-        start,
-        length,
-        crc,
+        *written,
         batch.num_columns,
     )

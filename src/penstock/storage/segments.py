@@ -9,7 +9,6 @@ it, nor a damaged frame with a later segment behind it. Must not know the log as
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from penstock.storage.frames import (
     frame_records,
     frames_after,
 )
+from penstock.storage.numbered_files import NumberedFiles
 from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
 
 SEGMENT_MAGIC = b"PENSTOCK"
@@ -36,7 +36,8 @@ MIN_SEGMENT_BYTES = 16 * 1024
 
 _HEADER = Struct("<8sIIQQI")  # magic, version, salt, number, first sequence, CRC
 _CRC = Struct("<I")
-_NAME = re.compile(r"wal-(\d{20})\.seg")
+_files = NumberedFiles("wal-", ".seg")
+segment_name = _files.name
 _ZEROS = bytes(64 * 1024)
 
 
@@ -92,18 +93,14 @@ class TornTail(msgspec.Struct, frozen=True):
     frames: int = 0
 
 
-def segment_name(number: int) -> str:
-    return f"wal-{number:020d}.seg"
-
-
 def list_segments(vfs: Vfs, directory: str) -> list[tuple[int, str]]:
     """Returns number and path of every segment file, in order."""
-    found = []
-    for name in vfs.listdir(directory):
-        match = _NAME.fullmatch(name)
-        if match:
-            found.append((int(match[1]), os.path.join(directory, name)))
-    return sorted(found)
+    names = vfs.listdir(directory)
+    return sorted(
+        (number, os.path.join(directory, name))
+        for name in names
+        if (number := _files.number(name)) is not None
+    )
 
 
 def encode_header(header: SegmentHeader) -> bytes:

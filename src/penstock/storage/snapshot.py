@@ -8,7 +8,6 @@ The layout is in docs/storage-format.md.
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from struct import Struct
 
@@ -16,6 +15,7 @@ import msgspec
 
 from penstock.core.image import StateImage, decode_image, encode_image
 from penstock.storage.errors import CorruptSnapshot
+from penstock.storage.numbered_files import NumberedFiles
 from penstock.storage.vfs import Vfs
 
 SNAPSHOT_MAGIC = b"PENSNAP\n"
@@ -26,7 +26,8 @@ UNNAMED_VERSION = 1
 _PREFIX = Struct("<8sII")  # magic, version, CRC of what follows it
 _BODY = {UNNAMED_VERSION: Struct("<Q"), FORMAT_VERSION: Struct("<QQ")}
 """The fields before the image: its length and, in the current version, the file's number first."""
-_NAME = re.compile(r"snapshot-(\d{20})\.bin")
+_files = NumberedFiles("snapshot-", ".bin")
+snapshot_name, snapshot_number = _files.name, _files.number
 
 
 class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
@@ -34,16 +35,6 @@ class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     crc: int
-
-
-def snapshot_name(number: int) -> str:
-    return f"snapshot-{number:020d}.bin"
-
-
-def snapshot_number(name: str) -> int | None:
-    """Returns the number in a snapshot's name, or None if it is another name."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
 
 
 def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> SnapshotMark:

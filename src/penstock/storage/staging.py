@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from penstock.core.write_rules import StagedPiece
 from penstock.model.errors import Unavailable
 from penstock.model.limits import MIB
 from penstock.storage.errors import CorruptStaged
+from penstock.storage.numbered_files import NumberedFiles
 from penstock.storage.vfs import Vfs, remove_if_there
 
 DIRECTORY_NAME = "staged"
@@ -35,7 +35,8 @@ MAGIC = b"PENSTAGE"
 FORMAT_VERSION = 1
 
 _HEAD = struct.Struct("<8sIIQ")
-_NAME = re.compile(r"piece-([0-9]{20})\.rows")
+_files = NumberedFiles("piece-", ".rows")
+piece_name = _files.name
 
 
 class StagedSlice(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +149,7 @@ class _PieceInMemory:
         return self._packed.buffers[self.content.slices.index(part)]
 
 
-class StagedFiles:
+class StagedPieceFiles:
     """The store of a broker with a disk: a directory with one file for each piece. Leaves
     `reserve_bytes` of the disk free."""
 
@@ -187,11 +188,10 @@ class StagedFiles:
         self._vfs.mkdir(self._directory)
         for name in sorted(self._vfs.listdir(self._directory)):
             path = os.path.join(self._directory, name)
-            match = _NAME.fullmatch(name)
+            number = _files.number(name)
             if name.endswith(".tmp"):
                 remove_if_there(self._vfs, path)
-            elif match is not None:
-                number = int(match[1])
+            elif number is not None:
                 try:
                     self.found[number] = _PieceOnDisk(self._vfs, path, number).piece
                 except CorruptStaged as error:
@@ -207,11 +207,11 @@ def check_pieces(vfs: Vfs, directory: str) -> Iterator[tuple[str, CorruptStaged 
     if not vfs.exists(staged):
         return
     for name in sorted(vfs.listdir(staged)):
-        match = _NAME.fullmatch(name)
-        if match is not None:
+        number = _files.number(name)
+        if number is not None:
             path = os.path.join(staged, name)
             try:
-                piece = _PieceOnDisk(vfs, path, int(match[1]))
+                piece = _PieceOnDisk(vfs, path, number)
                 for part in piece.content.slices:
                     piece.read(part)
             except CorruptStaged as error:
@@ -276,7 +276,3 @@ def _read_header(vfs: Vfs, path: str) -> tuple[PieceHeader, int, int]:
 def _crc(header: bytes) -> int:
     """Returns the CRC-32 of the header's length and the header."""
     return zlib.crc32(header, zlib.crc32(struct.pack("<Q", len(header))))
-
-
-def piece_name(number: int) -> str:
-    return f"piece-{number:020d}.rows"
