@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.server.routes import router, tenants
+from penstock.server.routes import felix_router as router
+from penstock.server.routes import tenants
 from penstock.server.routes.table import ROUTES, path_route
 from penstock.server.websocket.upgrade import PATH
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from penstock.server.asyncapi import build_document
+from penstock.server.operations.schemas import LISTS
 from penstock.server.operations.socket import ASKED, SENT, Asked
 from penstock.server.operations.streams import MESSAGES
-from penstock.server.schemas import LISTS
 from penstock.server.websocket import answers, messages
 from tests.broker_process import BrokerProcess
 from tests.websocket import WebSocket

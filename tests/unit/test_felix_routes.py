@@ -11,8 +11,8 @@ import pytest
 from penstock.model.errors import InvalidArgument
 from penstock.model.streams import Lag
 from penstock.server import commands
-from penstock.server.routes import router
-from penstock.server.routes.router import felix_route
+from penstock.server.routes import felix_router as router
+from penstock.server.routes.felix_router import felix_route
 from tests.unit.memory_connection import MemoryConnection, on_a_connection
 
 HERE = b"/v1/tenants/t/namespaces/n"

@@ -11,14 +11,19 @@ import msgspec
 import pytest
 
 from penstock.server import answers
+from penstock.server.batches import BatchError
 from penstock.server.docs_page import curl_of, render_page
 from penstock.server.openapi import ERRORS, TYPED_ERRORS, build_document
-from penstock.server.operations import OPERATIONS, Operation
+from penstock.server.operations import OPERATIONS as OLD
 from penstock.server.registry.mirror import RemoteChanges, RemoteSnapshot
+from penstock.server.routes.endpoint import Endpoint
+from penstock.server.routes.table import ENDPOINTS
+from penstock.server.schemas import required_members
 from tests.broker_process import BrokerProcess
 from tests.routes import NAMESPACE, all_routes
 
 DOCUMENT = build_document()
+ALL: list[Any] = [*ENDPOINTS, *OLD]
 GROUP = "/v1/topics/{topic}/groups/{group}"
 
 
@@ -42,7 +47,7 @@ def references(value: Any) -> Iterator[str]:
 
 def test_every_route_of_the_table_is_described_and_no_other() -> None:
     described = {(method, path) for method, path, _ in operations()}
-    assert len(described) == len(OPERATIONS)
+    assert len(described) == len(ALL)
     assert described == all_routes()
 
 
@@ -129,18 +134,22 @@ def test_every_error_answer_has_the_common_shape() -> None:
         assert {"403", "405", "500"} <= set(operation["responses"]), path
 
 
-def named(operation: Operation) -> str:
+def required_of(operation: Any) -> tuple[str, ...]:
+    return (
+        required_members(operation.body) if isinstance(operation, Endpoint) else operation.required
+    )
+
+
+def named(operation: Endpoint) -> str:
     return f"{operation.method} {operation.path}"
 
 
-@pytest.mark.parametrize(
-    "operation", [each for each in OPERATIONS if each.body is not None], ids=named
-)
-def test_the_example_of_a_body_is_one(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", [each for each in ALL if each.body is not None], ids=named)
+def test_the_example_of_a_body_is_one(operation: Endpoint) -> None:
     examples = operation.example if operation.batch else [operation.example]
     for example in examples:
         msgspec.json.decode(msgspec.json.encode(example), type=operation.body)
-        assert set(operation.required) <= set(example)
+        assert set(required_of(operation)) <= set(example)
 
 
 def test_required_members_and_descriptions_are_in_the_schemas() -> None:
@@ -185,7 +194,7 @@ def test_answers_have_the_shapes_that_are_documented(broker: BrokerProcess) -> N
     effect = {"topic": "orders", "group": "g", "key": "k", "owner": "o"}
     check(client.post("/v1/idempotency/begin", json=effect), answers.Begun)
     batch = client.post("/v1/produce/batch", json=[{"topic": "nowhere", "value": "v"}])
-    check(batch.json()["results"][0], answers.BatchError)
+    check(batch.json()["results"][0], BatchError)
 
 
 def test_answers_of_streams_and_the_registry_have_the_shapes_that_are_documented(
@@ -216,11 +225,11 @@ def test_answers_of_streams_and_the_registry_have_the_shapes_that_are_documented
 
 @pytest.mark.parametrize(
     "operation",
-    [each for each in OPERATIONS if each.tag in ("Streams", "Caches") and each.body is not None],
+    [each for each in ALL if each.tag in ("Streams", "Caches") and each.body is not None],
     ids=named,
 )
 def test_what_is_said_to_be_required_is_and_the_example_works(
-    broker: BrokerProcess, operation: Operation
+    broker: BrokerProcess, operation: Endpoint
 ) -> None:
     path = operation.path.format(
         tenant_id="default", namespace="default", stream="default", cache="default", key="counter"
@@ -230,9 +239,9 @@ def test_what_is_said_to_be_required_is_and_the_example_works(
         path += "-of-text"
     assert broker.client.request(operation.method, path, json=example).status_code == 200
     if operation.path != "/v1/felix":
-        least = {name: example[name] for name in operation.required}
+        least = {name: example[name] for name in required_of(operation)}
         assert broker.client.request(operation.method, path, json=least).status_code == 200
-    for member in operation.required:
+    for member in required_of(operation):
         rest = {name: text for name, text in example.items() if name != member}
         reply = broker.client.request(operation.method, path, json=rest)
         assert (reply.status_code, reply.json()["error"]) == (400, "INVALID_ARGUMENT")

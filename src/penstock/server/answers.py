@@ -59,14 +59,6 @@ class Begun(msgspec.Struct, omit_defaults=True):
     last_error: str = ""
 
 
-class BatchError(msgspec.Struct):
-    """The common error body with its HTTP status as `code`."""
-
-    error: str
-    message: str
-    code: int
-
-
 # -- streams and the registry ----------------------------------------------------------------------
 
 

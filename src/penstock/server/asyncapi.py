@@ -13,8 +13,8 @@ from penstock import __version__
 from penstock.server.http.responses import TypedErrorBody
 from penstock.server.operations.constraints import rules_of
 from penstock.server.operations.fields import texts_of
+from penstock.server.operations.schemas import Json, RequestShape, ref, schemas_of
 from penstock.server.operations.socket import ASKED, SENT, Asked, Sent
-from penstock.server.schemas import Json, RequestShape, ref, schemas_of
 from penstock.server.websocket.binary import EVENTS, PUBLISH
 from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
 

@@ -14,7 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from penstock.model.errors import InvalidArgument
-from penstock.server.wire import CacheRowBody, EnvelopeBody, ProduceBody, RetryPolicyBody
+from penstock.server.envelopes import EnvelopeBody, RetryPolicyBody
+from penstock.server.routes.messages import ProduceBody
+from penstock.server.wire import CacheRowBody
 
 STEP_LINES = 256
 

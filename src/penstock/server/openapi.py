@@ -1,25 +1,24 @@
-"""The OpenAPI 3.1 document of the API, made of the described operations and the wire's structs.
+"""The OpenAPI 3.1 document of the API, made of the endpoints and their structs.
 
-Invariant: a pure function of `operations`; nothing of a running broker is in it. Must not know
+Invariant: a pure function of the endpoints; nothing of a running broker is in it. Must not know
 how it is shown.
 """
 
 from __future__ import annotations
 
 import re
-from typing import get_args
 
 import msgspec
 
 from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
-from penstock.server.answers import BatchError
+from penstock.server.batches import BatchError
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
-from penstock.server.operations import OPERATIONS, TAGS, Answer, Operation
-from penstock.server.operations.constraints import ETAGS, constrain, rules_of
-from penstock.server.operations.fields import kind_of, texts_of
-from penstock.server.operations.socket import ASKED
-from penstock.server.schemas import Json, RequestShape, ref, schemas_of
+from penstock.server.operations import OPERATIONS
+from penstock.server.operations import document as old
+from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames
+from penstock.server.routes.table import ENDPOINTS
+from penstock.server.schemas import Json, plain_members, ref, required_members, schemas_of
 
 ABOUT = (
     "A durable message broker. Most requests take a JSON body or, for trying things out, query "
@@ -95,28 +94,23 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
 }
 """Of streams, caches and the registry, where an error has a `type`."""
 
-PATH_EXAMPLES = {
-    "topic": "orders",
-    "group": "billing",
-    "partition": "0",
-    "producer": "nightly",
-    "batch": "7",
-    "part": "0",
-    "piece": "0",
-    "tenant_id": "default",
-    "namespace": "default",
-    "stream": "default",
-    "cache": "default",
-    "key": "greeting",
+_ETAG = r'(W/)?"[!#-+\--~]*"'
+_ETAGS: Json = {
+    "type": "string",
+    "pattern": rf"^(\*|{_ETAG}( *, *{_ETAG})*)$",
+    "examples": ['"1767225600000001"', "*"],
 }
+"""What If-Match and If-None-Match take."""
 
 
 def build_document() -> Json:
     schemas = _schemas()
     paths: dict[str, Json] = {}
+    for endpoint in ENDPOINTS:
+        path = paths.setdefault(endpoint.path, {})
+        path[endpoint.method.lower()] = _operation(endpoint)
     for operation in OPERATIONS:
-        path = paths.setdefault(operation.path, {})
-        path[operation.method.lower()] = _operation(operation)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = old._operation(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
@@ -132,121 +126,110 @@ def build_document() -> Json:
     }
 
 
-def _operation(operation: Operation) -> Json:
-    words = re.findall(r"[a-z]+", operation.path.removeprefix("/v1"))
+def _operation(endpoint: Endpoint) -> Json:
+    words = re.findall(r"[a-z]+", endpoint.path.removeprefix("/v1"))
     described: Json = {
-        "tags": [operation.tag],
-        "summary": operation.summary,
-        "operationId": "_".join([operation.method.lower(), *words]),
+        "tags": [endpoint.tag],
+        "summary": endpoint.summary,
+        "operationId": "_".join([endpoint.method.lower(), *words]),
         "responses": {
-            str(status): _response(answer, operation)
-            for status, answer in operation.answers.items()
+            str(status): _response(answer, endpoint) for status, answer in endpoint.answers.items()
         },
     }
-    if operation.text:
-        described["description"] = operation.text
+    if endpoint.text:
+        described["description"] = endpoint.text
     parameters = [
-        *_path_parameters(operation),
-        *_query_parameters(operation),
-        *_condition_parameters(operation),
+        *_path_parameters(endpoint),
+        *_query_parameters(endpoint),
+        *_condition_parameters(endpoint),
     ]
     if parameters:
         described["parameters"] = parameters
-    if operation.body is not None and not operation.query_only:
-        described["requestBody"] = _request_body(operation)
-    is_probe = operation.path in PROBES
+    if endpoint.body is not None and not endpoint.query_only:
+        described["requestBody"] = _request_body(endpoint)
+    is_probe = endpoint.path in PROBES
     if is_probe:
         described["security"] = [{}]
     always = tuple(status for status in ALWAYS if status != 401 or not is_probe)
-    is_typed = operation.path.encode().startswith(TYPED_PATHS)
-    for status in sorted({*operation.errors, *always}):
+    is_typed = endpoint.path.encode().startswith(TYPED_PATHS)
+    for status in sorted({*endpoint.errors, *always}):
         name = f"typed-{status}" if is_typed and status in TYPED_ERRORS else str(status)
         described["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return described
 
 
-def _path_parameters(operation: Operation) -> list[Json]:
-    texts = texts_of(operation.tag)
+def _path_parameters(endpoint: Endpoint) -> list[Json]:
+    known = plain_members(PathNames)
+    parameters = []
+    for name in re.findall(r"\{(\w+)\}", endpoint.path):
+        schema = known[name]
+        text, (example,) = schema.pop("description"), schema.pop("examples")
+        parameters.append(
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": schema,
+                "description": f"{text} Percent-encoded.",
+                "example": endpoint.path_examples.get(name, example),
+            }
+        )
+    return parameters
+
+
+def _query_parameters(endpoint: Endpoint) -> list[Json]:
+    """The members that a request may have in its query: beside its body, or instead of one."""
     return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": _parameter_schema(operation, name, "path"),
-            "description": f"{texts[name]} Percent-encoded.",
-            "example": operation.names.get(name, PATH_EXAMPLES[name]),
-        }
-        for name in re.findall(r"\{(\w+)\}", operation.path)
+        _query_parameter(endpoint, name, schema, is_required=name in required_members(shape))
+        for shape in endpoint.query
+        for name, schema in plain_members(shape).items()
     ]
 
 
-def _parameter_schema(operation: Operation, name: str, where: str) -> Json:
-    """The schema of a path or query parameter. A query beside a body is not read, except by the
-    routes that take raw bodies."""
-    is_beside_body = operation.body is not None and not operation.query_only
-    if where == "query" and is_beside_body and not _takes_raw(operation):
-        return {"type": "string"}
-    schema: Json = {"type": kind_of(name)}
-    constrain(schema, rules_of(operation.tag).get(name, {}))
-    return schema
-
-
-def _query_parameters(operation: Operation) -> list[Json]:
-    """What a request may say in its query: beside its body, or instead of one."""
-    names = operation.query
-    if names is None:
-        has_own = operation.body is None or operation.batch
-        names = () if has_own else operation.body.__struct_fields__
-    return [_query_parameter(operation, name) for name in names]
-
-
-def _query_parameter(operation: Operation, name: str) -> Json:
-    parameter: Json = {
-        "name": name,
-        "in": "query",
-        "schema": _parameter_schema(operation, name, "query"),
-        "description": texts_of(operation.tag)[name],
-    }
-    if operation.body is not None and _takes_raw(operation) and name != "raw":
-        parameter["description"] += " Only with raw=true; otherwise the request is refused."
-    if operation.query_only or operation.body is None:
-        parameter["required"] = name in operation.required
-        if name in (operation.example or {}):
-            parameter["example"] = operation.example[name]
+def _query_parameter(endpoint: Endpoint, name: str, schema: Json, *, is_required: bool) -> Json:
+    has_body = endpoint.body is not None and not endpoint.query_only
+    takes_raw = any("raw" in shape.__struct_fields__ for shape in endpoint.query)
+    text = schema.pop("description")
+    if has_body and takes_raw and name != "raw":
+        text += " Only with raw=true; otherwise the request is refused."
+    elif has_body and not takes_raw:
+        # It is not read beside a body, so any text is right.
+        schema = {"type": "string"}
+    parameter: Json = {"name": name, "in": "query", "schema": schema, "description": text}
+    if not has_body:
+        parameter["required"] = is_required
+        if name in (endpoint.example or {}):
+            parameter["example"] = endpoint.example[name]
     return parameter
 
 
-def _takes_raw(operation: Operation) -> bool:
-    return "raw" in (operation.query or ())
-
-
-def _condition_parameters(operation: Operation) -> list[Json]:
+def _condition_parameters(endpoint: Endpoint) -> list[Json]:
     return [
         {
             "name": name,
             "in": "header",
             "required": False,
-            "schema": {"type": "string", **ETAGS},
+            "schema": _ETAGS,
             "description": text,
         }
-        for name, text in operation.conditions.items()
+        for name, text in endpoint.conditions.items()
     ]
 
 
-def _request_body(operation: Operation) -> Json:
-    schema = ref(operation.body)
-    if not operation.batch:
-        if operation.or_array:
+def _request_body(endpoint: Endpoint) -> Json:
+    schema = ref(endpoint.body)
+    if not endpoint.batch:
+        if endpoint.or_array:
             schema = {"anyOf": [schema, _items(schema)]}
-        content = {"application/json": {"schema": schema, "example": operation.example}}
-        return {"required": bool(operation.required), "content": content}
-    lines = "\n".join(msgspec.json.encode(item).decode() for item in operation.example)
+        content = {"application/json": {"schema": schema, "example": endpoint.example}}
+        return {"required": bool(required_members(endpoint.body)), "content": content}
+    lines = "\n".join(msgspec.json.encode(item).decode() for item in endpoint.example)
     return {
         "required": True,
         "content": {
             "application/json": {
                 "schema": {"anyOf": [_items(schema), _one_line(schema)]},
-                "example": operation.example,
+                "example": endpoint.example,
             },
             "application/x-ndjson": {"schema": {"type": "string"}, "example": lines},
         },
@@ -265,16 +248,16 @@ def _one_line(schema: Json) -> Json:
     return {"not": {"type": "array"}, "anyOf": [schema, {}]}
 
 
-def _response(answer: Answer, operation: Operation) -> Json:
+def _response(answer: Answer, endpoint: Endpoint) -> Json:
     response: Json = {"description": answer.text}
     if answer.headers:
         response["headers"] = {name: _header(*header) for name, header in answer.headers.items()}
     if answer.shape is not None:
         schema = ref(answer.shape)
-        if operation.batch:
+        if endpoint.batch:
             results = {"type": "array", "items": {"anyOf": [schema, ref(BatchError)]}}
             schema = {"type": "object", "properties": {"results": results}}
-        elif operation.or_array:
+        elif endpoint.or_array:
             # A publish with ack none has null for an answer, a publish_batch with per_message one
             # for each event.
             one = {"anyOf": [schema, ref(TypedErrorBody), {"type": "null"}]}
@@ -317,15 +300,7 @@ def _header(text: str, kind: str) -> Json:
 
 
 def _schemas() -> dict[str, Json]:
-    requests = {
-        each.body: RequestShape(each.body, each.required, texts_of(each.tag), rules_of(each.tag))
-        for each in OPERATIONS
-        if each.body is not None and not get_args(each.body)
-    }
-    messages = [
-        RequestShape(each.shape, each.required, texts_of("Streams"), rules_of("Streams"))
-        for each in ASKED
-    ]
-    answers = [answer.shape for each in OPERATIONS for answer in each.answers.values()]
+    requests = {each.body for each in ENDPOINTS if each.body is not None}
+    answers = [answer.shape for each in ENDPOINTS for answer in each.answers.values()]
     errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
-    return schemas_of([*requests.values(), *messages], [*filter(None, answers), *errors])
+    return old._schemas() | schemas_of(requests, [*filter(None, answers), *errors])

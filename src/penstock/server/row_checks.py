@@ -1,9 +1,9 @@
-"""Rows to be written, checked and put into normal form, column by column.
+"""Checks the rows of a write and puts them into normal form, column by column.
 
-The rules are those of a produce (forms.py, core) and of a cache. Where a rule is about one value,
-it is asked once for each distinct value; where it is about a size, for all rows at once. A refusal
-names the column and the row; whatever Arrow raises over a value is a refusal too. Runs on a thread.
-Must not know what the broker holds: whether a topic or a cache is there is asked on the loop.
+The rules are those of a produce (envelopes.py, core) and of a cache. A rule about one value is
+asked once for each distinct value; a rule about sizes is asked for all rows at once. A refusal
+names the column and the row; anything that Arrow raises over a value is a refusal too. Runs on a
+thread. Must not know what the broker holds: the loop asks whether a topic or a cache exists.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from penstock.model.limits import (
 from penstock.model.names import clean_name
 from penstock.model.writes import RowTarget
 from penstock.server.arrow_bodies import UNREADABLE, is_text, reason
-from penstock.server.forms import deadline_of, policy_of, target_of
-from penstock.server.wire import RetryPolicyBody
+from penstock.server.envelopes import RetryPolicyBody, deadline_of, policy_of, target_of
 
 T = TypeVar("T")
 

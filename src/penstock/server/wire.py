@@ -12,31 +12,6 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """Base of every request body."""
 
 
-class RetryPolicyBody(_Strict):
-    max_attempts: int | None = None
-    backoff_ms: int | None = None
-    max_backoff_ms: int | None = None
-
-
-class EnvelopeBody(_Strict):
-    run_id: str | None = None
-    step_id: str | None = None
-    parent_step_id: str | None = None
-    tenant_id: str | None = None
-    idempotency_key: str | None = None
-    target_topic: str | None = None
-    partition_override: int | None = None
-    deadline: str | None = None
-    retry_policy: RetryPolicyBody | None = None
-
-
-class ProduceBody(_Strict):
-    topic: str | None = None
-    key: str | None = None
-    value: str | None = None
-    envelope: EnvelopeBody | None = None
-
-
 class CacheRowBody(_Strict):
     """A line of a piece for a cache; `value` is base64, and without one the key is deleted."""
 
@@ -55,25 +30,6 @@ class PartBody(_Strict):
 class CommitBody(_Strict):
     parts: list[PartBody]
     once: bool = False
-
-
-class AckBody(_Strict):
-    topic: str | None = None
-    group: str | None = None
-    partition: int | None = None
-    offset: int | None = None
-    owner: str | None = None
-    delivery_id: str | None = None
-
-
-class NackBody(AckBody):
-    reason: str | None = None
-    delay_ms: int | None = None
-    dead: bool | None = None
-
-
-class ExtendBody(AckBody):
-    lease_ms: int | None = None
 
 
 class TopicBody(_Strict):
@@ -106,15 +62,6 @@ class ProgressBody(_Strict):
 
 class ArchivedBody(_Strict):
     next: int | None = None
-
-
-class ConsumeBody(_Strict):
-    topic: str | None = None
-    group: str | None = None
-    owner: str | None = None
-    lease_ms: int | None = None
-    prefetch: int | None = None
-    heartbeat_ms: int | None = None
 
 
 class EffectBody(_Strict):

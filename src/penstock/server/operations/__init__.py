@@ -12,7 +12,6 @@ from penstock.server.operations import (
     caches,
     effects,
     journal,
-    messages,
     ranges,
     registry,
     streams,
@@ -20,7 +19,7 @@ from penstock.server.operations import (
     topics,
     writes,
 )
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 
 __all__ = ["OPERATIONS", "TAGS", "Answer", "Operation"]
 
@@ -40,7 +39,6 @@ TAGS = {
 
 OPERATIONS: tuple[Operation, ...] = (
     *topics.OPERATIONS,
-    *messages.OPERATIONS,
     *ranges.OPERATIONS,
     *writes.OPERATIONS,
     *journal.OPERATIONS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.server.answers import Readiness, Status, VersionAnswer
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 from penstock.server.websocket.answers import CacheEvent, Ok, Value, Values
 from penstock.server.websocket.messages import GetManyBody, IncrBody, PutBody, TxnBody
 

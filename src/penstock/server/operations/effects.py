@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.api.effects import EffectReport
 from penstock.server.answers import Begun
-from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.operations.endpoint import DONE, Answer, Operation
 from penstock.server.wire import (
     CommitEffectBody,
     FailEffectBody,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.model.journal import JournalArchive, JournalReport
 from penstock.model.splits import Splits
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 from penstock.server.wire import ArchivedBody
 
 OPERATIONS: tuple[Operation, ...] = (

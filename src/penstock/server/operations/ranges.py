@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.model.ranges import OffsetsPage, TopicOffsets
 from penstock.model.splits import Splits
 from penstock.server.answers import GroupProgressAnswer
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 from penstock.server.wire import ProgressBody
 
 OPERATIONS: tuple[Operation, ...] = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.server.answers import RegistryAnswer
+from penstock.server.operations.endpoint import Answer, Operation
 from penstock.server.registry.mirror import RemoteChanges, RemoteSnapshot
-from penstock.server.routes.endpoint import Answer, Operation
 
 _AT = {"epoch": 1_767_225_600_000, "revision": 5}
 _WHO = {"instance": "c5023744d4f661f0", "follows": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.server.answers import Event, Subscriptions
-from penstock.server.routes.endpoint import Answer, Operation
+from penstock.server.operations.endpoint import Answer, Operation
 from penstock.server.websocket.answers import Ok, PublishOk, Value, Values
 from penstock.server.websocket.messages import (
     CacheDeleteMessage,

@@ -14,6 +14,7 @@ from penstock.server.answers import (
     TenantAnswer,
     TenantList,
 )
+from penstock.server.operations.endpoint import DONE, Answer, Operation
 from penstock.server.registry.entries import (
     CacheBody,
     CacheSettingsBody,
@@ -22,7 +23,6 @@ from penstock.server.registry.entries import (
     StreamSettingsBody,
     TenantBody,
 )
-from penstock.server.routes.endpoint import DONE, Answer, Operation
 
 TENANTS = "/v1/tenants"
 TENANT = TENANTS + "/{tenant_id}"

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.api.topics import GroupReport, PartitionReport, ProgressReport, TopicReport
 from penstock.server.answers import TopicAnswer, TopicNames
-from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.operations.endpoint import DONE, Answer, Operation
 from penstock.server.wire import TopicBody, TopicSettingsBody
 
 _TOPIC = TopicReport(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.model.writes import CommitReport, PieceReport, WriterReport
-from penstock.server.routes.endpoint import DONE, Answer, Operation
+from penstock.server.operations.endpoint import DONE, Answer, Operation
 from penstock.server.wire import CommitBody
 
 OPERATIONS: tuple[Operation, ...] = (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.api.effects import BegunEffect
-from penstock.server.forms import effect_of, lease_of
+from penstock.server.forms import effect_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, whole_number
-from penstock.server.routes.messages import clean_reason
+from penstock.server.routes.deliveries import clean_reason, lease_of
 from penstock.server.wire import (
     CommitEffectBody,
     EffectBody,

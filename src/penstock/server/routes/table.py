@@ -1,10 +1,11 @@
-"""The route table: every path under /v1, its methods and their handlers."""
+"""Every endpoint of the API. A new module of endpoints is listed here."""
 
 from __future__ import annotations
 
-from penstock.server.http import consume
 from penstock.server.http.dispatch import Handler, Routes
 from penstock.server.routes import (
+    consume,
+    deliveries,
     effects,
     journal,
     messages,
@@ -14,25 +15,21 @@ from penstock.server.routes import (
     tenants,
     topics,
 )
-from penstock.server.routes.router import felix_route
+from penstock.server.routes.felix_router import felix_route
+from penstock.server.routes.router import PathRouter, plain_routes
 from penstock.server.routes.writes import write_route
 
-ROUTES: Routes = {
+MODULES = (messages, consume, deliveries)
+
+ENDPOINTS = tuple(endpoint for module in MODULES for endpoint in module.ENDPOINTS)
+
+ROUTES: Routes = plain_routes(ENDPOINTS) | {
     b"/v1/healthz": {b"GET": system.healthz},
     b"/v1/livez": {b"GET": system.healthz},
     b"/v1/readyz": {b"GET": system.readyz},
     b"/v1/version": {b"GET": system.version},
     b"/v1/topics": {b"GET": topics.list_topics, b"POST": topics.create_topic},
     b"/v1/offsets": {b"GET": ranges.read_all_offsets},
-    b"/v1/produce": {b"POST": messages.produce},
-    b"/v1/produce/batch": {b"POST": messages.produce_batch},
-    b"/v1/consume": {b"GET": consume.consume},
-    b"/v1/ack": {b"POST": messages.ack},
-    b"/v1/ack/batch": {b"POST": messages.ack_batch},
-    b"/v1/nack": {b"POST": messages.nack},
-    b"/v1/release": {b"POST": messages.release},
-    b"/v1/release/batch": {b"POST": messages.release_batch},
-    b"/v1/extend": {b"POST": messages.extend},
     b"/v1/idempotency": {b"GET": effects.look_up},
     b"/v1/idempotency/begin": {b"POST": effects.begin},
     b"/v1/idempotency/renew": {b"POST": effects.renew},
@@ -49,6 +46,9 @@ ROUTES: Routes = {
 }
 
 
+_paths = PathRouter(ENDPOINTS)
+
+
 def path_route(path: bytes) -> dict[bytes, Handler] | None:
     """For paths with names in them."""
-    return felix_route(path) or topics.topic_route(path) or write_route(path)
+    return _paths.find(path) or felix_route(path) or topics.topic_route(path) or write_route(path)
