@@ -16,6 +16,7 @@ from penstock.server.docs_page import curl_of, render_page
 from penstock.server.openapi import ERRORS, TYPED_ERRORS, build_document
 from penstock.server.operations import OPERATIONS as OLD
 from penstock.server.registry.mirror import RemoteChanges, RemoteSnapshot
+from penstock.server.routes import effects, system, topics
 from penstock.server.routes.endpoint import Endpoint
 from penstock.server.routes.table import ENDPOINTS
 from penstock.server.schemas import required_members
@@ -186,13 +187,13 @@ def test_answers_have_the_shapes_that_are_documented(broker: BrokerProcess) -> N
         msgspec.convert(body, shape, strict=True)
         assert set(body) <= set(shape.__struct_fields__)
 
-    check(client.post("/v1/topics", json={"name": "orders"}), answers.TopicAnswer)
-    check(client.get("/v1/topics"), answers.TopicNames)
-    check(client.get("/v1/healthz"), answers.Status)
-    check(client.get("/v1/readyz"), answers.Status)
-    check(client.get("/v1/version"), answers.VersionAnswer)
+    check(client.post("/v1/topics", json={"name": "orders"}), topics.TopicAnswer)
+    check(client.get("/v1/topics"), topics.TopicNames)
+    check(client.get("/v1/healthz"), system.Status)
+    check(client.get("/v1/readyz"), system.Status)
+    check(client.get("/v1/version"), system.VersionAnswer)
     effect = {"topic": "orders", "group": "g", "key": "k", "owner": "o"}
-    check(client.post("/v1/idempotency/begin", json=effect), answers.Begun)
+    check(client.post("/v1/idempotency/begin", json=effect), effects.Begun)
     batch = client.post("/v1/produce/batch", json=[{"topic": "nowhere", "value": "v"}])
     check(batch.json()["results"][0], BatchError)
 

@@ -9,55 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.model.progress import Reached
 from penstock.model.streams import Lag
-
-
-class Status(msgspec.Struct):
-    status: str
-
-
-class Readiness(msgspec.Struct, omit_defaults=True):
-    """`warning` is absent when nothing needs an operator."""
-
-    status: str
-    warning: str = ""
-
-
-class TopicNames(msgspec.Struct):
-    topics: list[str]
-
-
-class TopicAnswer(msgspec.Struct):
-    status: str
-    name: str
-    partitions: int
-
-
-class GroupProgressAnswer(msgspec.Struct):
-    partitions: list[Reached]
-
-
-class VersionAnswer(msgspec.Struct):
-    """`durability` says in words what a success means, `max_message_bytes` what key and value of a
-    message may have together."""
-
-    version: str
-    commit: str
-    wal_enabled: bool
-    fsync: str
-    durability: str
-    max_message_bytes: int
-
-
-class Begun(msgspec.Struct, omit_defaults=True):
-    """`RUN`: run the effect, which failed before if there is a `last_error`. `COMMITTED`: it was
-    run, with this result."""
-
-    status: str
-    result: str = ""
-    last_error: str = ""
-
 
 # -- streams and the registry ----------------------------------------------------------------------
 

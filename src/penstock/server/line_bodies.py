@@ -1,7 +1,7 @@
-"""Bodies of staged pieces that are lines of JSON, as columns.
+"""Reads the pieces of a write that are lines of JSON into columns.
 
-Decoded some lines at a time, with a rest in between: this runs on a thread, and a thread that
-decodes holds up the loop meanwhile. Must not know what is allowed in a column.
+Runs on a thread. Decoding holds up the loop, so only some lines are decoded at a time, with a pause
+in between. Must not know what is allowed in a column.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from penstock.model.errors import InvalidArgument
 from penstock.server.envelopes import EnvelopeBody, RetryPolicyBody
+from penstock.server.members import StrictBody
 from penstock.server.routes.messages import ProduceBody
-from penstock.server.wire import CacheRowBody
 
 STEP_LINES = 256
 
@@ -33,6 +33,15 @@ _ENVELOPE_TEXTS = (
     "deadline",
 )
 _RETRY_NUMBERS = ("max_attempts", "backoff_ms", "max_backoff_ms")
+
+
+class CacheRowBody(StrictBody):
+    """A line for a cache; `value` is base64, and without one the key is deleted."""
+
+    key: str | None = None
+    value: bytes | None = None
+    ttl_ms: int | None = None
+
 
 _produces = msgspec.json.Decoder(ProduceBody)
 _cache_rows = msgspec.json.Decoder(CacheRowBody)

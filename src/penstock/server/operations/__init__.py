@@ -8,16 +8,10 @@ not know how a document or a page looks.
 from __future__ import annotations
 
 from penstock.server.operations import (
-    broker,
     caches,
-    effects,
-    journal,
-    ranges,
     registry,
     streams,
     tenants,
-    topics,
-    writes,
 )
 from penstock.server.operations.endpoint import Answer, Operation
 
@@ -38,14 +32,8 @@ TAGS = {
 }
 
 OPERATIONS: tuple[Operation, ...] = (
-    *topics.OPERATIONS,
-    *ranges.OPERATIONS,
-    *writes.OPERATIONS,
-    *journal.OPERATIONS,
-    *effects.OPERATIONS,
     *streams.OPERATIONS,
     *caches.OPERATIONS,
     *tenants.OPERATIONS,
     *registry.OPERATIONS,
-    *broker.OPERATIONS,
 )

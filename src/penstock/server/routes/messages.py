@@ -41,13 +41,13 @@ class ProduceBody(StrictBody):
 class ProduceQuery(msgspec.Struct):
     """What the query of a produce may have beside the members of the body and its envelope."""
 
-    tenant: Annotated[str, optional("The same as tenant_id.")]
-    idem_key: Annotated[str, optional("The same as idempotency_key.")]
-    deadline_rfc3339: Annotated[str, optional("The same as deadline.")]
-    deadline_ms: Annotated[int, optional("The same in milliseconds since 1970.")]
-    retry_max_attempts: Annotated[int, optional("retry_policy.max_attempts.")]
-    retry_backoff_ms: Annotated[int, optional("retry_policy.backoff_ms.")]
-    retry_max_backoff_ms: Annotated[int, optional("retry_policy.max_backoff_ms.")]
+    tenant: Annotated[str | None, optional("The same as tenant_id.")] = None
+    idem_key: Annotated[str | None, optional("The same as idempotency_key.")] = None
+    deadline_rfc3339: Annotated[str | None, optional("The same as deadline.")] = None
+    deadline_ms: Annotated[int | None, optional("The same in milliseconds since 1970.")] = None
+    retry_max_attempts: Annotated[int | None, optional("retry_policy.max_attempts.")] = None
+    retry_backoff_ms: Annotated[int | None, optional("retry_policy.backoff_ms.")] = None
+    retry_max_backoff_ms: Annotated[int | None, optional("retry_policy.max_backoff_ms.")] = None
 
 
 class Produced(msgspec.Struct, gc=False):
