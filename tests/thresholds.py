@@ -94,7 +94,7 @@ SERVER = (
     Threshold("server.http.head_cache", "MAX_HEADS", 4),
     Threshold("server.line_bodies", "STEP_LINES", 3),
     Threshold("server.routes.ranges", "WRITE_BYTES", 2 * KIB),
-    Threshold("server.routes.felix_router", "MAX_KNOWN", 4),
+    Threshold("server.routes.router", "MAX_KNOWN", 4),
     Threshold("server.commands", "MAX_KNOWN_PATHS", 4),
     Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),
     Threshold("server.websocket.events", "MAX_BURST_EVENTS", 4),

@@ -21,16 +21,15 @@ from penstock.server.http.responses import typed_error
 from penstock.server.message_actions import perform
 from penstock.server.websocket.answers import Ok, PublishOk, Value
 from penstock.server.websocket.arrays import encode_outcomes, perform_all
-from penstock.server.websocket.events import EventLines, encode_runs, encode_singly, encode_watch
-from penstock.server.websocket.messages import (
+from penstock.server.websocket.decoding import (
     ListDecoder,
-    Message,
-    Refused,
     decode_many,
     decode_one,
     is_array,
     request_id_of,
 )
+from penstock.server.websocket.events import EventLines, encode_runs, encode_singly, encode_watch
+from penstock.server.websocket.messages import Message, Refused
 
 SCOPE = {"tenant_id": "acme", "namespace": "prod"}
 LIMITS = Limits(max_message_bytes=100, max_body_bytes=1000)

@@ -11,8 +11,8 @@ import pytest
 from penstock.model.errors import InvalidArgument
 from penstock.model.streams import Lag
 from penstock.server import commands
-from penstock.server.routes import felix_router as router
-from penstock.server.routes.felix_router import felix_route
+from penstock.server.routes import router
+from penstock.server.routes.table import path_route, path_router
 from tests.unit.memory_connection import MemoryConnection, on_a_connection
 
 HERE = b"/v1/tenants/t/namespaces/n"
@@ -42,9 +42,9 @@ def get(path: bytes) -> bytes:
     ],
 )
 def test_a_path_means_the_same_whether_it_is_known_or_not(path: bytes, methods: set[bytes]) -> None:
-    router._known.clear()
+    path_router._known.clear()
     for _ in range(2):
-        found = felix_route(HERE + path)
+        found = path_route(HERE + path)
         assert found is not None
         assert set(found) == methods
 
@@ -56,26 +56,26 @@ def test_a_path_means_the_same_whether_it_is_known_or_not(path: bytes, methods: 
 )  # fmt: skip
 def test_a_path_that_is_none_stays_none_when_its_neighbours_are_known(path: bytes) -> None:
     for _ in range(2):
-        assert felix_route(HERE + path) is None
-        felix_route(HERE + b"/caches/c/entries/k")
-        felix_route(HERE + b"/streams/s/publish")
+        assert path_route(HERE + path) is None
+        path_route(HERE + b"/caches/c/entries/k")
+        path_route(HERE + b"/streams/s/publish")
 
 
 def test_names_in_a_path_are_checked() -> None:
     for path in (b"/v1/tenants/%20/namespaces/n/caches/c/txn", HERE + b"/caches/%ff/txn"):
         with pytest.raises(InvalidArgument):
-            felix_route(path)
+            path_route(path)
 
 
 def test_only_so_many_paths_are_remembered() -> None:
     """Whoever asks for many different ones takes no memory with it."""
     for n in range(2 * router.MAX_KNOWN):
-        felix_route(HERE + b"/caches/c%d/entries/k" % n)
-        assert len(router._known) <= router.MAX_KNOWN
+        path_route(HERE + b"/caches/c%d/entries/k" % n)
+        assert len(path_router._known) <= router.MAX_KNOWN
         assert len(commands._paths) <= commands.MAX_KNOWN_PATHS
-    before = len(router._known)
-    felix_route(HERE + b"/caches/%b/entries/k" % (b"%20" * 2000 + b"c"))
-    assert len(router._known) == before
+    before = len(path_router._known)
+    path_route(HERE + b"/caches/%b/entries/k" % (b"%20" * 2000 + b"c"))
+    assert len(path_router._known) == before
 
 
 # -- feeds -----------------------------------------------------------------------------------------

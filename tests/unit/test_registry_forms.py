@@ -11,16 +11,14 @@ from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import GIB, KIB, MIB, Limits
 from penstock.model.tenancy import CacheConfig, Entry, StreamConfig
 from penstock.server.registry.control_plane import checked_url
-from penstock.server.registry.entries import (
-    CacheSettingsBody,
+from penstock.server.registry.entries import check_lasting, entry_path
+from penstock.server.registry.mirror import Mirror, RemoteChange, RemoteChanges, RemoteSnapshot
+from penstock.server.routes.cache_settings import CacheSettingsBody, cache_answer, cache_config
+from penstock.server.routes.stream_settings import (
     StreamSettingsBody,
-    cache_config,
-    check_lasting,
-    entry_path,
-    show,
+    stream_answer,
     stream_config,
 )
-from penstock.server.registry.mirror import Mirror, RemoteChange, RemoteChanges, RemoteSnapshot
 
 DAY_MS = 86_400_000
 
@@ -144,7 +142,7 @@ def test_every_setting_of_a_stream_is_shown_with_its_value_and_its_origin():
     config = StreamConfig(event_queue_depth=5, retention_ms=7 * DAY_MS, lag_alert_events=0)
     entry = Entry(kind="stream", tenant_id="t", namespace="n", name="s", stream=config)
     limits = Limits(pub_queue_depth=77)
-    shown = show(entry, limits)
+    shown = msgspec.to_builtins(stream_answer(entry, limits))
     for name in StreamConfig.__struct_fields__:
         assert name in shown
     assert (shown["event_queue_depth"], shown["origins"]["event_queue_depth"]) == (5, "stream")
@@ -161,7 +159,7 @@ def test_every_setting_of_a_cache_is_shown():
     entry = Entry(
         kind="cache", tenant_id="t", namespace="n", name="c", cache=CacheConfig(max_entries=3)
     )
-    shown = show(entry, Limits())
+    shown = msgspec.to_builtins(cache_answer(entry, Limits()))
     for name in CacheConfig.__struct_fields__:
         assert name in shown
     assert (shown["max_entries"], shown["max_bytes"]) == (3, None)

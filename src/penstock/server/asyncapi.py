@@ -1,8 +1,7 @@
 """The AsyncAPI 3.0 document of the WebSocket, made of the described messages and their structs.
 
-Invariant: a pure function of `operations.socket`; nothing of a running broker is in it. The broker
-is the application that it describes: what clients ask it receives, what it answers it sends. Must
-not know how it is shown.
+Invariant: a pure function of ASKED and SENT; nothing of a running broker is in it. It describes the
+broker: the broker receives what clients ask, and sends the answers. Must not know how it is shown.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from typing import Any
 
 from penstock import __version__
 from penstock.server.http.responses import TypedErrorBody
-from penstock.server.operations.constraints import rules_of
-from penstock.server.operations.fields import texts_of
-from penstock.server.operations.schemas import Json, RequestShape, ref, schemas_of
-from penstock.server.operations.socket import ASKED, SENT, Asked, Sent
+from penstock.server.message_actions import ASKED, Asked
+from penstock.server.schemas import Json, ref, schemas_of
+from penstock.server.websocket.answers import SENT, Sent
 from penstock.server.websocket.binary import EVENTS, PUBLISH
 from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
 
@@ -37,8 +35,6 @@ ABOUT_BINARY = (
 
 
 def build_document() -> Json:
-    texts, rules = texts_of("Streams"), rules_of("Streams")
-    requests = [RequestShape(each.shape, each.required, texts, rules) for each in ASKED]
     messages = {_key(each): _asked(each) for each in ASKED}
     messages |= {_key(each): _sent(each) for each in SENT}
     return {
@@ -49,7 +45,7 @@ def build_document() -> Json:
         "operations": {each.type: _operation(each) for each in ASKED} | _pushes(),
         "components": {
             "messages": messages,
-            "schemas": schemas_of(requests, [each.shape for each in SENT]),
+            "schemas": schemas_of([each.shape for each in ASKED], [each.shape for each in SENT]),
         },
     }
 
@@ -108,7 +104,7 @@ def _operation(message: Asked) -> Json:
 
 
 def _pushes() -> Json:
-    """What comes without being asked for again, by what it was asked with."""
+    """The frames that a message causes later, by the message's type."""
     return {
         f"{message.type}_pushes": {
             "action": "send",
@@ -126,5 +122,5 @@ def _message(shape: Any) -> Json:
 
 
 def _key(message: Asked | Sent) -> str:
-    """The struct's name: `lag` is asked for and sent."""
+    """The struct's name, since the type `lag` is both asked and sent."""
     return str(message.shape.__name__)

@@ -14,8 +14,7 @@ from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.batches import BatchError
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
-from penstock.server.operations import OPERATIONS
-from penstock.server.operations import document as old
+from penstock.server.message_actions import ASKED
 from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
 from penstock.server.schemas import Json, plain_members, ref, required_members, schemas_of
@@ -109,8 +108,6 @@ def build_document() -> Json:
     for endpoint in ENDPOINTS:
         path = paths.setdefault(endpoint.path, {})
         path[endpoint.method.lower()] = _operation(endpoint)
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = old._operation(operation)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
@@ -300,7 +297,8 @@ def _header(text: str, kind: str) -> Json:
 
 
 def _schemas() -> dict[str, Json]:
-    requests = {each.body for each in ENDPOINTS if each.body is not None}
+    requests = [each.body for each in ENDPOINTS if each.body is not None]
+    messages = [each.shape for each in ASKED]
     answers = [answer.shape for each in ENDPOINTS for answer in each.answers.values()]
     errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
-    return old._schemas() | schemas_of(requests, [*filter(None, answers), *errors])
+    return schemas_of([*requests, *messages], [*filter(None, answers), *errors])

@@ -7,6 +7,7 @@ decoded later are shown as what they hold. Must not know endpoints, nor who send
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -84,6 +85,7 @@ def _alternatives(schema: Json) -> list[Json]:
     return found
 
 
+@cache
 def _shown(shape: Any) -> Any:
     """The same struct, with lists that are decoded later as what they hold."""
     fields = msgspec.structs.fields(shape)

@@ -16,7 +16,8 @@ from penstock.server.commands import path_of
 from penstock.server.http.dispatch import Handler, RequestDispatch, Routes
 from penstock.server.http.requests import Request, path_name
 from penstock.server.routes.endpoint import Endpoint, PathHandler
-from penstock.server.websocket.messages import RequestId, query_request_id, request_id_of
+from penstock.server.websocket.decoding import query_request_id, request_id_of
+from penstock.server.websocket.messages import RequestId
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.server.http.dispatch import Handler, Routes
 from penstock.server.routes import (
+    cache_settings,
+    caches,
     consume,
     deliveries,
     effects,
@@ -12,12 +13,14 @@ from penstock.server.routes import (
     messages,
     ranges,
     registry,
+    stream_settings,
+    streams,
     system,
     tenants,
     topics,
+    websocket,
     writes,
 )
-from penstock.server.routes.felix_router import felix_route
 from penstock.server.routes.router import PathRouter, plain_routes
 
 MODULES = (
@@ -30,22 +33,20 @@ MODULES = (
     writes,
     journal,
     effects,
+    streams,
+    websocket,
+    caches,
+    tenants,
+    stream_settings,
+    cache_settings,
+    registry,
     system,
 )
+"""In the order of the documentation."""
 
 ENDPOINTS = tuple(endpoint for module in MODULES for endpoint in module.ENDPOINTS)
 
-ROUTES: Routes = plain_routes(ENDPOINTS) | {
-    b"/v1/tenants": {b"GET": tenants.list_tenants, b"POST": tenants.create_tenant},
-    b"/v1/registry": {b"GET": registry.status},
-    b"/v1/registry/snapshot": {b"GET": registry.snapshot},
-    b"/v1/registry/changes": {b"GET": registry.changes},
-}
+ROUTES = plain_routes(ENDPOINTS)
 
-
-_paths = PathRouter(ENDPOINTS)
-
-
-def path_route(path: bytes) -> dict[bytes, Handler] | None:
-    """For paths with names in them."""
-    return _paths.find(path) or felix_route(path)
+path_router = PathRouter(ENDPOINTS)
+path_route = path_router.find
