@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.broker_process import BrokerProcess
-from tests.contract.felix import Namespace, assert_typed_error, unb64
+from tests.contract.namespaces import Namespace, assert_typed_error, unb64
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Feed, Namespace, assert_typed_error, b64, unb64
+from tests.contract.namespaces import Feed, Namespace, assert_typed_error, b64, unb64
 from tests.ndjson import StreamEnded
 
 BIG = 32 * 1024

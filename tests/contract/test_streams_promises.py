@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually
-from tests.contract.felix import Namespace, b64
+from tests.contract.namespaces import Namespace, b64
 from tests.websocket import NoFrame, WebSocket
 
 SILENCE_S = 0.5

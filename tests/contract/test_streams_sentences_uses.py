@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, wait_until
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, assert_typed_error, b64, unb64
-from tests.contract.felix_clients import BinarySession, Session, at_once
+from tests.contract.namespaces import Namespace, assert_typed_error, b64, unb64
+from tests.contract.stream_clients import BinarySession, Session, at_once
 
 MIB = 2**20
 

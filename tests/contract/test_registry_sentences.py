@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
-from tests.contract.felix import Feed, Namespace, assert_typed_error, b64
-from tests.contract.felix_clients import Session, make_namespace
+from tests.contract.namespaces import Feed, Namespace, assert_typed_error, b64
+from tests.contract.stream_clients import Session, make_namespace
 
 DATA: dict[str, dict[str, Any]] = {
     "publish": {"stream": "s", "payload": b64(b"x")},

@@ -12,8 +12,8 @@ import pytest
 from tests.broker_process import BrokerProcess, wait_until
 from tests.contract.checks import new_name
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, assert_typed_error, b64, unb64
-from tests.contract.felix_clients import Session, at_once, make_namespace
+from tests.contract.namespaces import Namespace, assert_typed_error, b64, unb64
+from tests.contract.stream_clients import Session, at_once, make_namespace
 
 MISS = {"type": "cache_value", "value": None, "version": 0}
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually
-from tests.contract.felix import Namespace, assert_typed_error
-from tests.contract.felix_clients import Session, gauges
+from tests.contract.namespaces import Namespace, assert_typed_error
+from tests.contract.stream_clients import Session, gauges
 from tests.websocket import TEXT, Closed, NoFrame, frame
 
 PING_WITH = b'{"type":"ping","request_id":%b}'

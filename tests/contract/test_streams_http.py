@@ -13,7 +13,7 @@ import pytest
 from tests.broker_process import BrokerProcess, wait_until
 from tests.contract.checks import assert_error, new_name
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, assert_typed_error, b64
+from tests.contract.namespaces import Namespace, assert_typed_error, b64
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, b64
-from tests.contract.felix_clients import Session, at_once, every_kind_of_reader, make_namespace
+from tests.contract.namespaces import Namespace, b64
+from tests.contract.stream_clients import Session, at_once, every_kind_of_reader, make_namespace
 from tests.websocket import payloads_of
 
 BIG = b"x" * 4000

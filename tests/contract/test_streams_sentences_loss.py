@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, unb64
-from tests.contract.felix_clients import Network, Session, gauges
+from tests.contract.namespaces import Namespace, unb64
+from tests.contract.stream_clients import Network, Session, gauges
 from tests.ndjson import ConsumeStream, NoItem, StreamEnded
 from tests.websocket import PING, Closed, NoFrame, WebSocket
 

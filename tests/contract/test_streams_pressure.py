@@ -11,8 +11,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace
-from tests.contract.felix_clients import BinarySession, Session
+from tests.contract.namespaces import Namespace
+from tests.contract.stream_clients import BinarySession, Session
 from tests.ndjson import NoItem
 from tests.websocket import (
     BINARY,

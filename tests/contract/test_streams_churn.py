@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, b64
-from tests.contract.felix_clients import Session, gauges
+from tests.contract.namespaces import Namespace, b64
+from tests.contract.stream_clients import Session, gauges
 from tests.websocket import CLOSE
 
 MIB = 2**20

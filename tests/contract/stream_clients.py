@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tests.broker_process import BrokerProcess
-from tests.contract.felix import Feed, Namespace, b64
+from tests.contract.namespaces import Feed, Namespace, b64
 from tests.websocket import WebSocket, drop_incoming
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, b64, unb64
+from tests.contract.namespaces import Namespace, b64, unb64
 from tests.websocket import (
     BINARY,
     CLOSE,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, b64
+from tests.contract.namespaces import Namespace, b64
 from tests.contract.wire import Wire, encode
 from tests.websocket import (
     BINARY,

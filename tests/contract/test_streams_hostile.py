@@ -17,8 +17,8 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix import Namespace, assert_typed_error, b64
-from tests.contract.felix_clients import Session, gauges
+from tests.contract.namespaces import Namespace, assert_typed_error, b64
+from tests.contract.stream_clients import Session, gauges
 from tests.websocket import CONTINUATION, PING, PONG, TEXT, WebSocket, frame
 
 MIB = 2**20
