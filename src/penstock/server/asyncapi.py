@@ -19,11 +19,11 @@ from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
 CHANNEL = "socket"
 
 ABOUT = (
-    "Streams and caches over one connection. A text frame is one JSON object, or an array of up to "
-    "10,000, items of their lists counted, whose answers come as one array. Answers come in the "
-    "order of the requests, and have their request_id. What is wrong with a message is answered "
-    "with an error, and the connection goes on; a message over max_body_bytes ends it with code "
-    "1009."
+    "Streams and caches over one connection. A text frame is one JSON object, or an array of "
+    "up to 10,000 objects, counting the items of their lists; an array is answered by one "
+    "array. Answers come in the order of the requests, and have their request_id. A wrong "
+    "message is answered with an error, and the connection stays open; a message over "
+    "max_body_bytes closes it with code 1009."
 )
 ABOUT_BINARY = (
     f"With subprotocol felix.v1+binary the broker sends events as binary frames: u8 kind {EVENTS}, "
@@ -52,7 +52,11 @@ def build_document() -> Json:
 
 def _channel(names: list[str]) -> Json:
     offered = [name.decode() for name in SUBPROTOCOLS]
-    header = {"type": "string", "enum": offered, "description": "One of them must be offered."}
+    header = {
+        "type": "string",
+        "enum": offered,
+        "description": "The client must offer one of them.",
+    }
     return {
         "address": PATH.decode(),
         "title": "The WebSocket",

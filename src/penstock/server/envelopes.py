@@ -34,11 +34,15 @@ _PartitionIndex = Annotated[int, limits(minimum=0, maximum=MAX_PARTITIONS - 1)]
 
 class RetryPolicyBody(StrictBody):
     max_attempts: Annotated[
-        Count | None, optional("Deliveries before the message is dead-lettered; 0 is no limit.")
+        Count | None,
+        optional("The most deliveries before the message is dead-lettered; 0 is no limit."),
     ] = None
     backoff_ms: Annotated[
         Count | None,
-        optional("The wait before the first retry; it doubles. Without max_attempts, without end."),
+        optional(
+            "The wait before the first retry; it doubles for each further retry. Without "
+            "max_attempts, retries never end."
+        ),
     ] = None
     max_backoff_ms: Annotated[Count | None, optional("The longest wait; 0 is a day.")] = None
 
@@ -46,9 +50,9 @@ class RetryPolicyBody(StrictBody):
 class EnvelopeBody(StrictBody):
     run_id: Annotated[Identifier | None, optional("The workflow run.")] = None
     step_id: Annotated[Identifier | None, optional("The step of the run.")] = None
-    parent_step_id: Annotated[Identifier | None, optional("The step that caused it.")] = None
+    parent_step_id: Annotated[Identifier | None, optional("The step that caused this one.")] = None
     tenant_id: Annotated[
-        Identifier | None, optional("The tenant; idempotency keys are its own.")
+        Identifier | None, optional("The tenant. Each tenant has its own idempotency keys.")
     ] = None
     idempotency_key: Annotated[
         Identifier | None, optional("A second message with this key is not stored.")

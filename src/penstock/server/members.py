@@ -73,7 +73,10 @@ CacheKey = Annotated[
 
 TopicName = Annotated[Name | None, required("The topic's name: 1 to 200 bytes of UTF-8.")]
 GroupName = Annotated[Name | None, required("The consumer group's name.")]
-OwnerName = Annotated[Name | None, required("Who consumes: the same name acks what it was given.")]
+OwnerName = Annotated[
+    Name | None,
+    required("The consumer's name; whoever has the same name may settle its deliveries."),
+]
 LeaseTime = Annotated[
     Lease | None, optional("How long a lease lasts; 0 or omitted is the broker's default.")
 ]

@@ -285,22 +285,22 @@ _ENTRY = _CACHE | {"key": "greeting"}
 ASKED: tuple[Asked, ...] = (
     Asked(
         PublishMessage,
-        "Publishes an event. With an ack of none, only a failure is answered.",
+        "Publishes an event. With ack none, only a failure is answered.",
         _STREAM | {"payload": "aGVsbG8="},
         PublishOk,
         action=_publish,
     ),
     Asked(
         PublishBatchMessage,
-        "Publishes events as one step, in order. An ack of per_message is one publish_ok for each, "
-        "with its index.",
+        "Publishes events together, in order. With ack per_message, each event is answered by "
+        "a publish_ok with its index.",
         _STREAM | {"payloads": ["b25l", "dHdv"]},
         PublishOk,
         action=_publish_batch,
     ),
     Asked(
         SubscribeMessage,
-        "From the answer on, every event that is accepted comes as an event, or several as an "
+        "Sends every event that is accepted after the answer as an event, or several as an "
         "event_batch.",
         _STREAM,
         Subscribed,
@@ -308,13 +308,13 @@ ASKED: tuple[Asked, ...] = (
     ),
     Asked(
         UnsubscribeMessage,
-        "Ends a subscription of this connection; what it has not received is discarded.",
+        "Ends a subscription of this connection, and discards the events that it has not received.",
         {"subscription_id": "s1"},
         Ok,
     ),
     Asked(
         LagMessage,
-        "How far behind a subscription of this connection is, and what was dropped for it.",
+        "Answers how far behind a subscription of this connection is, and how many events it lost.",
         {"subscription_id": "s1"},
         LagAnswer,
     ),
@@ -327,14 +327,14 @@ ASKED: tuple[Asked, ...] = (
     ),
     Asked(
         CacheGetMessage,
-        "The value of a key; null with version 0 if there is none.",
+        "Answers the value of a key; null with version 0 if there is none.",
         _ENTRY,
         Value,
         action=_cache_get,
     ),
     Asked(
         CacheGetManyMessage,
-        "The values of keys, all as of one moment.",
+        "Answers the values of keys, all from the same moment.",
         _CACHE | {"keys": ["greeting", "nothing"]},
         Values,
         action=_cache_get_many,
@@ -348,22 +348,22 @@ ASKED: tuple[Asked, ...] = (
     ),
     Asked(
         CacheIncrMessage,
-        "Adds to a counter, and answers what it is now.",
+        "Adds to a counter, and answers its new value.",
         _CACHE | {"key": "visits"},
         Value,
         action=_cache_incr,
     ),
     Asked(
         CacheTxnMessage,
-        "All of the ops, or nothing when a check does not hold.",
+        "Performs all ops, or none if a check fails.",
         _CACHE | {"ops": [{"op": "incr", "key": "visits"}]},
         Ok,
         action=_cache_txn,
     ),
     Asked(
         CacheWatchMessage,
-        "From the answer on, every change of a key, or of the keys with a prefix, comes as a "
-        "cache_event. Exactly one of key and prefix.",
+        "Sends every later change of a key, or of the keys with a prefix, as a cache_event. "
+        "Takes either key or prefix.",
         _CACHE | {"prefix": "user:"},
         Ok,
         pushes=(CacheEvent,),

@@ -21,23 +21,31 @@ from penstock.server.schemas import Json, plain_members, ref, required_members, 
 
 ABOUT = (
     "A durable message broker. Most requests take a JSON body or, for trying things out, query "
-    "parameters; those of streams, caches and tenants take JSON. A body is decoded strictly, and "
-    'unknown members are refused. Every error has the shape {"error": CODE, "message": text}. An '
-    "X-Request-Id is echoed, or made up."
+    "parameters; those of streams, caches and tenants take JSON. A body is decoded strictly, "
+    'and unknown members are refused. Every error has the shape {"error": CODE, "message": '
+    "text}. The answer repeats the X-Request-Id of the request, or has a new one."
 )
 ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("INVALID_ARGUMENT", "The request is wrong.", "topic is required"),
-    401: ("UNAUTHENTICATED", "No bearer token, or not the right one.", "a token is required"),
-    403: ("PERMISSION_DENIED", "This Origin or Host may not speak to the broker.", "not allowed"),
+    401: ("UNAUTHENTICATED", "The bearer token is missing or wrong.", "a token is required"),
+    403: ("PERMISSION_DENIED", "This Origin or Host is not allowed.", "not allowed"),
     404: ("NOT_FOUND", "No such topic or group.", "no such topic: 'orders'"),
     405: ("METHOD_NOT_ALLOWED", "See the Allow header.", "this path takes POST"),
     409: ("FAILED_PRECONDITION", "The state does not allow it.", "not owner"),
     410: ("OUT_OF_RANGE", "It is no longer kept.", "offsets below 500 are no longer kept"),
     413: ("INVALID_ARGUMENT", "Something is over its limit.", "max_message_bytes is 8388608"),
-    416: ("OUT_OF_RANGE", "It is to come.", "the partition ends at offset 13; 20 was asked for"),
+    416: (
+        "OUT_OF_RANGE",
+        "It is in the future.",
+        "the partition ends at offset 13; 20 was asked for",
+    ),
     429: ("RESOURCE_EXHAUSTED", "A limit is reached; see Retry-After.", "the partition is full"),
     500: ("INTERNAL", "A defect of the broker.", "internal error; the broker's log says more"),
-    503: ("UNAVAILABLE", "The log cannot be written, or the broker stops.", "the disk is full"),
+    503: (
+        "UNAVAILABLE",
+        "The log cannot be written, or the broker is stopping.",
+        "the disk is full",
+    ),
 }
 ALWAYS = (401, 403, 405, 500)
 PROBES = frozenset({"/v1/healthz", "/v1/livez", "/v1/readyz"})
@@ -54,8 +62,8 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
     405: ERRORS[405],
     409: (
         "ALREADY_EXISTS",
-        "It is there, and was asked not to be; or (FAILED_PRECONDITION) the state does not allow "
-        "it: not empty, not a number, cannot change.",
+        "It exists already; or (FAILED_PRECONDITION) the state does not allow the request: not "
+        "empty, not a number, cannot change.",
         "key 'greeting' exists with version 1767225600000001",
     ),
     410: (
@@ -65,18 +73,18 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
     ),
     412: (
         "FAILED_PRECONDITION",
-        "What was read has changed since; nothing was done.",
+        "The value has changed since it was read; nothing was done.",
         "key 'greeting' has version 1767225600000002, not 1767225600000001",
     ),
     413: ERRORS[413],
     416: (
         "OUT_OF_RANGE",
-        "The revision is to come.",
+        "The revision is in the future.",
         "revision 9 is to come; the registry is at 5",
     ),
     426: (
         "INVALID_ARGUMENT",
-        "Only a WebSocket is spoken here.",
+        "This path takes only WebSocket upgrades.",
         "this path speaks WebSocket; ask for an upgrade, version 13",
     ),
     429: (
@@ -87,7 +95,8 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
     500: ERRORS[500],
     503: (
         "UNAVAILABLE",
-        "The log cannot be written, the control plane is away, or the broker stops.",
+        "The log cannot be written, the control plane cannot be reached, or the broker is "
+        "stopping.",
         "the control plane cannot be reached; nothing was changed",
     ),
 }
@@ -235,7 +244,7 @@ def _request_body(endpoint: Endpoint) -> Json:
 
 def _items(schema: Json) -> Json:
     """An array of items that stand or fall alone: one that is wrong has an error as its result."""
-    anything: Json = {"description": "Anything else is answered with an error of its own."}
+    anything: Json = {"description": "Any other item is answered with its own error."}
     items = {"anyOf": [schema, anything]}
     return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_BATCH_ITEMS}
 

@@ -43,23 +43,26 @@ from penstock.server.websocket.messages import Body
 
 
 class CacheSettingsBody(Body):
-    """How a cache is set; `max_bytes` may have a unit."""
+    """The settings of a cache; `max_bytes` may have a unit."""
 
     max_entries: Annotated[
-        Bytes | UnsetType | None, optional("Entries it may hold; null is no limit of its own.")
+        Bytes | UnsetType | None, optional("The most entries; null is no limit.")
     ] = UNSET
     max_bytes: Annotated[
         Bytes | BytesText | UnsetType | None,
-        optional("Bytes of keys and values, and 320 an entry; 1GB and the like are understood."),
+        optional("Bytes of keys and values, plus 320 per entry. May have a unit, such as 1GB."),
     ] = UNSET
     eviction_policy: Annotated[
         EvictionPolicy | UnsetType | None,
-        optional("Who goes when it is full. lru: the least recently used; best_effort: any."),
+        optional(
+            "Which entries a full cache removes. lru: the least recently used; best_effort: any."
+        ),
     ] = UNSET
     durable: Annotated[
         bool | UnsetType | None,
         optional(
-            "Keeps what it holds across restarts. Caches only; for streams not available yet."
+            "true: keeps its contents across restarts. For caches only; not available for "
+            "streams yet."
         ),
     ] = UNSET
 
@@ -200,10 +203,12 @@ ENDPOINTS = (
         describe_cache,
         "cache",
         (CacheAnswer, _EXAMPLE | {"entries": 17, "bytes": 6290}),
-        "Every setting that is in force, and what it holds.",
+        "Every setting in force, and the number and bytes of the entries.",
     ),
     change_endpoint(
         CACHE, change_cache, "cache", CacheSettingsBody, _SETTINGS, (CacheAnswer, _EXAMPLE)
     ),
-    delete_endpoint(CACHE, deleting("cache"), "cache", "With all that it holds; its watches end."),
+    delete_endpoint(
+        CACHE, deleting("cache"), "cache", "Deletes its entries too, and ends its watches."
+    ),
 )

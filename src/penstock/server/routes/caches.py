@@ -217,13 +217,12 @@ def _key(path: bytes) -> str:
 _VERSION = 1_767_225_600_000_001
 
 _CONDITIONS = {
-    "If-Match": "The key must have a value with one of these ETags, or any value for *; "
-    "otherwise 412.",
-    "If-None-Match": "The key must not have a value with one of these ETags, nor any value for *; "
-    "otherwise 412.",
+    "If-Match": "The key's value must have one of these ETags, * means any value; otherwise 412.",
+    "If-None-Match": "The key's value must have none of these ETags, * means it must have no "
+    "value; otherwise 412.",
 }
 _UNLESS_KNOWN = _CONDITIONS | {
-    "If-None-Match": "304 if the value has one of these ETags, or for * if there is a value.",
+    "If-None-Match": "Answers 304 if the value has one of these ETags; * means any value.",
 }
 _ETAG = {"ETag": ("The version of the value, in quotes.", "string")}
 
@@ -235,14 +234,14 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Get a value",
-        text="A key without one is null with version 0, not an error. With raw=true the answer is "
-        "the bytes, and a miss is 404. The version is the value's ETag: with it in If-None-Match "
-        "the answer is 304 while the value is the same.",
+        text="A key without a value is answered with null and version 0, not with an error. "
+        "With raw=true the answer is the bytes, and a miss is 404. The version is the value's "
+        "ETag: send it in If-None-Match, and the answer is 304 while the value is the same.",
         query=(GetQuery,),
         conditions=_UNLESS_KNOWN,
         answers={
             200: Answer(
-                "The value, its version, and the time it has left if it expires.",
+                "The value, its version, and the rest of its TTL if it has one.",
                 Value,
                 {
                     "type": "cache_value",
@@ -254,7 +253,7 @@ ENDPOINTS = (
                     "ETag": ("The version of the value, in quotes; none on a miss.", "string")
                 },
             ),
-            304: Answer("If-None-Match names the value; it is not sent.", headers=_ETAG),
+            304: Answer("The client has this value; it is not sent.", headers=_ETAG),
         },
         errors=(400, 404, 412, 413, 503),
     ),
@@ -265,8 +264,8 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Put a value",
-        text="It replaces what was there, and its TTL. With raw=true the body is the value, and "
-        "the rest is in the query; without it, a query with these members is refused.",
+        text="Replaces the value and its TTL. With raw=true the body is the value, and the "
+        "query has the other members; without raw=true such a query is refused.",
         body=PutBody,
         query=(RawPutQuery,),
         conditions=_CONDITIONS,
@@ -281,11 +280,15 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Delete a value",
-        text="deleted says whether there was one.",
+        text="deleted says whether the key had a value.",
         query=(DeleteQuery,),
         conditions=_CONDITIONS,
         answers={
-            200: Answer("It is gone.", Ok, {"type": "ok", "version": _VERSION, "deleted": True})
+            200: Answer(
+                "The key has no value now.",
+                Ok,
+                {"type": "ok", "version": _VERSION, "deleted": True},
+            )
         },
         errors=(400, 404, 412, 413, 503),
     ),
@@ -296,15 +299,15 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Add to a counter",
-        text="A counter that was not there begins at 0. Its value is its number in decimal text. "
-        "409 for a value that is no number, or beyond 64 bits.",
+        text="A new counter begins at 0. Its value is the number as decimal text. 409 if the "
+        "value is not a number, or the result is beyond 64 bits.",
         body=IncrBody,
         conditions=_CONDITIONS,
         example={"delta": 1, "ttl_ms": 60_000},
         path_examples={"key": "visits"},
         answers={
             200: Answer(
-                "What it is now.",
+                "The new value.",
                 Value,
                 {"type": "cache_value", "value": "MQ==", "version": _VERSION, "number": 1},
                 headers=_ETAG,
@@ -319,7 +322,7 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Get many values",
-        text="All as of one moment, in the order of the keys; up to 10,000.",
+        text="All values are from the same moment, in the order of the keys. Up to 10,000 keys.",
         body=GetManyBody,
         example={"keys": ["greeting", "nothing"]},
         answers={
@@ -343,10 +346,10 @@ ENDPOINTS = (
         handler=post_txn,
         scope="cache",
         tag="Caches",
-        summary="A transaction",
-        text="All ops, in order, or none: when a check does not hold it is 412 and nothing "
-        "changes. Checks look at what was before; ops see each other. cache names another cache "
-        "of the namespace.",
+        summary="Run a transaction",
+        text="Performs all ops, in order, or none: if a check fails the answer is 412, and "
+        "nothing changes. Checks see the state before the transaction; each op sees the ops "
+        "before it. cache names another cache of the namespace.",
         body=TxnBody,
         example={
             "checks": [{"key": "order-1", "exists": False}],
@@ -357,7 +360,7 @@ ENDPOINTS = (
         },
         answers={
             200: Answer(
-                "What each op came to.",
+                "The result of each op.",
                 Ok,
                 {
                     "type": "ok",
@@ -374,14 +377,14 @@ ENDPOINTS = (
         scope="cache",
         tag="Caches",
         summary="Watch keys",
-        text="One JSON object a line: ok first, with the cache's version, then every later change "
-        "of the key, or of the keys that begin with prefix. A gap says that changes may be "
-        "missing. As server-sent events with format=sse or Accept: text/event-stream.",
+        text="One JSON object per line: first ok with the cache's version, then every later "
+        "change of the key, or of the keys that begin with prefix. A gap says that changes may "
+        "be missing. With format=sse or Accept: text/event-stream, server-sent events.",
         query=(WatchQuery,),
         example={"prefix": "user:"},
         answers={
             200: Answer(
-                "Changes, until either side ends it.",
+                "Changes, until either side ends the watch.",
                 CacheEvent,
                 {
                     "type": "cache_event",

@@ -37,11 +37,11 @@ class ConsumeBody(StrictBody):
     lease_ms: LeaseTime = None
     prefetch: Annotated[
         Count | None,
-        optional("How many deliveries of this stream may be unfinished; 0 is no limit of its own."),
+        optional("How many deliveries of this stream may be unfinished; 0 is no limit."),
     ] = None
-    heartbeat_ms: Annotated[Count | None, optional("Sends a blank line so often; 0 is never.")] = (
-        None
-    )
+    heartbeat_ms: Annotated[
+        Count | None, optional("How often a blank line is sent; 0 is never.")
+    ] = None
 
 
 _decoder = msgspec.json.Decoder(ConsumeBody)
@@ -90,10 +90,10 @@ ENDPOINTS = (
         handler=consume,
         tag="Messages",
         summary="Consume as a stream",
-        text="One JSON object a line, for as long as the connection lasts; headers come at once. "
-        "Each item is leased to the owner, who acks it, nacks it or extends its lease; a lease "
-        "that runs out is a failed attempt. A group exists from its first consume, and each "
-        "group gets every message. The parameters may also be a JSON body.",
+        text="One JSON object per line, as long as the connection is open; headers come at "
+        "once. Each item is leased to the owner, who acks it, nacks it or extends its lease; a "
+        "lease that runs out is a failed attempt. The first consume creates the group, and "
+        "each group gets every message. The parameters may also be a JSON body.",
         body=ConsumeBody,
         query=(ConsumeBody,),
         query_only=True,

@@ -45,19 +45,21 @@ class AckBody(StrictBody):
     offset: Annotated[Count | None, required("The delivery's offset.")] = None
     owner: OwnerName = None
     delivery_id: Annotated[
-        str | None, optional("The delivery's fencing token: a later delivery is not meant.")
+        str | None, optional("The delivery's fencing token, so that a later delivery is not meant.")
     ] = None
 
 
 class NackBody(AckBody):
-    reason: Annotated[str | None, optional("Why it failed; the next delivery's last_error.")] = None
+    reason: Annotated[
+        str | None, optional("Why it failed; the next delivery has it as last_error.")
+    ] = None
     delay_ms: Annotated[
         Wait | None,
-        optional("The retry waits so long, up to a day, whatever the policy; 0 is at once."),
+        optional("How long the retry waits, up to a day, whatever the policy; 0 is at once."),
     ] = None
     dead: Annotated[
         bool | None,
-        optional("true: there is no retry, and the message goes to the dead letters now."),
+        optional("true: no retry; the message goes to the dead letters now."),
     ] = None
 
 
@@ -192,7 +194,7 @@ ENDPOINTS = (
         handler=ack,
         tag="Messages",
         summary="Ack a delivery",
-        text="The message is done for the group. To ack again what is done changes nothing.",
+        text="The message is done for the group. Another ack changes nothing.",
         body=AckBody,
         query=(AckBody,),
         example=_EXAMPLE,
@@ -205,7 +207,7 @@ ENDPOINTS = (
         handler=ack_batch,
         tag="Messages",
         summary="Ack deliveries in one commit",
-        text="A JSON array, or NDJSON. Each ack stands or falls alone.",
+        text="A JSON array, or NDJSON. Each ack succeeds or fails by itself.",
         body=AckBody,
         batch=True,
         example=[_EXAMPLE],
@@ -223,8 +225,8 @@ ENDPOINTS = (
         tag="Messages",
         summary="Nack a delivery",
         text="The attempt failed. The message is delivered again after delay_ms, else as its "
-        "retry policy says, else after the topic's or the broker's default backoff; or it is moved "
-        "to dlq.<topic>, after its last attempt or because of dead.",
+        "retry policy says, else after the default backoff of the topic or the broker. After "
+        "its last attempt, or with dead, it is moved to dlq.<topic>.",
         body=NackBody,
         query=(NackBody,),
         example=_EXAMPLE | {"reason": "timeout calling upstream"},
@@ -237,9 +239,9 @@ ENDPOINTS = (
         handler=release,
         tag="Messages",
         summary="Release a delivery that nobody began to handle",
-        text="The owner gives it back: it is delivered again at once, in its old place, and the "
-        "attempt does not count, so that it is never dead-lettered for it. Refused once its lease "
-        "has ended.",
+        text="The owner gives the delivery back: the message is delivered again at once, in "
+        "its old place, and the attempt does not count, so that releases never lead to a dead "
+        "letter. Refused once the lease has ended.",
         body=AckBody,
         query=(AckBody,),
         example=_EXAMPLE,
@@ -252,7 +254,7 @@ ENDPOINTS = (
         handler=release_batch,
         tag="Messages",
         summary="Release deliveries in one commit",
-        text="A JSON array, or NDJSON. Each release stands or falls alone.",
+        text="A JSON array, or NDJSON. Each release succeeds or fails by itself.",
         body=AckBody,
         batch=True,
         example=[_EXAMPLE],
@@ -271,7 +273,7 @@ ENDPOINTS = (
         handler=extend,
         tag="Messages",
         summary="Extend a lease",
-        text="It then ends lease_ms from now.",
+        text="The lease then ends lease_ms from now.",
         body=ExtendBody,
         query=(ExtendBody,),
         example=_EXAMPLE | {"lease_ms": 30000},

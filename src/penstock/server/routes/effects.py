@@ -39,7 +39,7 @@ class EffectQuery(StrictBody):
     """The members that name an effect."""
 
     tenant_id: Annotated[
-        Identifier | None, optional("The tenant; idempotency keys are its own.")
+        Identifier | None, optional("The tenant. Each tenant has its own idempotency keys.")
     ] = None
     topic: TopicName = None
     group: GroupName = None
@@ -56,12 +56,14 @@ class LeasedEffectBody(EffectBody):
 
 class CommitEffectBody(EffectBody):
     result: Annotated[
-        _Result | None, optional("What the effect came to, for those who ask later.")
+        _Result | None, optional("The result of the effect, kept for later requests.")
     ] = None
 
 
 class FailEffectBody(EffectBody):
-    reason: Annotated[str | None, optional("Why it failed; the next delivery's last_error.")] = None
+    reason: Annotated[
+        str | None, optional("Why it failed; the next delivery has it as last_error.")
+    ] = None
 
 
 class Begun(msgspec.Struct):
@@ -169,8 +171,8 @@ ENDPOINTS = (
         handler=look_up,
         tag="Effects",
         summary="Look up an effect",
-        text="Its status (PENDING, COMMITTED or FAILED), its owner, what is left of the owner's "
-        "lease, its result and why it failed last. 404 when it was never begun or is forgotten.",
+        text="Its status (PENDING, COMMITTED or FAILED), its owner, the rest of the owner's "
+        "lease, its result and its last error. 404 if it was never begun or is forgotten.",
         query=(EffectQuery,),
         answers={
             200: Answer(
@@ -193,12 +195,13 @@ ENDPOINTS = (
         handler=begin,
         tag="Effects",
         summary="Begin an effect",
-        text="Asks whether to run the effect of a message, for a group. After a failure the "
-        "answer has last_error. A crash between the effect and its commit repeats it.",
+        text="Asks whether to run the effect of a message for a group. After a failure the "
+        "answer has last_error. If the consumer crashes between the effect and its commit, the "
+        "effect runs again.",
         body=LeasedEffectBody,
         query=(LeasedEffectBody,),
         example=_EXAMPLE | {"lease_ms": 30000},
-        answers={200: Answer("Run it, or its result.", Begun, {"status": "RUN"})},
+        answers={200: Answer("Whether to run it, or its result.", Begun, {"status": "RUN"})},
         errors=(400, 404, 409, 429, 503),
     ),
     Endpoint(
@@ -219,7 +222,7 @@ ENDPOINTS = (
         handler=commit,
         tag="Effects",
         summary="Commit an effect with its result",
-        text="Messages of the key are from now on finished for the group without delivery.",
+        text="Later messages with this key are finished for the group without delivery.",
         body=CommitEffectBody,
         query=(CommitEffectBody,),
         example=_EXAMPLE | {"result": "charged 17 EUR"},
@@ -231,7 +234,7 @@ ENDPOINTS = (
         path="/v1/idempotency/fail",
         handler=fail,
         tag="Effects",
-        summary="Let go of an effect that failed",
+        summary="Say that an effect failed",
         body=FailEffectBody,
         query=(FailEffectBody,),
         example=_EXAMPLE | {"reason": "card declined"},

@@ -71,14 +71,14 @@ DONE = {204: Answer("Done.")}
 TAGS = {
     "Topics": "Topics, their partitions and their groups.",
     "Messages": "Produce, consume and settle.",
-    "Ranges": "Read what is stored, as data, without taking it.",
-    "Writes": "Write rows by the batch, each once: stage them, then commit.",
-    "Journal": "What happened to messages, as data.",
+    "Ranges": "Read stored messages as data, without consuming them.",
+    "Writes": "Write rows in batches, each exactly once: stage them, then commit.",
+    "Journal": "The events of messages, as data.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
-    "Streams": "Publish to all who subscribe at that moment, at most once; and the WebSocket.",
+    "Streams": "Publish to all current subscribers, at most once; and the WebSocket.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
     "Tenants": "Tenants, their namespaces, and the streams and caches in those.",
-    "Registry": "The registry as a whole, for those who follow it.",
+    "Registry": "The registry as a whole, for its followers.",
     "Broker": "Probes and version.",
 }
 
@@ -93,10 +93,13 @@ class PathNames(msgspec.Struct):
     topic: Annotated[Name, _named("The topic's name: 1 to 200 bytes of UTF-8.", "orders")]
     group: Annotated[Name, _named("The consumer group's name.", "billing")]
     partition: Annotated[Count, _named("The partition's number, from 0.", "0")]
-    producer: Annotated[Name, _named("Who writes: 1 to 200 bytes of UTF-8.", "nightly")]
-    batch: Annotated[Count, _named("The batch's number, 0 or more; those of a producer rise.", "7")]
-    part: Annotated[Count, _named("A part of the batch, by its number.", "0")]
-    piece: Annotated[Count, _named("A piece of the part, from 0 on.", "0")]
+    producer: Annotated[Name, _named("The producer's name: 1 to 200 bytes of UTF-8.", "nightly")]
+    batch: Annotated[
+        Count,
+        _named("The batch's number, 0 or more. The numbers of a producer's batches rise.", "7"),
+    ]
+    part: Annotated[Count, _named("The number of the part in the batch.", "0")]
+    piece: Annotated[Count, _named("The number of the piece in the part, from 0.", "0")]
     tenant_id: Annotated[Name, _named("The tenant's name: 1 to 200 bytes of UTF-8.", "default")]
     namespace: Annotated[Name, _named("The namespace's name.", "default")]
     stream: Annotated[Name, _named("The stream's name.", "default")]

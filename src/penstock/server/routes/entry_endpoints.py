@@ -18,7 +18,7 @@ EXAMPLE_AT = {"created_ms": 1_767_225_600_000, "revision": 5}
 
 
 class CascadeQuery(msgspec.Struct):
-    cascade: Annotated[bool | None, optional("Deletes what is in it too.")] = None
+    cascade: Annotated[bool | None, optional("true: deletes its contents too.")] = None
 
 
 def list_endpoint(path: str, handler: Handler, what: str, shape: Any, example: Any) -> Endpoint:
@@ -47,7 +47,7 @@ def create_endpoint(
         example=example,
         answers={
             201: Answer("Created.", *answer),
-            200: Answer("It was there, with the same settings.", *answer),
+            200: Answer("It existed already, with the same settings.", *answer),
         },
         errors=(400, 404, 409, 413, 429, 503),
     )
@@ -77,10 +77,10 @@ def change_endpoint(
         handler=handler,
         tag="Tenants",
         summary=f"Change a {what}'s settings",
-        text="What is named is changed; null is the default again.",
+        text="Changes the settings that are named; null sets the default again.",
         body=body,
         example=example,
-        answers={200: Answer("As it is now.", *answer)},
+        answers={200: Answer("The new settings.", *answer)},
         errors=(400, 404, 409, 413, 429, 503),
     )
 

@@ -35,7 +35,7 @@ class ProgressBody(StrictBody):
     topic_id: TopicId = None
     partitions: Annotated[
         _Reached | None,
-        required("How far the group is in each; in those not named it stays where it is."),
+        required("The group's progress in each partition; in others it stays the same."),
     ] = None
 
 
@@ -89,7 +89,7 @@ ENDPOINTS = (
         handler=delete_group,
         tag="Topics",
         summary="Delete a group",
-        text="Its progress is forgotten; a later consume starts at the oldest retained message.",
+        text="Deletes its progress: a later consume starts at the oldest retained message.",
         answers=DONE,
         errors=(400, 404, 503),
     ),
@@ -99,14 +99,14 @@ ENDPOINTS = (
         handler=set_progress,
         tag="Ranges",
         summary="Publish a group's progress",
-        text="Everything below these offsets is done for the group, deliveries under way included: "
-        "for those who read ranges and keep count themselves. It only goes forward, and makes "
-        "the group if need be.",
+        text="Everything below these offsets is done for the group, deliveries in flight "
+        "included. For readers of ranges, which count their progress themselves. Progress only "
+        "goes forward. Creates the group if there is none.",
         body=ProgressBody,
         example={"partitions": [{"partition": 0, "next": 12}]},
         answers={
             200: Answer(
-                "Where the group is now.",
+                "The group's progress now.",
                 GroupProgressAnswer,
                 {"partitions": [{"partition": 0, "next": 12}]},
             )

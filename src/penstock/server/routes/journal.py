@@ -40,7 +40,7 @@ _From = Annotated[
     Position | None, optional("The first position; omitted, the oldest that is kept.")
 ]
 _To = Annotated[
-    Position | None, optional("The position to end before; omitted, what can be read now.")
+    Position | None, optional("The position to end before; omitted, the end of the journal now.")
 ]
 _Kind = Annotated[str, limits(enum=["", *KINDS])]
 
@@ -56,7 +56,7 @@ class JournalQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
     tenant_id: Annotated[str | None, optional("Only messages of this tenant.")] = None
     from_ms: Annotated[
         Position | None,
-        optional("Only events of this time or later, in milliseconds since 1970."),
+        optional("Only events at this time or later, in milliseconds since 1970."),
     ] = None
     to_ms: Annotated[Position | None, optional("Only events before this time.")] = None
     format: Format = None
@@ -72,7 +72,9 @@ class JournalSplitsQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
 class JournalOffsetsQuery(msgspec.Struct):
     fresh: Annotated[
         bool | None,
-        optional("true: what is durable now is made readable first, which may take a while."),
+        optional(
+            "true: makes everything that is durable now readable first, which may take a while."
+        ),
     ] = None
     time_ms: TimeMs = None
 
@@ -153,11 +155,12 @@ ENDPOINTS = (
         path="/v1/journal",
         handler=read_journal,
         tag="Journal",
-        summary="Read what happened to messages",
-        text="A row an event, in the order in which they were recorded, as often as one likes: its "
-        "time, kind, place, group, owner, attempt and reason, the ids of the message's envelope, "
-        "and when the message was stored (produced_at) and delivered (delivered_at). The range is "
-        "fixed when it begins. One that breaks off does not look complete.",
+        summary="Read the events of messages",
+        text="One row per event, in the order in which they were recorded: its time, kind, "
+        "place, group, owner, attempt and reason, the ids of the message's envelope, and when "
+        "the message was stored (produced_at) and delivered (delivered_at). It can be read any "
+        "number of times. The range is fixed when the answer begins. An answer that breaks off "
+        "does not look complete.",
         query=(JournalQuery,),
         example={"kind": "dead_lettered", "format": "ndjson"},
         answers={
@@ -173,12 +176,15 @@ ENDPOINTS = (
         path="/v1/journal/offsets",
         handler=read_positions,
         tag="Journal",
-        summary="Where the journal begins and ends",
-        text="The journal is written when the log is sealed. With fresh, what was durable when it "
-        "was asked for can be read when it is answered. With time_ms, where that time begins.",
+        summary="First and next positions of the journal",
+        text="The journal is written when the log is sealed. With fresh, the answer waits "
+        "until everything that is durable now can be read. With time_ms, also the first "
+        "position of that time.",
         query=(JournalOffsetsQuery,),
         answers={
-            200: Answer("Positions.", JournalReport, {"earliest": 268435456, "next": 1342177280})
+            200: Answer(
+                "The positions.", JournalReport, {"earliest": 268435456, "next": 1342177280}
+            )
         },
         errors=(400, 409, 503),
     ),
@@ -188,12 +194,12 @@ ENDPOINTS = (
         handler=set_archived,
         tag="Journal",
         summary="Say how far the journal is archived",
-        text="Every row below the position next is kept elsewhere. With the setting "
-        "journal_after_archive nothing else goes. It never goes back, and stays where it is when "
-        "there is no row in between; the answer says where that is.",
+        text="Says that every row below the position next is kept elsewhere. With the setting "
+        "journal_after_archive only such rows are removed. The position never goes back, and "
+        "stays the same if there is no row in between; the answer has it.",
         body=ArchivedBody,
         example={"next": 1342177280},
-        answers={200: Answer("How far it is now.", JournalArchive, {"next": 1342177280})},
+        answers={200: Answer("The archived position now.", JournalArchive, {"next": 1342177280})},
         errors=(400, 409, 416, 503),
     ),
     Endpoint(
@@ -201,8 +207,8 @@ ENDPOINTS = (
         path="/v1/journal/splits",
         handler=read_splits,
         tag="Journal",
-        summary="Share out the work of reading the journal",
-        text="Neighbouring ranges, each with so many rows at most.",
+        summary="Split the journal for parallel reading",
+        text="Splits the journal into neighbouring ranges with at most so many rows each.",
         query=(JournalSplitsQuery,),
         answers={
             200: Answer(

@@ -33,7 +33,7 @@ _Value = Annotated[str, limits(minLength=1)]
 
 class ProduceBody(StrictBody):
     topic: TopicName = None
-    key: Annotated[str | None, optional("Messages of one key go to one partition.")] = None
+    key: Annotated[str | None, optional("Messages with one key go to one partition.")] = None
     value: Annotated[_Value | None, required("The payload: a string that is not empty.")] = None
     envelope: EnvelopeBody | None = None
 
@@ -56,7 +56,7 @@ class Produced(msgspec.Struct, gc=False):
 
 
 class ProducedItem(msgspec.Struct, omit_defaults=True, gc=False):
-    """A duplicate has no place of its own: partition and offset are left out."""
+    """A duplicate was not stored again, so it has no partition and no offset."""
 
     status: str
     topic: str
@@ -175,13 +175,13 @@ ENDPOINTS = (
         summary="Produce a message",
         text="The answer comes when the message is as durable as the broker promises (see "
         "/v1/version). A second message with the same idempotency_key, tenant and topic is "
-        "answered like the first and not stored.",
+        "answered like the first, and not stored.",
         body=ProduceBody,
         query=(ProduceBody, EnvelopeBody, ProduceQuery),
         example=_EXAMPLE,
         answers={
             200: Answer(
-                "Stored. The topic is the one asked for.",
+                "Stored. The topic is the one of the request.",
                 Produced,
                 _PRODUCED,
                 headers={
@@ -190,7 +190,7 @@ ENDPOINTS = (
                         "integer",
                     ),
                     "Penstock-Offset": (
-                        "Its offset. A duplicate has no place of its own.",
+                        "The offset of the message. A duplicate has none.",
                         "integer",
                     ),
                     "Penstock-Duplicate": (
@@ -208,7 +208,7 @@ ENDPOINTS = (
         handler=produce_batch,
         tag="Messages",
         summary="Produce messages in one commit",
-        text="A JSON array, or NDJSON. Each message stands or falls alone.",
+        text="A JSON array, or NDJSON. Each message succeeds or fails by itself.",
         body=ProduceBody,
         batch=True,
         example=[{"topic": "orders", "value": "one"}, {"topic": "order", "value": "two"}],

@@ -48,26 +48,31 @@ _FORMATS: dict[str, tuple[RangeFormat, bytes]] = {
 
 TopicId = Annotated[
     Position | None,
-    optional("Only of the topic with this id, not of one that was made later under its name."),
+    optional(
+        "The id that the topic must have, so that a topic created later under the same "
+        "name is not meant."
+    ),
 ]
 Columns = Annotated[
-    str | None, optional("Names of columns with commas between; omitted, all of them.")
+    str | None, optional("Names of columns, separated by commas; omitted, all columns.")
 ]
 Format = Annotated[
     Annotated[str, limits(enum=["", *_FORMATS])] | None,
-    optional("arrow, or ndjson: a row is then an object of its columns that are not null."),
+    optional("arrow or ndjson. With ndjson a row is an object of the columns that are not null."),
 ]
 SplitRows = Annotated[
     Annotated[int, limits(minimum=1, maximum=MAX_SPLIT_ROWS)] | None,
-    optional("Rows of a split at most, 1 to 10,000,000; 131,072 when omitted."),
+    optional("The most rows of a split, 1 to 10,000,000; 131,072 when omitted."),
 ]
 AllSplitRows = Annotated[
     Annotated[int, limits(minimum=1, maximum=MAX_OFFSET)] | None,
-    optional("Rows of all splits together at most; omitted, all there are."),
+    optional("The most rows of all splits together; omitted, all rows."),
 ]
 TimeMs = Annotated[Position | None, optional("A time in milliseconds since 1970.")]
 _Start = Annotated[Position | None, optional("The first offset; omitted, the oldest that is kept.")]
-_End = Annotated[Position | None, optional("The offset to end before; omitted, what is there now.")]
+_End = Annotated[
+    Position | None, optional("The offset to end before; omitted, the end of the partition now.")
+]
 
 
 class RangeQuery(msgspec.Struct):
@@ -77,7 +82,7 @@ class RangeQuery(msgspec.Struct):
     columns: Columns = None
     nulls: Annotated[
         Annotated[str, limits(enum=["keep", "omit"])] | None,
-        optional("omit: leave out columns that are sealed and null in all of the range; or keep."),
+        optional("keep, or omit: leaves out columns that are sealed and null in the whole range."),
     ] = None
     run_id: Annotated[str | None, optional("Only messages of this run.")] = None
     tenant_id: Annotated[str | None, optional("Only messages of this tenant.")] = None
@@ -102,9 +107,7 @@ class OffsetsQuery(msgspec.Struct):
 
 
 class AllOffsetsQuery(msgspec.Struct):
-    after: Annotated[
-        str | None, optional("The name behind which to begin: after of the page before.")
-    ] = None
+    after: Annotated[str | None, optional("Where to begin: after of the previous page.")] = None
 
 
 class RangeStream:
@@ -303,8 +306,9 @@ ENDPOINTS = (
         handler=read_range,
         tag="Ranges",
         summary="Read a range of a partition",
-        text="As often as one likes, without a lease or a group. The range is fixed when it "
-        "begins, and ends there with what is durable. One that breaks off does not look complete.",
+        text="Needs no lease and no group, and can be read any number of times. The range is "
+        "fixed when the answer begins, and has only durable messages. An answer that breaks "
+        "off does not look complete.",
         query=(RangeQuery,),
         example={"start": 0, "end": 100, "columns": "offset,value"},
         answers={
@@ -320,9 +324,10 @@ ENDPOINTS = (
         path="/v1/topics/{topic}/partitions/{partition}/splits",
         handler=read_splits,
         tag="Ranges",
-        summary="Share out the work of reading a range",
-        text="Neighbouring ranges with so many rows at most, which may be read side by side. They "
-        "cover what was asked for, or as much of it as max_rows and 10,000 splits allow.",
+        summary="Split a range for parallel reading",
+        text="Splits the range into neighbouring ranges with at most so many rows, to be read "
+        "in parallel. They cover the whole range, or as much of it as max_rows and 10,000 "
+        "splits allow.",
         query=(SplitsQuery,),
         example={"rows": 65536},
         answers={
@@ -339,9 +344,9 @@ ENDPOINTS = (
         path="/v1/topics/{topic}/offsets",
         handler=read_offsets,
         tag="Ranges",
-        summary="Where a topic's partitions begin and end",
-        text="And, with time_ms, where the messages of that time begin. A topic that is deleted "
-        "and made again has another topic_id.",
+        summary="First and next offsets of a topic",
+        text="With time_ms, also the first offset of that time. A topic that is deleted and "
+        "created again has another topic_id.",
         query=(OffsetsQuery,),
         answers={
             200: Answer(
@@ -357,9 +362,9 @@ ENDPOINTS = (
         path="/v1/offsets",
         handler=read_all_offsets,
         tag="Ranges",
-        summary="Where all topics' partitions begin and end",
-        text="In the order of their names, some thousands of partitions at a time. If there are "
-        "more, after says where to go on.",
+        summary="First and next offsets of all topics",
+        text="Topics in the order of their names, some thousands of partitions per page. If "
+        "there are more, send after of this page to get the next.",
         query=(AllOffsetsQuery,),
         answers={
             200: Answer(

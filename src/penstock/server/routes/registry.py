@@ -19,8 +19,10 @@ _Epoch = Annotated[int, limits(minimum=-(10**18), maximum=10**18)]
 
 
 class ChangesQuery(msgspec.Struct):
-    since: Annotated[Count | None, required("A revision: changes after it are told.")] = None
-    epoch: Annotated[_Epoch | None, optional("The registry that the revision is of.")] = None
+    since: Annotated[Count | None, required("The revision that the client has.")] = None
+    epoch: Annotated[
+        _Epoch | None, optional("The epoch of the registry that the revision belongs to.")
+    ] = None
 
 
 class RegistryAnswer(msgspec.Struct, kw_only=True):
@@ -118,8 +120,8 @@ ENDPOINTS = (
         path="/v1/registry",
         handler=status,
         tag="Registry",
-        summary="Whose registry this is, and where it stands",
-        text="A follower also says of whom, and how following goes.",
+        summary="Role and revision of the registry",
+        text="A follower also names its control plane, and says whether it is connected.",
         answers={
             200: Answer(
                 "Its role and revision.",
@@ -137,7 +139,7 @@ ENDPOINTS = (
         summary="All entries at one revision",
         answers={
             200: Answer(
-                "Parents before what is in them.",
+                "The entries, parents before their children.",
                 RemoteSnapshot,
                 {**_WHO, **_AT, "entries": [_TENANT]},
             )
@@ -149,9 +151,10 @@ ENDPOINTS = (
         path="/v1/registry/changes",
         handler=changes,
         tag="Registry",
-        summary="What changed after a revision",
-        text="410 when that is too long ago (10,000 changes are kept, and none over a restart from "
-        "a snapshot) or of another epoch: take a snapshot. 416 when it is to come.",
+        summary="Changes after a revision",
+        text="410 if the changes are no longer kept (10,000 are, and none across a restart "
+        "from a snapshot) or the epoch is another: take a snapshot. 416 if the revision is in "
+        "the future.",
         query=(ChangesQuery,),
         example={"since": 4},
         answers={

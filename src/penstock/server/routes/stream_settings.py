@@ -56,7 +56,7 @@ S = TypeVar("S", bound="StreamSettingsBody")
 
 
 class StreamSettingsBody(Body):
-    """How a stream is set; durations and sizes may have a unit."""
+    """The settings of a stream; durations and sizes may have a unit."""
 
     delivery: Annotated[
         DeliveryMode | UnsetType | None,
@@ -65,35 +65,37 @@ class StreamSettingsBody(Body):
     durable: Annotated[
         bool | UnsetType | None,
         optional(
-            "Keeps what it holds across restarts. Caches only; for streams not available yet."
+            "true: keeps its contents across restarts. For caches only; not available for "
+            "streams yet."
         ),
     ] = UNSET
     retention: Annotated[
         Count | DurationText | UnsetType | None,
-        optional(
-            "How long events are kept. Refused: a stream keeps none, and none is durable yet."
-        ),
+        optional("How long events are kept. Refused for now: streams do not keep events yet."),
     ] = UNSET
     event_queue_depth: Annotated[QueueDepth | UnsetType | None, EVENT_QUEUE_DEPTH] = UNSET
     event_queue_bytes: Annotated[
         Bytes | BytesText | UnsetType | None,
-        optional("The same in bytes; 64MB and the like are understood."),
+        optional("The same limit in bytes. May have a unit, such as 64MB."),
     ] = UNSET
     pub_queue_depth: Annotated[
         QueueDepth | UnsetType | None,
-        optional("Events accepted and not yet fanned out, before a publish must wait."),
+        optional("How many accepted events may wait to be fanned out before a publish must wait."),
     ] = UNSET
     publish_queue_wait_timeout_ms: Annotated[
         Annotated[int, limits(minimum=1, maximum=MAX_TIMEOUT_MS)] | TimeoutText | UnsetType | None,
-        optional("How long a publish waits before it is 429; 2s is understood."),
+        optional(
+            "How long a publish waits in a full queue before it is refused with 429. May "
+            "have a unit, such as 2s."
+        ),
     ] = UNSET
     lag_alert_events: Annotated[
         Count | UnsetType | None,
-        optional("Beyond so many behind, a subscription's alert is on; 0 is never."),
+        optional("A subscription that is further behind than this has its alert on; 0 is never."),
     ] = UNSET
     disconnect_slow_ms: Annotated[
         Annotated[int, limits(minimum=0, maximum=MAX_TIMEOUT_MS)] | TimeoutText | UnsetType | None,
-        optional("Ends who was too slow for so long; 0 is never."),
+        optional("Ends a subscription that was too slow for this long; 0 is never."),
     ] = UNSET
 
 
@@ -258,7 +260,7 @@ ENDPOINTS = (
         describe_stream,
         "stream",
         (StreamAnswer, _EXAMPLE | {"subscribers": 3}),
-        "Every setting that is in force, and how many subscribe.",
+        "Every setting in force, and the number of subscribers.",
     ),
     change_endpoint(
         STREAM,
@@ -268,5 +270,5 @@ ENDPOINTS = (
         _SETTINGS,
         (StreamAnswer, _EXAMPLE),
     ),
-    delete_endpoint(STREAM, deleting("stream"), "stream", "Its subscriptions end."),
+    delete_endpoint(STREAM, deleting("stream"), "stream", "Ends its subscriptions."),
 )

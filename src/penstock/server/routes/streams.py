@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 STREAM = "/v1/tenants/{tenant_id}/namespaces/{namespace}/streams/{stream}"
 
 Raw = Annotated[
-    bool | None, optional("The body is the bytes themselves instead of JSON with base64.")
+    bool | None, optional("true: the body is the bytes themselves instead of JSON with base64.")
 ]
 FeedFormatName = Annotated[
     Annotated[str, limits(enum=["", "ndjson", "sse"])] | None,
-    optional("ndjson or sse; without it, as the header Accept says."),
+    optional("ndjson or sse; omitted, the header Accept decides."),
 ]
 FeedHeartbeat = Annotated[
     Count | None,
     optional(
-        "Sends a blank line, or a comment, so often; 0 is never. By default 0, and 15000 for "
-        "server-sent events."
+        "How often a blank line, or a comment, is sent; 0 is never. The default is 0, and "
+        "15000 for server-sent events."
     ),
 ]
 
@@ -139,9 +139,9 @@ ENDPOINTS = (
         scope="stream",
         tag="Streams",
         summary="Publish an event",
-        text="It goes once to everybody who subscribes at this moment, and is kept for nobody. "
-        "The answer does not wait for subscribers. With raw=true the body is the payload, "
-        "and the rest is in the query; without it, a query with these members is refused.",
+        text="Sends the event once to everybody who is subscribed now; it is not kept. The "
+        "answer does not wait for subscribers. With raw=true the body is the payload, and the "
+        "query has the other members; without raw=true such a query is refused.",
         body=PublishBody,
         query=(RawPublishQuery,),
         example={"payload": "aGVsbG8="},
@@ -154,9 +154,9 @@ ENDPOINTS = (
         handler=post_publish_batch,
         scope="stream",
         tag="Streams",
-        summary="Publish events as one step",
-        text="All are accepted in their order, or none. 1 to 10,000. An ack of per_message is "
-        "answered with an array of as many publish_ok.",
+        summary="Publish events together",
+        text="Accepts all events in their order, or none. 1 to 10,000 events. With ack "
+        "per_message the answer is an array with one publish_ok per event.",
         body=PublishBatchBody,
         example={"payloads": ["b25l", "dHdv"]},
         answers={200: Answer("Accepted.", PublishOk, {"type": "publish_ok", "count": 2})},
@@ -169,15 +169,15 @@ ENDPOINTS = (
         scope="stream",
         tag="Streams",
         summary="Subscribe as a stream of lines",
-        text="One JSON object a line: subscribed first, then every event that is accepted from "
-        "then on. As server-sent events with format=sse or Accept: text/event-stream. Who is "
-        "further behind than event_queue_depth loses the newest. An error line, if the broker "
-        "ends it.",
+        text="One JSON object per line: first subscribed, then every event that is accepted "
+        "from then on. With format=sse or Accept: text/event-stream, server-sent events. A "
+        "subscriber that is further behind than event_queue_depth loses the newest events. If "
+        "the broker ends the subscription, the last line is an error.",
         query=(SubscribeQuery,),
         example={"heartbeat_ms": 15000},
         answers={
             200: Answer(
-                "Events, until either side ends it.",
+                "Events, until either side ends the subscription.",
                 Event,
                 _EVENT,
                 media_type="application/x-ndjson",
@@ -191,8 +191,8 @@ ENDPOINTS = (
         handler=list_subscriptions,
         scope="stream",
         tag="Streams",
-        summary="Who subscribes, and how far behind they are",
-        answers={200: Answer("All of them.", Subscriptions, {"subscriptions": [_LAG]})},
+        summary="List the subscriptions and their lag",
+        answers={200: Answer("All subscriptions.", Subscriptions, {"subscriptions": [_LAG]})},
         errors=(400, 404, 503),
     ),
 )

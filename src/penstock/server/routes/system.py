@@ -75,7 +75,7 @@ ENDPOINTS = (
         summary="Version, durability and the largest message",
         answers={
             200: Answer(
-                "Which broker this is.",
+                "The version and the limits of this broker.",
                 VersionAnswer,
                 {
                     "version": "0.1.0",
@@ -101,7 +101,7 @@ ENDPOINTS = (
         path="/v1/livez",
         handler=healthz,
         tag="Broker",
-        summary="Is it alive? (the probe's usual name)",
+        summary="Is it alive? (the usual name of the probe)",
         answers={200: Answer("It is.", Status, {"status": "ok"})},
     ),
     Endpoint(
@@ -109,10 +109,10 @@ ENDPOINTS = (
         path="/v1/readyz",
         handler=readyz,
         tag="Broker",
-        summary="Does it take work?",
+        summary="Is it ready for requests?",
         answers={
             200: Answer(
-                "It does. A warning says what an operator should look at.",
+                "It is. A warning says what an operator should look at.",
                 Readiness,
                 {"status": "ready"},
             )

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _Partitions = Annotated[int, limits(minimum=1, maximum=MAX_PARTITIONS)]
 _AfterArchive = Annotated[
-    bool | None, optional("true: nothing goes before the group archive has finished it.")
+    bool | None, optional("true: no message is removed before the group archive has finished it.")
 ]
 _MaxAttempts = Annotated[
     Count | None,
-    optional("Deliveries of a message that names no max_attempts; 0 is no limit."),
+    optional("The most deliveries of a message that names no max_attempts; 0 is no limit."),
 ]
 _RetryBackoff = Annotated[
     Wait | None,
     optional(
-        "The first wait after a nack of a message without a retry policy; it doubles. 0 is the "
-        "broker's retry_backoff_ms."
+        "The wait before the first retry of a message without a retry policy; it doubles for "
+        "each further retry. 0 is the broker's retry_backoff_ms."
     ),
 ]
 _RetryMaxBackoff = Annotated[
@@ -58,10 +58,10 @@ class TopicBody(StrictBody):
 
 class TopicSettingsBody(StrictBody):
     retention_ms: Annotated[
-        Count | None, optional("Finished messages are kept so long; 0 is for ever.")
+        Count | None, optional("How long finished messages are kept; 0 is for ever.")
     ] = None
     retention_bytes: Annotated[
-        Count | None, optional("Finished messages are kept up to so many bytes; 0 is all.")
+        Count | None, optional("How many bytes of finished messages are kept; 0 is all.")
     ] = None
     after_archive: _AfterArchive = None
     max_attempts: _MaxAttempts = None
@@ -201,8 +201,8 @@ ENDPOINTS = (
         handler=create_topic,
         tag="Topics",
         summary="Create a topic",
-        text="A topic that exists with as many partitions is left as it is. One that exists with "
-        "other settings than are asked for is 409.",
+        text="A topic that exists with the same settings is left unchanged. 409 if it exists "
+        "with other settings.",
         body=TopicBody,
         query=(TopicBody,),
         example={"name": "orders", "partitions": 3},
@@ -211,7 +211,7 @@ ENDPOINTS = (
                 "Created.", TopicAnswer, {"status": "created", "name": "orders", "partitions": 3}
             ),
             200: Answer(
-                "It was there before.",
+                "It existed already.",
                 TopicAnswer,
                 {"status": "exists", "name": "orders", "partitions": 3},
             ),
@@ -224,7 +224,7 @@ ENDPOINTS = (
         handler=describe_topic,
         tag="Topics",
         summary="Describe a topic",
-        text="Its partitions, its groups and how far they are.",
+        text="Its partitions, its groups and their progress.",
         answers={200: Answer("The topic.", TopicReport, msgspec.to_builtins(_EXAMPLE))},
         errors=(400, 404),
     ),
@@ -234,10 +234,10 @@ ENDPOINTS = (
         handler=configure_topic,
         tag="Topics",
         summary="Change a topic's settings",
-        text="Retention removes what every group has finished, once it is older or the topic "
-        "larger; with after_archive only what the group archive has finished too. From the "
-        "next failure on, max_attempts is for messages that name none, and retry_backoff_ms and "
-        "retry_max_backoff_ms are for messages without a retry policy.",
+        text="Retention removes messages that every group has finished, once they are older or "
+        "the topic is larger; with after_archive only if the group archive has finished them "
+        "too. From the next failure on, max_attempts holds for messages that name none, and "
+        "retry_backoff_ms and retry_max_backoff_ms hold for messages without a retry policy.",
         body=TopicSettingsBody,
         query=(TopicSettingsBody,),
         example={"retention_ms": 604_800_000},
@@ -250,7 +250,7 @@ ENDPOINTS = (
         handler=delete_topic,
         tag="Topics",
         summary="Delete a topic",
-        text="With its messages and groups. Open streams end, and the name is free again.",
+        text="Deletes its messages and groups, and ends open streams. The name can be used again.",
         answers=DONE,
         errors=(400, 404, 503),
     ),

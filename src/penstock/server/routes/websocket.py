@@ -62,10 +62,10 @@ ENDPOINTS = (
         path="/v1/felix",
         handler=post_message,
         tag="Streams",
-        summary="Any message of the WebSocket that needs no connection",
-        text="publish, publish_batch, every cache message but the watches, and ping; or an array "
-        "of up to 10,000 of them, items of their lists counted, which is answered by an array. All "
-        "messages are in /docs/asyncapi.json.",
+        summary="Any message of the WebSocket that needs no open connection",
+        text="publish, publish_batch, ping, and every cache message except the watches; or an "
+        "array of up to 10,000 of them, counting the items of their lists, which is answered "
+        "by an array. All messages are in /docs/asyncapi.json.",
         body=MESSAGES_WITHOUT_CONNECTION,
         or_array=True,
         example={
@@ -77,7 +77,9 @@ ENDPOINTS = (
         },
         answers={
             200: Answer(
-                "The message's own answer.", Ok | PublishOk | Value | Values, {"type": "publish_ok"}
+                "The answer to the message.",
+                Ok | PublishOk | Value | Values,
+                {"type": "publish_ok"},
             )
         },
         errors=(400, 404, 413, 429, 503, 409, 412),
@@ -88,9 +90,9 @@ ENDPOINTS = (
         handler=get_socket,
         tag="Streams",
         summary="The WebSocket",
-        text="Ask for an upgrade, version 13, with subprotocol felix.v1 or felix.v1+binary. What "
-        "is said there is in /docs/asyncapi.json.",
-        answers={101: Answer("From here on it is a WebSocket.")},
+        text="Ask for an upgrade, version 13, with subprotocol felix.v1 or felix.v1+binary. "
+        "The messages are described in /docs/asyncapi.json.",
+        answers={101: Answer("The connection is now a WebSocket.")},
         errors=(400, 426),
     ),
 )

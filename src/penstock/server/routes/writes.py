@@ -51,26 +51,24 @@ _PATH_PART = NAME_PATTERN.replace("[^", "[^/").join((r"\s*", r"\s*"))
 _CachePath = Annotated[str, limits(pattern=rf"^$|^{_PATH_PART}/{_PATH_PART}/{_PATH_PART}$")]
 _Attempt = Annotated[
     NameOrEmpty | None,
-    optional("Which try at the part this is, by a name; only one of them is committed."),
+    optional("A name for this try at the part; only one try is committed."),
 ]
 
 
 class StageQuery(msgspec.Struct):
     attempt: _Attempt = None
-    topic: Annotated[NameOrEmpty | None, optional("The topic of rows that name none.")] = None
+    topic: Annotated[NameOrEmpty | None, optional("The topic of rows without one.")] = None
     cache: Annotated[
         _CachePath | None,
-        optional("Puts the rows into a cache instead: <tenant>/<namespace>/<cache>."),
+        optional("Puts the rows into this cache instead: <tenant>/<namespace>/<cache>."),
     ] = None
 
 
 class PartBody(StrictBody):
-    part: Annotated[Count | None, required("A part of the batch, by its number.")] = None
+    part: Annotated[Count | None, required("The number of the part in the batch.")] = None
     attempt: _Attempt = None
     pieces: Annotated[Count | None, required("How many pieces the attempt has.")] = None
-    rows: Annotated[Count | None, required("How many rows the attempt has, in all its pieces.")] = (
-        None
-    )
+    rows: Annotated[Count | None, required("How many rows the attempt has in all.")] = None
 
 
 _Parts = Annotated[list[PartBody], limits(maxItems=MAX_COMMIT_PARTS)]
@@ -79,10 +77,11 @@ _Parts = Annotated[list[PartBody], limits(maxItems=MAX_COMMIT_PARTS)]
 class CommitBody(StrictBody):
     parts: Annotated[
         _Parts,
-        optional("The parts in their order, at most 10,000, each with the attempt that counts."),
+        optional("The parts in their order, at most 10,000, each with the attempt to commit."),
     ]
     once: Annotated[
-        bool, optional("The producer will write no other batch, and is forgotten after 7 days.")
+        bool,
+        optional("true: the producer will write no other batch, and is forgotten after 7 days."),
     ] = False
 
 
@@ -205,9 +204,9 @@ ENDPOINTS = (
         handler=stage,
         tag="Writes",
         summary="Stage a piece of a batch",
-        text="The body is an Arrow IPC stream of rows or, otherwise, lines of JSON, each the body "
-        "of a produce. Nothing of it is seen before its batch is committed. A piece that is sent "
-        "again takes the place of the first. Every row is checked now: the error names it.",
+        text="The body is an Arrow IPC stream of rows, or lines of JSON, each the body of a "
+        "produce. Its rows are invisible until the batch is committed. A piece that is sent "
+        "again replaces the first. Every row is checked now, and an error names the row.",
         query=(StageQuery,),
         example={"attempt": "a", "topic": "orders"},
         answers={200: Answer("It is on disk.", PieceReport, {"rows": 1000, "bytes": 131_072})},
@@ -219,9 +218,9 @@ ENDPOINTS = (
         handler=commit,
         tag="Writes",
         summary="Commit a batch",
-        text="Stores the rows of these parts, once, whatever happens from then on. Batches of a "
-        "producer rise: one that is not above the last is already committed, and nothing is "
-        "stored again. 409 if the parts are not what is staged; 429 if a partition is full.",
+        text="Stores the rows of these parts exactly once. The numbers of a producer's batches "
+        "rise: a batch that is not above the last is already committed, and is not stored "
+        "again. 409 if the parts are not what is staged; 429 if a partition is full.",
         body=CommitBody,
         example={"parts": [{"part": 0, "attempt": "a", "pieces": 1, "rows": 1000}], "once": False},
         answers={
@@ -231,7 +230,7 @@ ENDPOINTS = (
                 {"status": "committed", "rows": 1000},
             ),
             202: Answer(
-                "Committed, and not stored to the end within 20 seconds; ask again.",
+                "Committed, but not all rows are stored after 20 seconds; ask again.",
                 CommitReport,
                 {"status": "storing", "rows": 5_000_000, "done": 4_000_000},
             ),
@@ -243,8 +242,8 @@ ENDPOINTS = (
         path="/v1/writes/{producer}/{batch}",
         handler=abort,
         tag="Writes",
-        summary="Drop what is staged of a batch",
-        text="Not what is committed.",
+        summary="Drop the staged pieces of a batch",
+        text="A batch that is committed stays.",
         answers=DONE,
         errors=(400, 503),
     ),
@@ -253,8 +252,8 @@ ENDPOINTS = (
         path="/v1/writes/{producer}",
         handler=describe,
         tag="Writes",
-        summary="Look at a producer",
-        text="404 for one that has committed nothing, or whose last commit is too long ago.",
+        summary="Describe a producer",
+        text="404 if the producer has committed nothing, or its last commit is too long ago.",
         answers={
             200: Answer(
                 "Its last batch.",

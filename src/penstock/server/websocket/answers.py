@@ -73,7 +73,7 @@ class Values(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag
 
 
 class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="cache_event"):
-    """Of a gap: changes after `from_version`, and up to `to_version`, may be missing."""
+    """A gap means that changes after `from_version`, up to `to_version`, may be missing."""
 
     watch_id: str
     event: str
@@ -126,10 +126,10 @@ class Sent(msgspec.Struct, frozen=True):
 
 SENT: tuple[Sent, ...] = (
     Sent(Ok, "ok", "Done."),
-    Sent(PublishOk, "publish_ok", "Accepted: it goes to all who subscribe."),
+    Sent(PublishOk, "publish_ok", "Accepted: the event goes to all subscribers."),
     Sent(Subscribed, "subscribed", "The subscription has begun."),
-    Sent(LagAnswer, "lag", "Asked for; or pushed, if the subscription wants it."),
-    Sent(Value, "cache_value", "A value, or what a counter is now."),
+    Sent(LagAnswer, "lag", "The answer to lag; also pushed, if the subscription asked for it."),
+    Sent(Value, "cache_value", "A value, or the new value of a counter."),
     Sent(Values, "cache_values", "Values in the order of their keys."),
     Sent(Event, "event", "One event of a subscription."),
     Sent(EventBatch, "event_batch", "Several events of a subscription, in order."),
@@ -137,6 +137,6 @@ SENT: tuple[Sent, ...] = (
     Sent(
         TypedErrorBody,
         "error",
-        "A request was refused; or, with a subscription_id or watch_id, the broker has ended that.",
+        "A request was refused; or the broker has ended the subscription or watch that is named.",
     ),
 )

@@ -51,8 +51,8 @@ _OtherCache = Annotated[Name | None, optional("The cache's name.")]
 
 QueueDepth = Annotated[int, limits(minimum=1, maximum=MAX_QUEUE_DEPTH)]
 EVENT_QUEUE_DEPTH = optional(
-    "Events a subscription may be behind, 1 to 65,536, before it loses the newest; without it, as "
-    "the stream or else the broker is set."
+    "How many events a subscription may be behind, 1 to 65,536, before it loses the newest; "
+    "omitted, the setting of the stream or else of the broker."
 )
 
 _KEY_TEXT = "1 to 1,024 bytes of UTF-8 without control characters."
@@ -60,19 +60,19 @@ _Key = Annotated[CacheKey | None, required(_KEY_TEXT)]
 _Value = Annotated[Base64 | None, required("The value, in base64; it may be empty.")]
 _Delta = Annotated[
     _Int64 | None,
-    optional("What is added; 1 when omitted, below 0 to subtract."),
+    optional("The number to add; 1 when omitted, negative to subtract."),
 ]
 Ttl = Annotated[
     Count | None,
     optional(
-        "How long it lasts: 0 is over at once, none is for ever. Of a counter, only when this "
-        "creates it."
+        "How long the value lasts; 0 expires at once, omitted is for ever. For a counter it "
+        "counts only when the counter is created."
     ),
 ]
 IfVersion = Annotated[
-    Count | None, optional("Only if this is its version, 0 for nothing; otherwise 412.")
+    Count | None, optional("Only if the key has this version, 0 for no value; otherwise 412.")
 ]
-IfNotExists = Annotated[bool | None, optional("Only if there is nothing; otherwise 409.")]
+IfNotExists = Annotated[bool | None, optional("true: only if the key has no value; otherwise 409.")]
 Prefix = Annotated[
     Annotated[str, limits(maxLength=MAX_CACHE_KEY_BYTES, pattern=f"^[^{CONTROL}]*$")] | None,
     optional("All keys that begin with it; the empty one is every key."),
@@ -80,17 +80,20 @@ Prefix = Annotated[
 WatchedKey = Annotated[CacheKey | None, optional(_KEY_TEXT)]
 SinceVersion = Annotated[
     Count | None,
-    optional("The version that is known: a gap comes first if the cache is past it."),
+    optional("The version that the client has: if the cache is past it, a gap comes first."),
 ]
 
-_REQUEST_ID = optional("Comes back in every answer: a text of up to 128 characters, or an integer.")
+_REQUEST_ID = optional("A text of up to 128 characters, or an integer, that every answer repeats.")
 RequestIdText = Annotated[_Text | None, _REQUEST_ID]
 ACK = optional(
-    "none: no answer but errors. per_message: one for each event. per_batch: one for all."
+    "none: only errors are answered. per_message: one answer per event. per_batch: one answer "
+    "for all."
 )
-INVALIDATE = optional("Keys to remove with it, each as cache:<cache>:<key>, of the same namespace.")
-INCLUDE = optional("expire, evict: changes that are told only if they are asked for.")
-LAG = optional("true: is told when it begins to lag, and when it no longer does.")
+INVALIDATE = optional(
+    "Keys of caches in the same namespace to remove with the event, each as cache:<cache>:<key>."
+)
+INCLUDE = optional("Changes that are sent only if they are asked for: expire, evict.")
+LAG = optional("true: sends a lag when the subscription's alert begins and ends.")
 
 _Target = Annotated[str, limits(pattern=rf"^cache:\s*{NAME_PATTERN}\s*:[^{CONTROL}]{{1,1024}}$")]
 _Targets = Annotated[msgspec.Raw, INVALIDATE, decoded_later(list[_Target])]
@@ -136,7 +139,7 @@ _Keys = Annotated[list[CacheKey], limits(minItems=1, maxItems=MAX_BATCH_ITEMS)]
 
 
 class GetManyBody(Body):
-    keys: Annotated[msgspec.Raw, required("Up to 10,000."), decoded_later(_Keys)] = ABSENT
+    keys: Annotated[msgspec.Raw, required("1 to 10,000 keys."), decoded_later(_Keys)] = ABSENT
 
 
 class IncrBody(Body):
@@ -149,10 +152,10 @@ class TxnCheck(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     cache: _OtherCache = None
     key: _Key = None
-    version: Annotated[Count | None, optional("The key must have this version; 0 is nothing.")] = (
+    version: Annotated[Count | None, optional("The version that it must have; 0 is no value.")] = (
         None
     )
-    exists: Annotated[bool | None, optional("The key must be there, or must not.")] = None
+    exists: Annotated[bool | None, optional("Whether the key must have a value.")] = None
 
 
 class TxnPut(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="put"):
@@ -183,11 +186,11 @@ _Ops = Annotated[list[TxnOp], limits(minItems=1, maxItems=MAX_TXN_OPS)]
 class TxnBody(Body):
     checks: Annotated[
         msgspec.Raw,
-        optional("What must hold before: a key's version, or whether it exists. Up to 1,000."),
+        optional("Conditions on keys: a version, or whether the key has a value. Up to 1,000."),
         decoded_later(_Checks),
     ] = ABSENT
     ops: Annotated[
-        msgspec.Raw, required("put, delete or incr, 1 to 1,000."), decoded_later(_Ops)
+        msgspec.Raw, required("1 to 1,000 ops: put, delete or incr."), decoded_later(_Ops)
     ] = ABSENT
 
 
@@ -212,12 +215,10 @@ class SubscribeMessage(Body, tag_field="type", tag="subscribe"):
     stream: _StreamName = None
     lag: Annotated[bool | None, LAG] = None
     event_queue_depth: Annotated[QueueDepth | None, EVENT_QUEUE_DEPTH] = None
-    batch: Annotated[bool | None, optional("false: every event comes as a frame of its own.")] = (
-        None
-    )
+    batch: Annotated[bool | None, optional("false: sends each event as its own frame.")] = None
 
 
-_SubscriptionId = Annotated[str | None, required("As subscribed said it.")]
+_SubscriptionId = Annotated[str | None, required("The id from the answer to subscribe.")]
 
 
 class UnsubscribeMessage(Body, tag_field="type", tag="unsubscribe"):
@@ -270,7 +271,7 @@ class CacheTxnMessage(TxnBody, tag_field="type", tag="cache_txn"):
 
 
 class CacheWatchMessage(Body, tag_field="type", tag="cache_watch"):
-    """Of one `key`, or of all that begin with `prefix`."""
+    """Watches one `key`, or all keys that begin with `prefix`."""
 
     tenant_id: TenantId = None
     namespace: NamespaceName = None
@@ -284,7 +285,7 @@ class CacheWatchMessage(Body, tag_field="type", tag="cache_watch"):
 
 
 class CacheUnwatchMessage(Body, tag_field="type", tag="cache_unwatch"):
-    watch_id: Annotated[str | None, required("As the answer to cache_watch said it.")] = None
+    watch_id: Annotated[str | None, required("The id from the answer to cache_watch.")] = None
 
 
 class PingMessage(Body, tag_field="type", tag="ping"):
