@@ -50,12 +50,12 @@ _NO_POLICY = RetryPolicyBody()
 
 
 def produce_table(body: bytes) -> pa.Table:
-    """A line is the body of a produce."""
+    """Reads lines that are each the body of a produce."""
     return _table(body, _produces, _produce_columns)
 
 
 def cache_table(body: bytes) -> pa.Table:
-    """A line is a key, its value in base64 (null deletes it) and its `ttl_ms`."""
+    """Reads lines that are each a key, its value in base64 (null deletes the key) and `ttl_ms`."""
     return _table(body, _cache_rows, _cache_columns)
 
 
@@ -72,7 +72,7 @@ def _table(body: bytes, decoder: msgspec.json.Decoder[Any], columns_of: Any) -> 
 
 
 def _steps(body: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines that are not blank, some at a time, and the number of the first."""
+    """Yields lines that are not blank, some at a time, with the number of the first."""
     count, start, lines = 0, 0, []
     while start < len(body):
         end = body.find(b"\n", start)

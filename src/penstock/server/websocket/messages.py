@@ -152,9 +152,7 @@ class TxnCheck(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     cache: _OtherCache = None
     key: _Key = None
-    version: Annotated[Count | None, optional("The version that it must have; 0 is no value.")] = (
-        None
-    )
+    version: Annotated[Count | None, optional("The key's version; 0 is no value.")] = None
     exists: Annotated[bool | None, optional("Whether the key must have a value.")] = None
 
 
