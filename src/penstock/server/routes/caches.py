@@ -17,10 +17,10 @@ from penstock.api.caches import check_precondition
 from penstock.model.caching import CacheValue, Delete, Precondition, Written
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.tenancy import Path
-from penstock.server.commands import put_of, version_of
+from penstock.server.commands import put_of, version_of, watch_of
 from penstock.server.http.answer_budget import SMALL_ANSWER_BYTES
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.feeds import get_watch
+from penstock.server.http.feeds import open_feed
 from penstock.server.http.requests import Request, check_raw_only, path_name, truth, whole_number
 from penstock.server.http.responses import JSON_TYPE, encode_json
 from penstock.server.message_actions import (
@@ -208,6 +208,15 @@ def post_txn(path: Path, dispatch: RequestDispatch, request: Request, reply: Rep
     transact(dispatch.engine, path, body, partial(send_answer, reply, body.request_id))
 
 
+def watch(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    params = request.params()
+    feed = open_feed(dispatch, request, params, reply)
+    include = [text for each in request.every("include") for text in each.split(",") if text]
+    since = whole_number(params, "since_version")
+    command = watch_of(path, params.get("key"), params.get("prefix"), include, since)
+    reply.when_first(partial(dispatch.engine.caches.watch, command, feed, feed.watched))
+
+
 def _key(path: bytes) -> str:
     """The last segment; a slash in the key is written %2F."""
     part = path[path.rfind(b"/") + 1 :]
@@ -373,7 +382,7 @@ ENDPOINTS = (
     Endpoint(
         method="GET",
         path=f"{CACHE}/watch",
-        handler=get_watch,
+        handler=watch,
         scope="cache",
         tag="Caches",
         summary="Watch keys",

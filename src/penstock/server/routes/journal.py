@@ -17,6 +17,7 @@ from penstock.model.journal import (
 from penstock.model.splits import Splits
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, truth
+from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Count, Position, StrictBody, limits, optional, required
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.ranges import (
@@ -26,7 +27,6 @@ from penstock.server.routes.ranges import (
     RangeStream,
     SplitRows,
     TimeMs,
-    check_readable,
     columns_of,
     format_of,
     not_negative,
@@ -90,7 +90,7 @@ _decoder = msgspec.json.Decoder(ArchivedBody)
 
 
 def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    check_readable(dispatch, request)
+    check_streamable(dispatch, request)
     params = request.params()
     name, content_type = format_of(params)
     wanted = JournalRequest(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from penstock.api.ranges import Range
-from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
+from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import KIB, MAX_OFFSET, MAX_POSITION
 from penstock.model.names import clean_name
 from penstock.model.ranges import (
@@ -30,6 +30,7 @@ from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Spli
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
+from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Position, limits, optional
 from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
 
@@ -183,7 +184,7 @@ class RangeStream:
 
 
 def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    check_readable(dispatch, request)
+    check_streamable(dispatch, request)
     topic, partition = _topic_and_partition(request)
     params = request.params()
     name, content_type = format_of(params)
@@ -240,14 +241,6 @@ def read_all_offsets(dispatch: RequestDispatch, request: Request, reply: Reply) 
         request.params().get("after", ""),
         lambda outcome: send_outcome(reply, outcome, 200, lambda page: page),
     )
-
-
-def check_readable(dispatch: RequestDispatch, request: Request) -> None:
-    """Refuses HEAD, since rows are streamed, and refuses to begin while the broker stops."""
-    if request.method == b"HEAD":
-        raise MethodNotAllowed("GET")
-    if dispatch.is_draining:
-        raise Unavailable("the broker is stopping")
 
 
 def columns_of(params: dict[str, str]) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ import msgspec
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
+from penstock.server.commands import subscribe_of
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.feeds import get_subscribe
-from penstock.server.http.requests import Request, check_raw_only, truth
+from penstock.server.http.feeds import open_feed
+from penstock.server.http.requests import Request, check_raw_only, truth, whole_number
 from penstock.server.http.responses import encode_json
 from penstock.server.members import Count, limits, optional
 from penstock.server.message_actions import publish, publish_batch
@@ -106,6 +107,14 @@ def post_publish_batch(
     publish_batch(dispatch.engine, path, body, partial(send_answer, reply, body.request_id))
 
 
+def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    params = request.params()
+    feed = open_feed(dispatch, request, params, reply)
+    depth = whole_number(params, "event_queue_depth")
+    command = subscribe_of(path, depth, truth(params, "lag"))
+    reply.when_first(partial(dispatch.engine.streams.subscribe, command, feed, feed.subscribed))
+
+
 def list_subscriptions(
     path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
@@ -165,7 +174,7 @@ ENDPOINTS = (
     Endpoint(
         method="GET",
         path=f"{STREAM}/subscribe",
-        handler=get_subscribe,
+        handler=subscribe,
         scope="stream",
         tag="Streams",
         summary="Subscribe as a stream of lines",
