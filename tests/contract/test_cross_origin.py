@@ -9,7 +9,7 @@ import pytest
 
 from penstock.server.openapi import build_document
 from tests.broker_process import BrokerProcess
-from tests.contract.felix import Namespace
+from tests.contract.namespaces import Namespace
 
 PAGE = "https://page.example"
 TOKEN = "s3cret-Token_0123456789"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
-from tests.contract.felix_clients import Session, make_namespace
+from tests.contract.stream_clients import Session, make_namespace
 from tests.contract.wire import Closed, Wire
 
 MIB = 2**20

@@ -9,8 +9,9 @@ import pytest
 
 from penstock.model.errors import PenstockError
 from penstock.model.tenancy import CacheConfig, StreamConfig
-from penstock.server.operations.socket import ASKED, SENT
+from penstock.server.message_actions import ASKED
 from penstock.server.settings import Settings
+from penstock.server.websocket.answers import SENT
 from tests.docs.documents import DOCUMENTS, ROOT, anchors_of, first_cells, links_of
 from tests.routes import NAMESPACE, all_routes
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.broker_process import BrokerProcess, eventually
-from tests.contract.felix import Namespace
-from tests.contract.felix_clients import Session, gauges
+from tests.contract.namespaces import Namespace
+from tests.contract.stream_clients import Session, gauges
 from tests.websocket import (
     BINARY,
     CLOSE,

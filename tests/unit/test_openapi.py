@@ -10,11 +10,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.server import answers
+from penstock.server.batches import BatchError
 from penstock.server.docs_page import curl_of, render_page
 from penstock.server.openapi import ERRORS, TYPED_ERRORS, build_document
-from penstock.server.operations import OPERATIONS, Operation
 from penstock.server.registry.mirror import RemoteChanges, RemoteSnapshot
+from penstock.server.routes import (
+    cache_settings,
+    effects,
+    registry,
+    stream_settings,
+    streams,
+    system,
+    tenants,
+    topics,
+)
+from penstock.server.routes.endpoint import Endpoint
+from penstock.server.routes.table import ENDPOINTS
+from penstock.server.schemas import required_members
 from tests.broker_process import BrokerProcess
 from tests.routes import NAMESPACE, all_routes
 
@@ -42,7 +54,7 @@ def references(value: Any) -> Iterator[str]:
 
 def test_every_route_of_the_table_is_described_and_no_other() -> None:
     described = {(method, path) for method, path, _ in operations()}
-    assert len(described) == len(OPERATIONS)
+    assert len(described) == len(ENDPOINTS)
     assert described == all_routes()
 
 
@@ -94,8 +106,8 @@ ENTRY = "/v1/tenants/{tenant_id}/namespaces/{namespace}/caches/{cache}/entries/{
     [("get", ENTRY), ("put", ENTRY), ("delete", ENTRY), ("post", f"{ENTRY}/incr")],
 )
 def test_the_conditions_of_an_entry_are_header_parameters(method: str, path: str) -> None:
-    operation = DOCUMENT["paths"][path][method]
-    headers = {each["name"]: each for each in operation["parameters"] if each["in"] == "header"}
+    endpoint = DOCUMENT["paths"][path][method]
+    headers = {each["name"]: each for each in endpoint["parameters"] if each["in"] == "header"}
     assert set(headers) == {"If-Match", "If-None-Match"}
     for header in headers.values():
         pattern = header["schema"]["pattern"]
@@ -103,9 +115,9 @@ def test_the_conditions_of_an_entry_are_header_parameters(method: str, path: str
             assert re.search(pattern, text)
         for text in ("", "17", '*, "17"', '"17" "18"'):
             assert not re.search(pattern, text)
-    assert "412" in operation["responses"]
-    assert ("304" in operation["responses"]) is (method == "get")
-    assert ("ETag" in operation["responses"]["200"].get("headers", {})) is (method != "delete")
+    assert "412" in endpoint["responses"]
+    assert ("304" in endpoint["responses"]) is (method == "get")
+    assert ("ETag" in endpoint["responses"]["200"].get("headers", {})) is (method != "delete")
 
 
 def test_parameters_that_need_raw_say_so_and_have_their_types() -> None:
@@ -125,22 +137,22 @@ def test_every_error_answer_has_the_common_shape() -> None:
         assert example["error"] == (TYPED_ERRORS if is_typed else ERRORS)[status][0]
         assert {"error", "message"} <= set(example)
         assert ("type" in example) == is_typed
-    for _, path, operation in operations():
-        assert {"403", "405", "500"} <= set(operation["responses"]), path
+    for _, path, endpoint in operations():
+        assert {"403", "405", "500"} <= set(endpoint["responses"]), path
 
 
-def named(operation: Operation) -> str:
-    return f"{operation.method} {operation.path}"
+def named(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
 
 
 @pytest.mark.parametrize(
-    "operation", [each for each in OPERATIONS if each.body is not None], ids=named
+    "endpoint", [each for each in ENDPOINTS if each.body is not None], ids=named
 )
-def test_the_example_of_a_body_is_one(operation: Operation) -> None:
-    examples = operation.example if operation.batch else [operation.example]
+def test_the_example_of_a_body_is_one(endpoint: Endpoint) -> None:
+    examples = endpoint.example if endpoint.batch else [endpoint.example]
     for example in examples:
-        msgspec.json.decode(msgspec.json.encode(example), type=operation.body)
-        assert set(operation.required) <= set(example)
+        msgspec.json.decode(msgspec.json.encode(example), type=endpoint.body)
+        assert set(required_members(endpoint.body)) <= set(example)
 
 
 def test_required_members_and_descriptions_are_in_the_schemas() -> None:
@@ -177,15 +189,15 @@ def test_answers_have_the_shapes_that_are_documented(broker: BrokerProcess) -> N
         msgspec.convert(body, shape, strict=True)
         assert set(body) <= set(shape.__struct_fields__)
 
-    check(client.post("/v1/topics", json={"name": "orders"}), answers.TopicAnswer)
-    check(client.get("/v1/topics"), answers.TopicNames)
-    check(client.get("/v1/healthz"), answers.Status)
-    check(client.get("/v1/readyz"), answers.Status)
-    check(client.get("/v1/version"), answers.VersionAnswer)
+    check(client.post("/v1/topics", json={"name": "orders"}), topics.TopicAnswer)
+    check(client.get("/v1/topics"), topics.TopicNames)
+    check(client.get("/v1/healthz"), system.Status)
+    check(client.get("/v1/readyz"), system.Status)
+    check(client.get("/v1/version"), system.VersionAnswer)
     effect = {"topic": "orders", "group": "g", "key": "k", "owner": "o"}
-    check(client.post("/v1/idempotency/begin", json=effect), answers.Begun)
+    check(client.post("/v1/idempotency/begin", json=effect), effects.Begun)
     batch = client.post("/v1/produce/batch", json=[{"topic": "nowhere", "value": "v"}])
-    check(batch.json()["results"][0], answers.BatchError)
+    check(batch.json()["results"][0], BatchError)
 
 
 def test_answers_of_streams_and_the_registry_have_the_shapes_that_are_documented(
@@ -199,42 +211,42 @@ def test_answers_of_streams_and_the_registry_have_the_shapes_that_are_documented
         msgspec.convert(body, shape, strict=True)
         assert set(body) <= set(shape.__struct_fields__)
 
-    check("/v1/tenants", answers.TenantList)
-    check("/v1/tenants/default", answers.TenantAnswer)
-    check("/v1/tenants/default/namespaces", answers.NamespaceList)
-    check(here, answers.NamespaceAnswer)
-    check(f"{here}/streams", answers.StreamList)
-    check(f"{here}/streams/default", answers.StreamAnswer)
-    check(f"{here}/caches", answers.CacheList)
-    check(f"{here}/caches/default", answers.CacheAnswer)
-    check("/v1/registry", answers.RegistryAnswer)
+    check("/v1/tenants", tenants.TenantList)
+    check("/v1/tenants/default", tenants.TenantAnswer)
+    check("/v1/tenants/default/namespaces", tenants.NamespaceList)
+    check(here, tenants.NamespaceAnswer)
+    check(f"{here}/streams", stream_settings.StreamList)
+    check(f"{here}/streams/default", stream_settings.StreamAnswer)
+    check(f"{here}/caches", cache_settings.CacheList)
+    check(f"{here}/caches/default", cache_settings.CacheAnswer)
+    check("/v1/registry", registry.RegistryAnswer)
     check("/v1/registry/snapshot", RemoteSnapshot)
     check("/v1/registry/changes?since=4", RemoteChanges)
     with broker.client.stream("GET", f"{here}/streams/default/subscribe"):
-        check(f"{here}/streams/default/subscriptions", answers.Subscriptions)
+        check(f"{here}/streams/default/subscriptions", streams.Subscriptions)
 
 
 @pytest.mark.parametrize(
-    "operation",
-    [each for each in OPERATIONS if each.tag in ("Streams", "Caches") and each.body is not None],
+    "endpoint",
+    [each for each in ENDPOINTS if each.tag in ("Streams", "Caches") and each.body is not None],
     ids=named,
 )
 def test_what_is_said_to_be_required_is_and_the_example_works(
-    broker: BrokerProcess, operation: Operation
+    broker: BrokerProcess, endpoint: Endpoint
 ) -> None:
-    path = operation.path.format(
+    path = endpoint.path.format(
         tenant_id="default", namespace="default", stream="default", cache="default", key="counter"
     )
-    example = operation.example
-    if operation.method == "PUT":
+    example = endpoint.example
+    if endpoint.method == "PUT":
         path += "-of-text"
-    assert broker.client.request(operation.method, path, json=example).status_code == 200
-    if operation.path != "/v1/felix":
-        least = {name: example[name] for name in operation.required}
-        assert broker.client.request(operation.method, path, json=least).status_code == 200
-    for member in operation.required:
+    assert broker.client.request(endpoint.method, path, json=example).status_code == 200
+    if endpoint.path != "/v1/felix":
+        least = {name: example[name] for name in required_members(endpoint.body)}
+        assert broker.client.request(endpoint.method, path, json=least).status_code == 200
+    for member in required_members(endpoint.body):
         rest = {name: text for name, text in example.items() if name != member}
-        reply = broker.client.request(operation.method, path, json=rest)
+        reply = broker.client.request(endpoint.method, path, json=rest)
         assert (reply.status_code, reply.json()["error"]) == (400, "INVALID_ARGUMENT")
         assert f"{member} is required" in reply.json()["message"]
 

@@ -17,10 +17,9 @@ from penstock.model.limits import KIB, MAX_TARGETS, MIB
 from penstock.model.writes import RowTarget
 from penstock.server import row_checks
 from penstock.server.arrow_bodies import STREAM_MARK, read_table
-from penstock.server.forms import produce_of
 from penstock.server.line_bodies import STEP_LINES, cache_table, produce_table
+from penstock.server.routes.messages import ProduceBody, produce_of
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
-from penstock.server.wire import ProduceBody
 from penstock.storage.staged_rows import RowSlice
 from penstock.storage.staging import pack
 

@@ -1,9 +1,9 @@
-"""Bodies that are Arrow IPC streams, from anybody: read without trust, and within bounds.
+"""Reads bodies that are Arrow IPC streams, without trusting them.
 
-Invariant: no table is returned that could make a reader crash or that takes more memory than the
-body may, whatever a body claims: compressed ones are refused before anything is unpacked, each
-array is checked whole, and a dictionary is written out only when what it comes to is known. Runs
-on a thread. Must not know what the columns mean.
+Invariant: whatever a body claims, the table that is returned cannot crash its reader, and takes no
+more memory than is allowed. Compressed streams are refused before anything is unpacked, every array
+is checked completely, and a dictionary is expanded only when its expanded size is known. Runs on a
+thread. Must not know what the columns mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from penstock.model.errors import InvalidArgument, TooLarge
 
 STREAM_MARK = b"\xff\xff\xff\xff"
-"""What an Arrow stream begins with, and no text: a content type is not needed."""
+"""The first bytes of an Arrow stream. No text begins with them, so no content type is needed."""
 
 _DICTIONARY_BATCH = 2
 _RECORD_BATCH = 3
@@ -31,14 +31,14 @@ UNREADABLE = (
     ValueError,
     struct.error,
 )
-"""Whatever Arrow and Python raise over values that should not be there."""
+"""The exceptions that Arrow and Python raise for wrong values."""
 
 _MAX_REASON_CHARS = 300
 _END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def read_table(body: bytes, max_bytes: int) -> pa.Table:
-    """`max_bytes` is what its columns may take once dictionaries are written out."""
+    """`max_bytes` limits the size of the columns after dictionaries are expanded."""
     try:
         for message in _messages(body):
             _refuse_compression(message)
@@ -52,13 +52,13 @@ def read_table(body: bytes, max_bytes: int) -> pa.Table:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, short and as text that can be sent."""
+    """The text of an exception, shortened, in valid UTF-8."""
     return str(error)[:_MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
 def _messages(body: bytes) -> Iterator[pa.ipc.Message]:
-    """Every message of the stream. The body must be one whole stream: one that was cut off, or a
-    second one behind it, would be taken for fewer rows than were sent."""
+    """Yields every message of the stream. Raises if the stream was cut off or something follows it:
+    otherwise rows would be lost without notice."""
     source = pa.BufferReader(body)
     reader = pa.ipc.MessageReader.open_stream(source)
     while True:
@@ -76,8 +76,8 @@ def _messages(body: bytes) -> Iterator[pa.ipc.Message]:
 
 
 def _refuse_compression(message: pa.ipc.Message) -> None:
-    """Looks into the message's head, a flatbuffer: Arrow has no way to ask before it unpacks, and
-    a few bytes can be unpacked into any number of them."""
+    """Reads the message's head, a flatbuffer, since Arrow cannot say before it unpacks whether a
+    message is compressed. A few bytes can unpack into any number of bytes."""
     data = memoryview(message.metadata).cast("B")
     root = _follow(data, 0)
     kind = _field(data, root, 1)
@@ -97,13 +97,13 @@ def _refuse_compression(message: pa.ipc.Message) -> None:
 
 
 def _follow(data: memoryview, at: int) -> int:
-    """Where the table is that is referred to here."""
+    """The position of the table that the offset here refers to."""
     offset: int = struct.unpack_from("<I", data, at)[0]
     return at + offset
 
 
 def _field(data: memoryview, table: int, index: int) -> int:
-    """Where a field of a table is; 0 when it has its default."""
+    """The position of a field of a table; 0 if it has its default."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     entry = 4 + 2 * index
     if vtable < 0 or entry >= struct.unpack_from("<H", data, vtable)[0]:
@@ -113,7 +113,7 @@ def _field(data: memoryview, table: int, index: int) -> int:
 
 
 def _plain(table: pa.Table, max_bytes: int) -> pa.Table:
-    """Without dictionaries, of which only those of text are taken."""
+    """Expands dictionaries; refuses those of other values than text."""
     left = max_bytes - table.nbytes
     for index, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type):
@@ -131,7 +131,7 @@ def _plain(table: pa.Table, max_bytes: int) -> pa.Table:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Strings, or bytes that may be UTF-8."""
+    """Whether the type is strings, or bytes that may be UTF-8."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 

@@ -1,8 +1,7 @@
 """The AsyncAPI 3.0 document of the WebSocket, made of the described messages and their structs.
 
-Invariant: a pure function of `operations.socket`; nothing of a running broker is in it. The broker
-is the application that it describes: what clients ask it receives, what it answers it sends. Must
-not know how it is shown.
+Invariant: a pure function of ASKED and SENT; nothing of a running broker is in it. It describes the
+broker: the broker receives what clients ask, and sends the answers. Must not know how it is shown.
 """
 
 from __future__ import annotations
@@ -11,21 +10,20 @@ from typing import Any
 
 from penstock import __version__
 from penstock.server.http.responses import TypedErrorBody
-from penstock.server.operations.constraints import rules_of
-from penstock.server.operations.fields import texts_of
-from penstock.server.operations.socket import ASKED, SENT, Asked, Sent
-from penstock.server.schemas import Json, RequestShape, ref, schemas_of
+from penstock.server.message_actions import ASKED, Asked
+from penstock.server.schemas import Json, ref, schemas_of
+from penstock.server.websocket.answers import SENT, Sent
 from penstock.server.websocket.binary import EVENTS, PUBLISH
 from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
 
 CHANNEL = "socket"
 
 ABOUT = (
-    "Streams and caches over one connection. A text frame is one JSON object, or an array of up to "
-    "10,000, items of their lists counted, whose answers come as one array. Answers come in the "
-    "order of the requests, and have their request_id. What is wrong with a message is answered "
-    "with an error, and the connection goes on; a message over max_body_bytes ends it with code "
-    "1009."
+    "Streams and caches over one connection. A text frame is one JSON object, or an array of "
+    "up to 10,000 objects, counting the items of their lists; an array is answered by one "
+    "array. Answers come in the order of the requests, and have their request_id. A wrong "
+    "message is answered with an error, and the connection stays open; a message over "
+    "max_body_bytes closes it with code 1009."
 )
 ABOUT_BINARY = (
     f"With subprotocol felix.v1+binary the broker sends events as binary frames: u8 kind {EVENTS}, "
@@ -37,8 +35,6 @@ ABOUT_BINARY = (
 
 
 def build_document() -> Json:
-    texts, rules = texts_of("Streams"), rules_of("Streams")
-    requests = [RequestShape(each.shape, each.required, texts, rules) for each in ASKED]
     messages = {_key(each): _asked(each) for each in ASKED}
     messages |= {_key(each): _sent(each) for each in SENT}
     return {
@@ -49,14 +45,18 @@ def build_document() -> Json:
         "operations": {each.type: _operation(each) for each in ASKED} | _pushes(),
         "components": {
             "messages": messages,
-            "schemas": schemas_of(requests, [each.shape for each in SENT]),
+            "schemas": schemas_of([each.shape for each in ASKED], [each.shape for each in SENT]),
         },
     }
 
 
 def _channel(names: list[str]) -> Json:
     offered = [name.decode() for name in SUBPROTOCOLS]
-    header = {"type": "string", "enum": offered, "description": "One of them must be offered."}
+    header = {
+        "type": "string",
+        "enum": offered,
+        "description": "The client must offer one of them.",
+    }
     return {
         "address": PATH.decode(),
         "title": "The WebSocket",
@@ -108,7 +108,7 @@ def _operation(message: Asked) -> Json:
 
 
 def _pushes() -> Json:
-    """What comes without being asked for again, by what it was asked with."""
+    """The frames that a message causes later, by the message's type."""
     return {
         f"{message.type}_pushes": {
             "action": "send",
@@ -126,5 +126,5 @@ def _message(shape: Any) -> Json:
 
 
 def _key(message: Asked | Sent) -> str:
-    """The struct's name: `lag` is asked for and sent."""
+    """The struct's name, since the type `lag` is both asked and sent."""
     return str(message.shape.__name__)

@@ -1,11 +1,13 @@
-"""The body of a batch: a JSON array or NDJSON, decoded item by item if some item is wrong.
+"""A batch: its body, a JSON array or NDJSON, and the array of its results.
 
-Invariant: no more items are ever decoded than a batch may have, however many a body holds.
+Each item stands or falls alone: a wrong one has an error as its result, in its place. Invariant: no
+more items are decoded than a batch may have, however many a body holds.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,18 +15,32 @@ from msgspec import UNSET, UnsetType
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS, MIB
 from penstock.server.http.requests import decode_body
+from penstock.server.http.responses import batch_error, encode_json
+
+if TYPE_CHECKING:
+    from penstock.server.http.response_order import Reply
 
 Body = TypeVar("Body")
+Command = TypeVar("Command")
+Outcome = TypeVar("Outcome")
 
 SMALL_BODY_BYTES = MIB
-"""A body so small cannot hold so many items that decoding them all would be felt."""
+"""A body of this size holds so few items that decoding all of them takes no noticeable time."""
 
 _any = msgspec.json.Decoder(msgspec.Raw)
-"""Looks whether something is JSON, and builds nothing of it."""
+"""Checks that something is JSON without building objects."""
+
+
+class BatchError(msgspec.Struct):
+    """The common error body with its HTTP status as `code`."""
+
+    error: str
+    message: str
+    code: int
 
 
 class BatchDecoder(Generic[Body]):
-    """For items of one shape."""
+    """Decodes batches whose items have one shape."""
 
     def __init__(self, shape: type[Body]) -> None:
         self._one = msgspec.json.Decoder(shape)
@@ -32,14 +48,14 @@ class BatchDecoder(Generic[Body]):
         self._raw_array = ArrayDecoder(msgspec.Raw)
 
     def decode(self, body: bytes) -> list[Body | PenstockError]:
-        """An item, or what is wrong with it, per place; a malformed body is an error itself."""
+        """Returns an item or its error for each place; raises if the whole body is malformed."""
         is_array = body.lstrip()[:1] == b"["
         if not is_array and _has_too_many_lines(body):
             raise _too_many()
         try:
             items: list[Any] = self._array.decode(body) if is_array else self._decode_lines(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            # Some item is not as it should be: find out which, and let the others stand.
+            # Some item is wrong: find out which, and keep the others.
             items = self._decode_each(body, is_array=is_array)
         if not items:
             raise InvalidArgument("the batch is empty; send a JSON array or NDJSON lines")
@@ -71,8 +87,8 @@ class BatchDecoder(Generic[Body]):
 
 
 class ArrayDecoder:
-    """Decodes an array and stops at the item that is one too many: a plain list would be decoded
-    to its end first, so a large body is read as a record of as many members as are allowed."""
+    """Decodes an array, and stops at the first item too many. msgspec decodes a list to its end, so
+    a large body is decoded as a struct with as many members as a batch may have."""
 
     def __init__(self, shape: Any) -> None:
         members = [(f"item_{n}", shape | UnsetType, UNSET) for n in range(MAX_BATCH_ITEMS)]
@@ -95,6 +111,42 @@ class ArrayDecoder:
         return items
 
 
+def read_commands(
+    items: list[Body | PenstockError], command_of: Callable[[Body], Command]
+) -> tuple[list[Command], dict[int, PenstockError]]:
+    """Returns the commands, and the error of each place that has none."""
+    commands: list[Command] = []
+    refused: dict[int, PenstockError] = {}
+    for place, item in enumerate(items):
+        try:
+            if isinstance(item, PenstockError):
+                raise item
+            commands.append(command_of(item))
+        except PenstockError as error:
+            refused[place] = error
+    return commands, refused
+
+
+def send_results(
+    reply: Reply,
+    refused: dict[int, PenstockError],
+    results_of: Callable[[list[Outcome]], Iterator[Any]],
+    outcomes: list[Outcome] | PenstockError,
+) -> None:
+    """Sends the results of a batch, with the errors of `read_commands` in their places."""
+    if isinstance(outcomes, PenstockError):
+        reply.send_error(outcomes)
+        return
+    results = list(results_of(outcomes))
+    if refused:
+        decided = iter(results)
+        results = [
+            batch_error(refused[place]) if place in refused else next(decided)
+            for place in range(len(results) + len(refused))
+        ]
+    reply.send(200, encode_json({"results": results}))
+
+
 def _check_json(line: bytes) -> None:
     decode_body(_any, line)
     try:
@@ -108,7 +160,7 @@ def _too_many() -> InvalidArgument:
 
 
 def _has_too_many_lines(body: bytes) -> bool:
-    """Blank lines do not count, so a first count is not the last word."""
+    """Counts newlines first; lines are split, to leave out blank ones, only if those are many."""
     newlines = body.count(b"\n")
     if newlines > 10 * MAX_BATCH_ITEMS:
         return True

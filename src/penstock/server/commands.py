@@ -1,7 +1,7 @@
-"""From a decoded message to a command: required members, names, numbers.
+"""Makes commands of the messages and bodies of streams and caches.
 
-What holds whichever way a command came, as the form of a key or the size of a value, is the
-engine's to check.
+Checks required members, names and numbers. The engine checks what holds for every command, such as
+the form of a key or the size of a value.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name
 from penstock.model.streams import Publish, Subscribe
 from penstock.model.tenancy import Path
+from penstock.server.websocket.decoding import ListDecoder
 from penstock.server.websocket.messages import (
     GetManyBody,
-    ListDecoder,
     PublishBatchBody,
     PublishBody,
     PutBody,
     TxnBody,
     TxnCheck,
     TxnDelete,
-    TxnIncr,
+    TxnOp,
     TxnPut,
 )
 
-TxnOp = TxnPut | TxnDelete | TxnIncr
-
 INCLUDABLE = frozenset({"expire", "evict"})
-"""Changes that a watch is told of only if it asks."""
+"""Changes that a watch gets only if it asks for them."""
 
 MAX_KNOWN_PATHS = 4096
 
@@ -169,7 +167,7 @@ _paths: dict[tuple[str | None, str | None, str | None], Path] = {}
 
 
 def path_of(tenant_id: str | None, namespace: str | None, name: str | None, what: str) -> Path:
-    """The path of a stream or cache, cleaned. Most are of the same few, which are remembered."""
+    """The path of a stream or cache, cleaned. Paths are remembered, since most are the same few."""
     found = _paths.get((tenant_id, namespace, name))
     return found or _clean_path(tenant_id, namespace, name, what)
 
@@ -180,7 +178,7 @@ def _clean_path(tenant_id: str | None, namespace: str | None, name: str | None, 
         clean_name(namespace, "namespace"),
         clean_name(name, what),
     )
-    # Not what had to be trimmed: it may have been of any size.
+    # Names that had to be trimmed may be of any size, and are not remembered.
     if path == (tenant_id, namespace, name):
         if len(_paths) >= MAX_KNOWN_PATHS:
             _paths.clear()

@@ -1,7 +1,7 @@
-"""Bodies of staged pieces that are lines of JSON, as columns.
+"""Reads the pieces of a write that are lines of JSON into columns.
 
-Decoded some lines at a time, with a rest in between: this runs on a thread, and a thread that
-decodes holds up the loop meanwhile. Must not know what is allowed in a column.
+Runs on a thread. Decoding holds up the loop, so only some lines are decoded at a time, with a pause
+in between. Must not know what is allowed in a column.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from penstock.model.errors import InvalidArgument
-from penstock.server.wire import CacheRowBody, EnvelopeBody, ProduceBody, RetryPolicyBody
+from penstock.server.envelopes import EnvelopeBody, RetryPolicyBody
+from penstock.server.members import StrictBody
+from penstock.server.routes.messages import ProduceBody
 
 STEP_LINES = 256
 
@@ -32,6 +34,15 @@ _ENVELOPE_TEXTS = (
 )
 _RETRY_NUMBERS = ("max_attempts", "backoff_ms", "max_backoff_ms")
 
+
+class CacheRowBody(StrictBody):
+    """A line for a cache; `value` is base64, and without one the key is deleted."""
+
+    key: str | None = None
+    value: bytes | None = None
+    ttl_ms: int | None = None
+
+
 _produces = msgspec.json.Decoder(ProduceBody)
 _cache_rows = msgspec.json.Decoder(CacheRowBody)
 _NO_ENVELOPE = EnvelopeBody()
@@ -39,12 +50,12 @@ _NO_POLICY = RetryPolicyBody()
 
 
 def produce_table(body: bytes) -> pa.Table:
-    """A line is the body of a produce."""
+    """Reads lines that are each the body of a produce."""
     return _table(body, _produces, _produce_columns)
 
 
 def cache_table(body: bytes) -> pa.Table:
-    """A line is a key, its value in base64 (null deletes it) and its `ttl_ms`."""
+    """Reads lines that are each a key, its value in base64 (null deletes the key) and `ttl_ms`."""
     return _table(body, _cache_rows, _cache_columns)
 
 
@@ -61,7 +72,7 @@ def _table(body: bytes, decoder: msgspec.json.Decoder[Any], columns_of: Any) -> 
 
 
 def _steps(body: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines that are not blank, some at a time, and the number of the first."""
+    """Yields lines that are not blank, some at a time, with the number of the first."""
     count, start, lines = 0, 0, []
     while start < len(body):
         end = body.find(b"\n", start)

@@ -1,15 +1,18 @@
-"""What a message does that needs no connection: publish, the cache, ping.
+"""Performs the messages that need no open connection, and describes all messages.
 
-An operation takes a path, a body and `done`, which is called once with the answer, a list of
-answers, None when none is due, or the PenstockError that refused it; it may raise that at once.
-`perform` takes a whole message and never raises it. Must not know which way a message came.
+An action takes a path, a body and `done`. It calls `done` once: with the answer, a list of answers,
+None when none is due, or the PenstockError that refused it; or it raises that at once. `perform`
+takes a whole message and never raises it. Must not know which way a message came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
+
+import msgspec
 
 from penstock.api import outcomes
 from penstock.api.engine import Engine
@@ -28,9 +31,14 @@ from penstock.server.commands import (
 )
 from penstock.server.websocket.answers import (
     Answers,
+    CacheEvent,
+    Event,
+    EventBatch,
     KeyValue,
+    LagAnswer,
     Ok,
     PublishOk,
+    Subscribed,
     TxnResult,
     Value,
     Values,
@@ -42,8 +50,11 @@ from penstock.server.websocket.messages import (
     CacheIncrMessage,
     CachePutMessage,
     CacheTxnMessage,
+    CacheUnwatchMessage,
+    CacheWatchMessage,
     GetManyBody,
     IncrBody,
+    LagMessage,
     Message,
     PingMessage,
     PublishBatchBody,
@@ -52,17 +63,21 @@ from penstock.server.websocket.messages import (
     PublishMessage,
     Refused,
     RequestId,
+    SubscribeMessage,
     TxnBody,
+    UnsubscribeMessage,
 )
 
 Done = outcomes.Done[Answers]
 Outcome = Answers | PenstockError
 
+Action = Callable[[Engine, Any, Done], None]
+
 
 def perform(engine: Engine, message: Message | Refused, done: Done) -> None:
-    operation = _OPERATIONS.get(type(message), _refuse)
+    action = _ACTIONS.get(type(message), _refuse)
     try:
-        operation(engine, message, done)
+        action(engine, message, done)
     except PenstockError as error:
         done(error)
 
@@ -83,7 +98,7 @@ def publish_batch(engine: Engine, path: Path, body: PublishBatchBody, done: Done
 
 
 def published(ack: str, count: int, request_id: RequestId) -> PublishOk | list[PublishOk] | None:
-    """What a batch that was published is answered."""
+    """The answer to a batch that was published."""
     if ack == "none":
         return None
     if ack == "per_message":
@@ -178,7 +193,7 @@ def _transacted(done: Done, request_id: RequestId, outcome: list[Written] | Pens
 
 
 def too_much(limit: int) -> TooLarge:
-    """A value that is small to ask for can be large to answer, and asked for often."""
+    """For a small request whose answer would be large, as when it asks for one value many times."""
     return TooLarge(f"the values are over {limit} bytes (max_body_bytes); ask for fewer at once")
 
 
@@ -242,14 +257,127 @@ def _refuse(engine: Engine, message: Any, done: Done) -> None:
     )
 
 
-_OPERATIONS: dict[type, Callable[[Engine, Any, Done], None]] = {
-    PublishMessage: _publish,
-    PublishBatchMessage: _publish_batch,
-    CacheGetMessage: _cache_get,
-    CacheGetManyMessage: _cache_get_many,
-    CachePutMessage: _cache_put,
-    CacheDeleteMessage: _cache_delete,
-    CacheIncrMessage: _cache_incr,
-    CacheTxnMessage: _cache_txn,
-    PingMessage: _ping,
-}
+# -- descriptions ----------------------------------------------------------------------------------
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A message, described. `example` lacks the type. `answer` is the answer to a success; `pushes`
+    are the frames that come later for it. `action` None: it needs an open connection, and
+    websocket/connection.py performs it."""
+
+    shape: Any
+    text: str
+    example: dict[str, Any]
+    answer: Any
+    pushes: tuple[Any, ...] = ()
+    action: Action | None = None
+
+    @property
+    def type(self) -> str:
+        return str(self.shape.__struct_config__.tag)
+
+
+_HERE = {"tenant_id": "default", "namespace": "default"}
+_STREAM = _HERE | {"stream": "default"}
+_CACHE = _HERE | {"cache": "default"}
+_ENTRY = _CACHE | {"key": "greeting"}
+
+ASKED: tuple[Asked, ...] = (
+    Asked(
+        PublishMessage,
+        "Publishes an event. With ack none, only a failure is answered.",
+        _STREAM | {"payload": "aGVsbG8="},
+        PublishOk,
+        action=_publish,
+    ),
+    Asked(
+        PublishBatchMessage,
+        "Publishes events together, in order. With ack per_message, each event is answered by "
+        "a publish_ok with its index.",
+        _STREAM | {"payloads": ["b25l", "dHdv"]},
+        PublishOk,
+        action=_publish_batch,
+    ),
+    Asked(
+        SubscribeMessage,
+        "Sends every event that is accepted after the answer as an event, or several as an "
+        "event_batch.",
+        _STREAM,
+        Subscribed,
+        pushes=(Event, EventBatch, LagAnswer),
+    ),
+    Asked(
+        UnsubscribeMessage,
+        "Ends a subscription of this connection, and discards the events that it has not received.",
+        {"subscription_id": "s1"},
+        Ok,
+    ),
+    Asked(
+        LagMessage,
+        "Answers how far behind a subscription of this connection is, and how many events it lost.",
+        {"subscription_id": "s1"},
+        LagAnswer,
+    ),
+    Asked(
+        CachePutMessage,
+        "Puts a value, and answers its version.",
+        _ENTRY | {"value": "aGVsbG8=", "ttl_ms": 60_000},
+        Ok,
+        action=_cache_put,
+    ),
+    Asked(
+        CacheGetMessage,
+        "Answers the value of a key; null with version 0 if there is none.",
+        _ENTRY,
+        Value,
+        action=_cache_get,
+    ),
+    Asked(
+        CacheGetManyMessage,
+        "Answers the values of keys, all from the same moment.",
+        _CACHE | {"keys": ["greeting", "nothing"]},
+        Values,
+        action=_cache_get_many,
+    ),
+    Asked(
+        CacheDeleteMessage,
+        "Removes a key, and answers whether it was there.",
+        _ENTRY,
+        Ok,
+        action=_cache_delete,
+    ),
+    Asked(
+        CacheIncrMessage,
+        "Adds to a counter, and answers its new value.",
+        _CACHE | {"key": "visits"},
+        Value,
+        action=_cache_incr,
+    ),
+    Asked(
+        CacheTxnMessage,
+        "Performs all ops, or none if a check fails.",
+        _CACHE | {"ops": [{"op": "incr", "key": "visits"}]},
+        Ok,
+        action=_cache_txn,
+    ),
+    Asked(
+        CacheWatchMessage,
+        "Sends every later change of a key, or of the keys with a prefix, as a cache_event. "
+        "Takes either key or prefix.",
+        _CACHE | {"prefix": "user:"},
+        Ok,
+        pushes=(CacheEvent,),
+    ),
+    Asked(
+        CacheUnwatchMessage,
+        "Ends a watch of this connection.",
+        {"watch_id": "w1"},
+        Ok,
+    ),
+    Asked(PingMessage, "Answered with ok.", {}, Ok, action=_ping),
+)
+
+_ACTIONS = {each.shape: each.action for each in ASKED if each.action is not None}
+
+MESSAGES_WITHOUT_CONNECTION: Any = reduce(or_, _ACTIONS)
+"""The union of the messages that POST /v1/felix takes."""

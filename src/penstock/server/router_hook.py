@@ -1,5 +1,7 @@
-"""Routers from outside: a Python callable, or an HTTP service. A message never waits past the
-time limit, and whatever goes wrong with a router is a message that is stored unrouted."""
+"""Routers that users bring: a Python callable, or an HTTP service.
+
+A message never waits longer than the time limit. If a router fails, the message is stored unrouted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MIB
 
 MAX_ROUTING = 1024
-"""Messages at the router at once; beyond it they are stored unrouted."""
+"""The most messages at the router at once; further ones are stored unrouted."""
 THREADS = 8
 MAX_ANSWER_BYTES = MIB
 
@@ -31,7 +33,7 @@ _log = logging.getLogger("penstock.router")
 
 
 def make_router(spec: str, timeout_ms: int, loop: asyncio.AbstractEventLoop) -> Router | None:
-    """`package.module:callable` or `http://...`; None for an empty spec."""
+    """`spec` is `package.module:callable` or `http://...`; None for an empty one."""
     if not spec:
         return None
     if spec.startswith(("http://", "https://")):
@@ -43,7 +45,7 @@ Call = Callable[[str, dict[str, Any]], Any]
 
 
 class AsyncRouter:
-    """Runs a call per message, off the loop where it is not async, within the time limit."""
+    """Calls the router for each message, within the time limit; on a thread if it is not async."""
 
     def __init__(self, call: Call, timeout_ms: int, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -73,7 +75,7 @@ class AsyncRouter:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._call(command.topic, message)
             decision = msgspec.convert({} if answer is None else answer, RoutingDecision)
-            # What cannot be written to the log is no answer either: a lone surrogate, say.
+            # Raises for an answer that cannot be written to the log, such as a lone surrogate.
             msgspec.msgpack.encode(decision)
         except TimeoutError:
             _log.warning("the router took longer than %d ms", self._timeout_s * 1000)
@@ -85,8 +87,8 @@ class AsyncRouter:
 
 
 class DaemonPool:
-    """Runs a call that is not async on a few threads. One that hangs keeps its thread; it does
-    not keep the broker from stopping, as the standard library's pool would."""
+    """Runs a call that is not async on a few threads. A call that hangs keeps its thread, but does
+    not keep the broker from stopping, as it would in the standard library's pool."""
 
     def __init__(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         self._call = call
@@ -104,7 +106,7 @@ class DaemonPool:
     def _work(self) -> None:
         while True:
             topic, message, future = self._waiting.get()
-            # Nobody waits any longer for what was in the queue too long.
+            # It was in the queue for too long, and nobody waits for it.
             if future.done():
                 continue
             try:
@@ -124,7 +126,7 @@ def _settle(future: asyncio.Future[Any], outcome: Any, error: Exception | None) 
 
 
 class HttpCall:
-    """POSTs `{"topic", "message"}` and takes a 200's JSON as the decision."""
+    """POSTs `{"topic", "message"}`; the JSON of a 200 is the decision."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -132,7 +134,7 @@ class HttpCall:
 
     async def __call__(self, topic: str, message: dict[str, Any]) -> Any:
         if self._client is None:
-            # Proxies of the environment are left out, but not the authorities that it names.
+            # Ignores the proxies of the environment, but uses its certificate authorities.
             self._client = httpx.AsyncClient(trust_env=False, verify=ssl.create_default_context())
         body = {"topic": topic, "message": message}
         answer = bytearray()

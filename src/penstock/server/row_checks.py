@@ -1,9 +1,9 @@
-"""Rows to be written, checked and put into normal form, column by column.
+"""Checks the rows of a write and puts them into normal form, column by column.
 
-The rules are those of a produce (forms.py, core) and of a cache. Where a rule is about one value,
-it is asked once for each distinct value; where it is about a size, for all rows at once. A refusal
-names the column and the row; whatever Arrow raises over a value is a refusal too. Runs on a thread.
-Must not know what the broker holds: whether a topic or a cache is there is asked on the loop.
+The rules are those of a produce (envelopes.py, core) and of a cache. A rule about one value is
+asked once for each distinct value; a rule about sizes is asked for all rows at once. A refusal
+names the column and the row; anything that Arrow raises over a value is a refusal too. Runs on a
+thread. Must not know what the broker holds: the loop asks whether a topic or a cache exists.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from penstock.model.limits import (
 from penstock.model.names import clean_name
 from penstock.model.writes import RowTarget
 from penstock.server.arrow_bodies import UNREADABLE, is_text, reason
-from penstock.server.forms import deadline_of, policy_of, target_of
-from penstock.server.wire import RetryPolicyBody
+from penstock.server.envelopes import RetryPolicyBody, deadline_of, policy_of, target_of
 
 T = TypeVar("T")
 
@@ -47,15 +46,15 @@ _LAST_S = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
 def check_topic_rows(
     table: pa.Table, topic: str, max_message_bytes: int, now_ms: int
 ) -> CheckedRows:
-    """`topic` is that of rows which name none; empty: each must name one."""
+    """`topic` is for rows that name none; if it is empty, each row must name one."""
     rows = _Columns(table, TOPIC_COLUMNS)
-    with rows.refusing_the_unreadable():
+    with rows.refusing_unreadable():
         return _check_topic_rows(rows, topic, max_message_bytes, now_ms)
 
 
 def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
     rows = _Columns(table, CACHE_COLUMNS)
-    with rows.refusing_the_unreadable():
+    with rows.refusing_unreadable():
         return _check_cache_rows(rows, max_message_bytes)
 
 
@@ -71,7 +70,7 @@ def _check_topic_rows(
     columns: dict[str, pa.Array] = {}
     key = rows.text("key")
     if key is not None:
-        # Where a text is null there may be bytes all the same; those of an empty one are gone.
+        # A null text may still have bytes in the buffer; an empty one has none.
         key = pc.fill_null(key, "")
         lengths = pc.add(lengths, pc.binary_length(key))
     _check_sizes(lengths, max_message_bytes)
@@ -91,7 +90,7 @@ def _check_topic_rows(
 
 def _check_cache_rows(rows: _Columns, max_message_bytes: int) -> CheckedRows:
     key = rows.text("key")
-    # Nulls take room only once they are written out; keys bound how many there can be.
+    # A column of nulls takes memory when it is expanded; the keys bound how many there can be.
     value = None if key is None else rows.bytes("value")
     if key is None or value is None:
         raise InvalidArgument("a row for a cache has the columns 'key' and 'value'")
@@ -108,7 +107,7 @@ def _check_cache_rows(rows: _Columns, max_message_bytes: int) -> CheckedRows:
 
 
 class _Columns:
-    """The columns as they came, each of the type that is kept; None where there is no value."""
+    """The columns of a table, each cast to the type that is stored; None for a missing column."""
 
     def __init__(self, table: pa.Table, known: dict[str, Any]) -> None:
         unknown = [name for name in table.column_names if name not in known]
@@ -119,8 +118,8 @@ class _Columns:
         self.count: int = table.num_rows
 
     @contextmanager
-    def refusing_the_unreadable(self) -> Iterator[None]:
-        """Refuses what raises for another reason than a rule, with the column looked at last."""
+    def refusing_unreadable(self) -> Iterator[None]:
+        """Turns exceptions of Arrow into a refusal that names the column read last."""
         try:
             yield
         except UNREADABLE as error:
@@ -131,7 +130,7 @@ class _Columns:
         return self._get(name, is_text, _TEXT, "text")
 
     def bytes(self, name: str) -> pa.Array | None:
-        """There is no value in a column of nulls, but it is a column."""
+        """As `text`, but a column of nulls is a column, not a missing one."""
         self._name = name
         if name in self._table.column_names and pa.types.is_null(self._table.column(name).type):
             return pa.nulls(self._table.num_rows, pa.binary())
@@ -144,7 +143,7 @@ class _Columns:
         return self._get(name, lambda kind: True, None, "")
 
     def keep_text(self, columns: dict[str, pa.Array], name: str, max_bytes: int) -> None:
-        """Into `columns`, if there is any; empty is none."""
+        """Adds the column to `columns`, unless all its texts are empty or null."""
         column = self.text(name)
         if column is None:
             return
@@ -193,7 +192,7 @@ def _cast(column: pa.ChunkedArray, kind: Any, name: str) -> pa.ChunkedArray:
 
 
 def _first_bad_row(column: pa.ChunkedArray, kind: Any) -> int:
-    """The first row that cannot be cast, found by halving."""
+    """Finds the first row that cannot be cast, by bisection."""
     start, end = 0, len(column)
     while end - start > 1:
         middle = (start + end) // 2
@@ -219,7 +218,7 @@ def _check_sizes(lengths: pa.Array, max_message_bytes: int) -> None:
 
 
 def _check_cache_keys(key: pa.Array) -> None:
-    """Which might be none is found for all at once; whether it is, the rule says."""
+    """Finds suspicious keys for all rows at once; the rule decides about the first."""
     lengths = pc.binary_length(key)
     suspects = pc.or_(
         pc.or_(pc.equal(lengths, 0), pc.greater(lengths, MAX_CACHE_KEY_BYTES)),
@@ -227,10 +226,10 @@ def _check_cache_keys(key: pa.Array) -> None:
     )
     row = pc.index(suspects, True).as_py()
     if row >= 0:
-        _asked_of(check_key, key[row].as_py(), row, "key")
+        _apply_rule(check_key, key[row].as_py(), row, "key")
 
 
-def _asked_of(rule: Callable[[Any], T], value: Any, row: int, name: str) -> T:
+def _apply_rule(rule: Callable[[Any], T], value: Any, row: int, name: str) -> T:
     try:
         return rule(value)
     except PenstockError as error:
@@ -238,7 +237,7 @@ def _asked_of(rule: Callable[[Any], T], value: Any, row: int, name: str) -> T:
 
 
 def _distinct(column: pa.Array, name: str, rule: Callable[[Any], T]) -> tuple[pa.Array, list[T]]:
-    """What the rule makes of each distinct value, and which of them each row has."""
+    """Applies the rule to each distinct value. Returns each row's index into the results."""
     encoded = column.dictionary_encode()
     indices, results = encoded.indices, []
     for code, value in enumerate(encoded.dictionary.to_pylist()):
@@ -251,13 +250,13 @@ def _distinct(column: pa.Array, name: str, rule: Callable[[Any], T]) -> tuple[pa
 
 
 def _texts(indices: pa.Array, results: list[str]) -> pa.Array:
-    """A text for each row, null where it is empty."""
+    """The text of each row, null where it is empty."""
     texts = pa.array([text or None for text in results], _TEXT)
     return pc.take(texts, indices)
 
 
 def _topics(rows: _Columns, columns: dict[str, pa.Array], default: str) -> pa.Array | None:
-    """The topic in which each row ends; None: all in `default`. What differs from it is kept."""
+    """The topic in which each row is stored; None if that is `default` for all rows."""
     final = None
     named = rows.text("topic")
     if named is not None:
@@ -319,15 +318,15 @@ def _override(rows: _Columns, columns: dict[str, pa.Array]) -> None:
 
 
 def _retry(rows: _Columns, columns: dict[str, pa.Array]) -> None:
-    """One policy a row: null where it has none, and no nulls where it has one."""
+    """Gives each row all numbers of its policy, or nulls if it has none."""
     given = {name: column for name in _RETRY if (column := rows.numbers(name)) is not None}
     if not given:
         return
     zeros = pa.repeat(pa.scalar(0, _INT), rows.count)
     numbers = {name: pc.fill_null(given[name], 0) if name in given else zeros for name in _RETRY}
-    for way in _ways(numbers, rows.count):
-        policy = [way[name] for name in _RETRY]
-        _asked_of(lambda each: policy_of(RetryPolicyBody(*each)), policy, way["row"], "retry")
+    for found in _combinations(numbers, rows.count):
+        policy = [found[name] for name in _RETRY]
+        _apply_rule(lambda each: policy_of(RetryPolicyBody(*each)), policy, found["row"], "retry")
     has_policy = pc.or_(
         pc.greater(numbers["retry_max_attempts"], 0), pc.greater(numbers["retry_backoff_ms"], 0)
     )
@@ -337,7 +336,7 @@ def _retry(rows: _Columns, columns: dict[str, pa.Array]) -> None:
 
 
 def _routing(rows: _Columns, columns: dict[str, pa.Array]) -> None:
-    """A label has a meta beside it, if an empty one. Few rows have any: it is done one by one."""
+    """Gives each row with a label a meta, if only an empty one. Goes row by row: few have any."""
     meta = rows.any("routing_meta")
     kind = TOPIC_COLUMNS["routing_meta"]
     labels = columns.get("routing_label")
@@ -360,37 +359,38 @@ def _routing(rows: _Columns, columns: dict[str, pa.Array]) -> None:
 def _targets(
     final: pa.Array | None, default: str, columns: dict[str, pa.Array], rows: int
 ) -> list[RowTarget]:
-    """Where the rows go, each way once. Of very many keys, any may go anywhere in its topic."""
+    """The distinct targets of the rows. With very many keys, targets have none: their rows may go
+    to any partition of the topic."""
     if not rows:
         return []
     by = {"topic": final, "partition_override": columns.get("partition_override")}
     by = {name: column for name, column in by.items() if column is not None}
     key = columns.get("key")
     no_key: str | None = ""
-    ways: list[dict[str, Any]] | None = None
+    targets: list[dict[str, Any]] | None = None
     if key is None:
-        ways = _ways(by, rows)
+        targets = _combinations(by, rows)
     elif pc.count_distinct(key).as_py() <= MAX_TARGETS:
-        ways = _ways({**by, "key": key}, rows)
-    if ways is None or len(ways) > MAX_TARGETS:
-        ways, no_key = _ways(by, rows), None
-    if len(ways) > MAX_TARGETS:
+        targets = _combinations({**by, "key": key}, rows)
+    if targets is None or len(targets) > MAX_TARGETS:
+        targets, no_key = _combinations(by, rows), None
+    if len(targets) > MAX_TARGETS:
         raise InvalidArgument(f"the rows go to more than {MAX_TARGETS} partitions")
     return [
         RowTarget(
-            way.get("topic") or default,
-            way.get("key", no_key),
-            way.get("partition_override"),
-            way["row"],
+            each.get("topic") or default,
+            each.get("key", no_key),
+            each.get("partition_override"),
+            each["row"],
         )
-        for way in ways
+        for each in targets
     ]
 
 
-def _ways(by: dict[str, pa.Array], rows: int) -> list[dict[str, Any]]:
-    """What these columns have together, each once, with the first `row` that has it."""
+def _combinations(by: dict[str, pa.Array], rows: int) -> list[dict[str, Any]]:
+    """The distinct combinations of values in these columns, each with the first `row` of it."""
     if not by or not rows:
         return [{"row": 0}] if rows else []
     table = pa.table({**by, "row": pa.arange(0, rows)})
     grouped = table.group_by(list(by)).aggregate([("row", "min")])
-    return [{**way, "row": way["row_min"]} for way in grouped.to_pylist()]
+    return [{**found, "row": found["row_min"]} for found in grouped.to_pylist()]

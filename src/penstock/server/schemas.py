@@ -1,53 +1,22 @@
-"""The wire's structs as JSON schemas, for the documents.
+"""JSON schemas of the structs that are decoded and sent, for the documents.
 
-Of a request, members are described and limited, and what is required is said, since the structs
-leave that to who reads them. `null` means absent, so it is left out where a member is required.
-Lists that the wire leaves undecoded are shown as what is made of them. Must not know routes, nor
-who sends what.
+In a request, `null` means absent, so it is left out where a member is required. Lists that are
+decoded later are shown as what they hold. Must not know endpoints, nor who sends what.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from penstock.server.operations.constraints import constrain
-from penstock.server.websocket.messages import TxnCheck, TxnDelete, TxnIncr, TxnPut
+from penstock.server.members import REQUIRED
 
 Json = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
-
-LISTS: dict[str, Any] = {
-    "payloads": list[bytes],
-    "invalidate": list[str],
-    "keys": list[str],
-    "checks": list[TxnCheck],
-    "ops": list[TxnPut | TxnDelete | TxnIncr],
-    "include": list[Literal["expire", "evict"]],
-}
-"""What the lists hold that the wire leaves undecoded until they are used."""
-
-_PARTS = {
-    "TxnCheck": ("key",),
-    "TxnPut": ("op", "key", "value"),
-    "TxnDelete": ("op", "key"),
-    "TxnIncr": ("op", "key"),
-    "PartBody": ("part", "pieces", "rows"),
-    "ReachedBody": ("partition", "next"),
-}
-"""Parts of a request, and what is required in them."""
-
-
-class RequestShape(msgspec.Struct, frozen=True):
-    """A struct that is decoded; `texts` say what its members mean, `rules` how they are limited."""
-
-    shape: Any
-    required: tuple[str, ...]
-    texts: Mapping[str, str]
-    rules: Mapping[str, Json]
 
 
 def ref(shape: Any) -> Json:
@@ -58,43 +27,56 @@ def ref(shape: Any) -> Json:
     return {"oneOf": [ref(each) for each in several]}
 
 
-def schemas_of(requests: Sequence[RequestShape], answers: Iterable[Any]) -> dict[str, Json]:
+def schemas_of(requests: Iterable[Any], answers: Iterable[Any]) -> dict[str, Json]:
     """By the structs' names, with all that they refer to."""
-    asked = [_shown(request.shape) for request in requests]
+    asked = [_shown(one) for shape in requests for one in get_args(shape) or (shape,)]
     answered = [one for shape in answers for one in get_args(shape) or (shape,)]
     _, schemas = msgspec.json.schema_components([*asked, *answered], ref_template=REF)
-    for request in requests:
-        _describe(schemas, request.shape.__name__, request)
+    for shape in asked:
+        _finish(schemas, shape.__name__)
     return schemas
 
 
-def _describe(schemas: dict[str, Json], name: str, request: RequestShape) -> None:
-    """Describes and limits the schema's members, and those of its parts."""
+def required_members(shape: Any) -> tuple[str, ...]:
+    """The members that a request must have; of several shapes, those that all must have."""
+    each = [schemas_of([one], ())[one.__name__]["required"] for one in get_args(shape) or (shape,)]
+    return tuple(name for name in each[0] if all(name in names for names in each))
+
+
+def plain_members(shape: Any) -> dict[str, Json]:
+    """The schemas of the members that are one text, number or flag, as a query can have them."""
+    members: dict[str, Json] = schemas_of([shape], ())[shape.__name__]["properties"]
+    for member in members.values():
+        kinds = [kind for kind in member.pop("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == 1:
+            member.update(kinds[0])
+    kinds_of_plain = ("string", "integer", "boolean")
+    return {name: each for name, each in members.items() if each.get("type") in kinds_of_plain}
+
+
+def _finish(schemas: dict[str, Json], name: str) -> None:
+    """Says which members of a request, and of its parts, are required."""
     schema = schemas[name]
-    required = _PARTS.get(name, request.required if name == request.shape.__name__ else ())
-    if required:
-        schema["required"] = list(required)
     for member_name, member in schema["properties"].items():
         member.pop("default", None)
+        if member.pop(REQUIRED, False):
+            schema["required"].append(member_name)
         kinds = member.pop("anyOf", [])
-        if member_name in required:
+        if member_name in schema["required"]:
             kinds = [kind for kind in kinds if kind != {"type": "null"}]
         if len(kinds) == 1:
             member.update(kinds[0])
         elif kinds:
             member["anyOf"] = kinds
-        if member_name in request.texts:
-            member["description"] = request.texts[member_name]
-        constrain(member, request.rules.get(member_name, {}))
-        # Each of several says itself which it is, and AsyncAPI means something else by the word.
         for each in _alternatives(member):
+            # AsyncAPI means something else by the word, and each alternative names its own tag.
             each.pop("discriminator", None)
-        for part in _names_in(member):
-            _describe(schemas, part, request)
+            if "$ref" in each:
+                _finish(schemas, each["$ref"].rsplit("/", 1)[1])
 
 
 def _alternatives(schema: Json) -> list[Json]:
-    """The schema, or those that it has one of; of lists, the schemas of their items too."""
+    """The schema, its alternatives and, for lists, the schemas of their items."""
     found = [schema]
     for each in schema.get("anyOf") or schema.get("oneOf") or ():
         found += _alternatives(each)
@@ -103,22 +85,18 @@ def _alternatives(schema: Json) -> list[Json]:
     return found
 
 
-def _names_in(schema: Json) -> list[str]:
-    """The schemas that a member is, or is a list of."""
-    return [each["$ref"].rsplit("/", 1)[1] for each in _alternatives(schema) if "$ref" in each]
-
-
+@cache
 def _shown(shape: Any) -> Any:
-    """The same struct, with its undecoded lists as what they hold."""
+    """The same struct, with lists that are decoded later as what they hold."""
     fields = msgspec.structs.fields(shape)
-    if not any(field.type is msgspec.Raw for field in fields):
+    if not any(_is_raw(field.type) for field in fields):
         return shape
     config = shape.__struct_config__
     return msgspec.defstruct(
         shape.__name__,
         [
-            (field.name, LISTS[field.name] | None, None)
-            if field.type is msgspec.Raw
+            (field.name, _decoded(field.type), None)
+            if _is_raw(field.type)
             else (field.name, field.type, field.default)
             for field in fields
         ],
@@ -128,3 +106,13 @@ def _shown(shape: Any) -> Any:
         kw_only=True,
         namespace={"__doc__": shape.__doc__},
     )
+
+
+def _is_raw(kind: Any) -> bool:
+    return get_origin(kind) is Annotated and get_args(kind)[0] is msgspec.Raw
+
+
+def _decoded(kind: Any) -> Any:
+    _, *metas = get_args(kind)
+    shape = next(meta.extra["shape"] for meta in metas if meta.extra)
+    return Annotated[(shape | None, *metas)]

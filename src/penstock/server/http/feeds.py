@@ -9,7 +9,6 @@ or when the reader could not be reached twice in a row.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -18,10 +17,8 @@ from penstock.api.caches import WatchHandle
 from penstock.api.streams import Subscription
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.streams import Lag
-from penstock.model.tenancy import Path
-from penstock.server.commands import subscribe_of, watch_of
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Request, truth, whole_number
+from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
 from penstock.server.http.streamed_response import StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
@@ -220,26 +217,10 @@ class EventFeed(StreamedResponse[FeedSource]):
             connection.write_chunk(self._form.encode("lag", lag_answer(lag)))
 
 
-def get_subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    params = request.params()
-    feed = _feed(dispatch, request, params, reply)
-    depth = whole_number(params, "event_queue_depth")
-    command = subscribe_of(path, depth, truth(params, "lag"))
-    reply.when_first(partial(dispatch.engine.streams.subscribe, command, feed, feed.subscribed))
-
-
-def get_watch(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    params = request.params()
-    feed = _feed(dispatch, request, params, reply)
-    include = [text for each in request.every("include") for text in each.split(",") if text]
-    since = whole_number(params, "since_version")
-    command = watch_of(path, params.get("key"), params.get("prefix"), include, since)
-    reply.when_first(partial(dispatch.engine.caches.watch, command, feed, feed.watched))
-
-
-def _feed(
+def open_feed(
     dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
 ) -> EventFeed:
+    """The feed in the format that the request asks for; nothing is sent yet."""
     check_streamable(dispatch, request)
     wanted = params.get("format") or ("sse" if request.notes.wants_events else "ndjson")
     if wanted not in ("sse", "ndjson"):

@@ -1,12 +1,12 @@
-"""Following another broker's registry: what is there is here too, one sync later.
+"""Follows the registry of another broker, the control plane.
 
-A sync asks the control plane for its changes (or takes a snapshot: at first, when it is another
-process than the last time, or no longer knows the changes) and reconciles the own registry, which
-is in the log, so that everything goes on while the control plane is away. Changes that clients ask
-for are forwarded, and answered once they are here.
+A sync asks the control plane for its changes and reconciles the own registry with them. It takes a
+snapshot at first, after a restart of the control plane, and when the changes are no longer kept.
+The own registry is in the log, so the broker goes on while the control plane cannot be reached.
+Changes that clients ask for are forwarded, and answered once they are here.
 
-Invariants: one sync at a time; the registry is only ever made to hold what the control plane held
-at one moment; nobody follows themselves, over however many others. Must not know replies.
+Invariants: one sync at a time; the registry holds what the control plane held at one moment; no
+broker follows itself, directly or through others. Must not know replies.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from penstock.server.http.requests import Request
 from penstock.server.registry.mirror import Mirror, RemoteChanges, RemoteSnapshot
 
 TIMEOUT_S = 5.0
-"""For a connection, and for any part of an answer."""
+"""For connecting, and for each part of an answer."""
 FORWARD_S = 5.0
 SYNC_S = 30.0
-"""For the whole of it, however slowly an answer comes."""
+"""For a whole sync, however slowly an answer comes."""
 FIRST_SYNC_S = 2.0
-"""What a start waits for the control plane; without it the broker serves what it knows."""
+"""How long a start waits for the control plane; then the broker serves the registry it has."""
 MAX_ANSWER_BYTES = 128 * MIB
-"""A full registry of long names."""
+"""Enough for a full registry of long names."""
 MAX_FORWARDED = 64
-"""Changes on their way to the control plane at once."""
+"""The most changes on their way to the control plane at once."""
 MAX_CHAIN = 16
-"""Brokers that follow each other."""
+"""The most brokers that follow each other in a row."""
 
 T = TypeVar("T")
 
@@ -63,11 +63,11 @@ _error = msgspec.json.Decoder(dict[str, Any])
 
 
 class FollowsItself(Unavailable):
-    """The control plane is this broker, or follows it: nothing but other settings will help."""
+    """The control plane is this broker, or follows it. Set another control plane."""
 
 
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """What the control plane answered, to be given on."""
+    """The answer of the control plane, for the client."""
 
     status: int
     body: bytes
@@ -78,7 +78,7 @@ Forwarded = Callable[[RemoteAnswer | PenstockError], None]
 
 
 class Follower:
-    """`connected`: the last sync succeeded. `follows`: who is followed, the next first."""
+    """`connected`: the last sync succeeded. `follows`: the brokers it follows, nearest first."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Follower:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._forwarded = 0
         headers = {"User-Agent": f"penstock/{__version__}", "Accept-Encoding": "identity"}
-        # Nothing is waited for in a pool: what is under way is bounded here.
+        # The pool needs no limit: MAX_FORWARDED bounds the requests.
         self._http = httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False,
             verify=ssl.create_default_context(),
@@ -113,20 +113,20 @@ class Follower:
         self.use_token(token)
 
     def use_token(self, token: str) -> None:
-        """From now on the control plane is shown this token; empty means none."""
+        """Sends this token to the control plane from now on; empty means none."""
         if token:
             self._http.headers["Authorization"] = f"Bearer {token}"
         else:
             self._http.headers.pop("Authorization", None)
 
     async def start(self) -> None:
-        """Syncs for the first time, if the control plane answers soon, and then again and again."""
+        """Waits for a first sync if the control plane answers soon, and syncs again and again."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.sync(), FIRST_SYNC_S)
         self._spawn(self._follow())
 
     async def close(self) -> None:
-        """Whoever still waits for a change is told that the broker is stopping."""
+        """Answers changes that still wait: the broker is stopping."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -134,13 +134,13 @@ class Follower:
         await self._http.aclose()
 
     async def sync(self) -> PenstockError | None:
-        """A sync that begins after this call; those who ask while one waits share it."""
+        """Runs a sync that begins after this call. Callers share a sync that has not begun."""
         if self._next_sync is None:
             self._next_sync = self._spawn(self._sync_in_turn())
         return await asyncio.shield(self._next_sync)
 
     def forward(self, request: Request, done: Forwarded) -> None:
-        """Lets the control plane decide; a change that it made is here when `done` is called."""
+        """Asks the control plane for the change. When `done` is called, the change is here too."""
         if self._forwarded >= MAX_FORWARDED:
             raise ResourceExhausted(
                 "too many changes are on their way to the control plane", limit="forwarded"
@@ -152,7 +152,7 @@ class Follower:
 
     async def _follow(self) -> None:
         while True:
-            # Followers that were started together do not go on asking together.
+            # Random, so that followers that were started together do not sync together.
             await asyncio.sleep(self._sync_s * random.uniform(0.5, 1.0))
             await self.sync()
 
@@ -184,7 +184,7 @@ class Follower:
             mirror.is_new = False
 
     async def _ask_changes(self) -> RemoteChanges | None:
-        """None: only a snapshot will do. Another process may have lost what the last one said."""
+        """None: a snapshot is needed, since a restarted control plane may have lost changes."""
         mirror = self._mirror
         query = f"since={mirror.revision}&epoch={mirror.epoch}"
         try:
@@ -239,8 +239,8 @@ class Follower:
         chain = [instance, *follows]
         self.follows = chain[:MAX_CHAIN]
         if self._instance in chain:
-            # What others are told ends here, or two that follow each other would tell it longer
-            # each time.
+            # Cut here: otherwise the chains of two brokers that follow each other grow with each
+            # sync.
             self.follows = chain[: chain.index(self._instance) + 1]
             raise FollowsItself("it is this broker itself, or follows it; set another one")
         if len(chain) > MAX_CHAIN:
@@ -254,7 +254,7 @@ class Follower:
         self.last_sync_ms = time.time_ns() // 1_000_000
 
     def _failed(self, error: Exception) -> PenstockError:
-        """Logged once for an outage, and again when it turns out to be another one."""
+        """Logs an outage once, and again if the brokers turn out to follow each other."""
         text = _explain(error)
         is_loop = isinstance(error, FollowsItself)
         if self.last_error is None or (is_loop and self.last_error != text):
@@ -334,7 +334,7 @@ class Follower:
 
 
 def checked_url(url: str) -> str:
-    """A control plane's address. What is refused is not repeated: it may hold a password."""
+    """Checks a control plane's address. The error does not repeat it: it may hold a password."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -359,7 +359,7 @@ def _via(request: Request) -> list[str]:
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says, for a person."""
+    """The message in the body of an error."""
     try:
         text = _error.decode(body).get("message")
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,31 +1,23 @@
-"""Tenants, namespaces, streams and caches as people write them, and as they are shown.
+"""The settings of streams and caches as bodies give them: their types, and how they are read.
 
-Bodies are decoded strictly. A member left out keeps what is, `null` is the default again. What is
-shown is in force: where a stream sets nothing, the broker's setting, and `origins` says which.
-Must not know requests or replies; whether an entry can be so is decided in core.
+A member left out keeps its value; `null` sets the default again. Durations and sizes may have a
+unit. Must not know requests or replies; core decides whether an entry is possible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from penstock.api.streams import stream_settings
 from penstock.model.errors import FailedPrecondition, InvalidArgument
-from penstock.model.limits import MAX_OFFSET, MAX_QUEUE_DEPTH, Limits
+from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name
-from penstock.model.tenancy import (
-    CacheConfig,
-    DeliveryMode,
-    Entry,
-    EvictionPolicy,
-    Path,
-    StreamConfig,
-)
-from penstock.model.units import format_duration, parse_duration_ms, parse_size
+from penstock.model.tenancy import CacheConfig, Entry, Path, StreamConfig
+from penstock.model.units import parse_duration_ms, parse_size
+from penstock.server.members import Name, limits, required
 from penstock.server.websocket.messages import Body
 
 MAX_TIMEOUT_MS = 600_000
@@ -33,57 +25,36 @@ MAX_TIMEOUT_MS = 600_000
 
 C = TypeVar("C", StreamConfig, CacheConfig)
 
-
-class TenantBody(Body):
-    tenant_id: str | None = None
-
-
-class NamespaceBody(Body):
-    namespace: str | None = None
-
-
-class StreamSettingsBody(Body):
-    """How a stream is set; durations and sizes may have a unit."""
-
-    delivery: DeliveryMode | UnsetType | None = UNSET
-    durable: bool | UnsetType | None = UNSET
-    retention: int | str | UnsetType | None = UNSET
-    event_queue_depth: int | UnsetType | None = UNSET
-    event_queue_bytes: int | str | UnsetType | None = UNSET
-    pub_queue_depth: int | UnsetType | None = UNSET
-    publish_queue_wait_timeout_ms: int | str | UnsetType | None = UNSET
-    lag_alert_events: int | UnsetType | None = UNSET
-    disconnect_slow_ms: int | str | UnsetType | None = UNSET
-
-
-class StreamBody(StreamSettingsBody):
-    name: str | None = None
-
-
-class CacheSettingsBody(Body):
-    """How a cache is set; `max_bytes` may have a unit."""
-
-    max_entries: int | UnsetType | None = UNSET
-    max_bytes: int | str | UnsetType | None = UNSET
-    eviction_policy: EvictionPolicy | UnsetType | None = UNSET
-    durable: bool | UnsetType | None = UNSET
-
-
-class CacheBody(CacheSettingsBody):
-    name: str | None = None
-
-
-# -- reading -------------------------------------------------------------------------------------
+EntryName = Annotated[Name | None, required("Its name: 1 to 200 bytes of UTF-8.")]
+DurationText = Annotated[
+    str, limits(pattern=r"^\s*(\d{1,15}\s*(ms)?|\d{1,12}\s*s|\d{1,10}\s*m|\d{1,8}\s*[hd])\s*$")
+]
+TimeoutText = Annotated[
+    str,
+    limits(
+        pattern=r"^\s*(([1-9]\d{0,4}|[1-5]\d{5}|600000)\s*(ms)?|([1-9]\d?|[1-5]\d{2}|600)\s*s|"
+        r"([1-9]|10)\s*m)\s*$"
+    ),
+]
+Bytes = Annotated[int, limits(minimum=1, maximum=MAX_OFFSET)]
+BytesText = Annotated[
+    str,
+    limits(
+        pattern=r"^\s*([1-9]\d{0,14}\s*[Bb]?|[1-9]\d{0,11}\s*([Kk][Ii]?[Bb])|"
+        r"[1-9]\d{0,8}\s*([Mm][Ii]?[Bb])|[1-9]\d{0,5}\s*([Gg][Ii]?[Bb])|"
+        r"[1-9]\d{0,2}\s*([Tt][Ii]?[Bb]))\s*$"
+    ),
+]
 
 Read = Callable[[str, Any], Any]
-"""Takes a member's name and value; gives what is kept, or raises InvalidArgument."""
+"""Takes a member's name and value; returns the value to keep, or raises InvalidArgument."""
 
 
-def _as_it_is(_: str, value: Any) -> Any:
+def as_it_is(_: str, value: Any) -> Any:
     return value
 
 
-def _whole(least: int, most: int) -> Read:
+def whole_number(least: int, most: int) -> Read:
     def read(name: str, value: int) -> int:
         if not least <= value <= most:
             raise InvalidArgument(f"{name} must be {least} to {most:,}, not {value}")
@@ -92,7 +63,7 @@ def _whole(least: int, most: int) -> Read:
     return read
 
 
-def _duration(least: int, most: int) -> Read:
+def duration(least: int, most: int) -> Read:
     def read(name: str, value: int | str) -> int:
         ms = parse_duration_ms(value) if isinstance(value, str) else value
         if ms is None:
@@ -107,7 +78,7 @@ def _duration(least: int, most: int) -> Read:
     return read
 
 
-def _size(name: str, value: int | str) -> int:
+def size(name: str, value: int | str) -> int:
     nbytes = parse_size(value) if isinstance(value, str) else value
     if nbytes is None:
         raise InvalidArgument(
@@ -118,39 +89,9 @@ def _size(name: str, value: int | str) -> int:
     return nbytes
 
 
-_STREAM_MEMBERS: dict[str, tuple[str, Read]] = {
-    "delivery": ("delivery", _as_it_is),
-    "durable": ("durable", _as_it_is),
-    "retention": ("retention_ms", _duration(0, MAX_OFFSET)),
-    "event_queue_depth": ("event_queue_depth", _whole(1, MAX_QUEUE_DEPTH)),
-    "event_queue_bytes": ("event_queue_bytes", _size),
-    "pub_queue_depth": ("pub_queue_depth", _whole(1, MAX_QUEUE_DEPTH)),
-    "publish_queue_wait_timeout_ms": (
-        "publish_queue_wait_timeout_ms",
-        _duration(1, MAX_TIMEOUT_MS),
-    ),
-    "lag_alert_events": ("lag_alert_events", _whole(0, MAX_OFFSET)),
-    "disconnect_slow_ms": ("disconnect_slow_ms", _duration(0, MAX_TIMEOUT_MS)),
-}
-_CACHE_MEMBERS: dict[str, tuple[str, Read]] = {
-    "max_entries": ("max_entries", _whole(1, MAX_OFFSET)),
-    "max_bytes": ("max_bytes", _size),
-    "eviction_policy": ("eviction_policy", _as_it_is),
-    "durable": ("durable", _as_it_is),
-}
-"""Member of the body: its name in the config, and how it is read."""
-
-
-def stream_config(body: StreamSettingsBody, now: StreamConfig | None = None) -> StreamConfig:
-    """How the stream is to be set, given how it is set now."""
-    return _config(body, _STREAM_MEMBERS, now or StreamConfig(), StreamConfig())
-
-
-def cache_config(body: CacheSettingsBody, now: CacheConfig | None = None) -> CacheConfig:
-    return _config(body, _CACHE_MEMBERS, now or CacheConfig(), CacheConfig())
-
-
-def _config(body: Body, members: dict[str, tuple[str, Read]], now: C, default: C) -> C:
+def read_config(body: Body, members: dict[str, tuple[str, Read]], now: C | None, default: C) -> C:
+    """The config that the body asks for, given the config now. `members` has, for each member of
+    the body, its name in the config and how it is read."""
     values = {}
     for member, (name, read) in members.items():
         value = getattr(body, member)
@@ -158,11 +99,11 @@ def _config(body: Body, members: dict[str, tuple[str, Read]], now: C, default: C
             values[name] = getattr(default, name)
         elif value is not UNSET:
             values[name] = read(member, value)
-    return msgspec.structs.replace(now, **values)
+    return msgspec.structs.replace(now or default, **values)
 
 
 def check_lasting(entry: Entry, config: StreamConfig | CacheConfig) -> None:
-    """Refuses to make another thing of it: that is a new one under another name."""
+    """Refuses a change of what an entry is; that takes a new entry under another name."""
     now = entry.stream or entry.cache
     for name in ("delivery", "durable"):
         if getattr(config, name, None) != getattr(now, name, None):
@@ -177,51 +118,3 @@ def entry_path(*names: str | None) -> Path:
     cleaned = [clean_name(name, each) for name, each in zip(names, what, strict=False)]
     tenant, namespace, name = [*cleaned, "", ""][:3]
     return tenant, namespace, name
-
-
-# -- showing -------------------------------------------------------------------------------------
-
-
-def show(entry: Entry, limits: Limits) -> dict[str, Any]:
-    """An entry with every setting that is in force for it."""
-    shown: dict[str, Any] = {"tenant_id": entry.tenant_id}
-    if entry.kind != "tenant":
-        shown["namespace"] = entry.namespace
-    if entry.stream is not None:
-        shown = {"name": entry.name} | shown | _show_stream(entry.stream, limits)
-    elif entry.cache is not None:
-        shown = {"name": entry.name} | shown | _show_cache(entry.cache, limits)
-    return shown | {"created_ms": entry.created_ms, "revision": entry.revision}
-
-
-def _show_stream(config: StreamConfig, limits: Limits) -> dict[str, Any]:
-    in_force = msgspec.structs.asdict(stream_settings(config, limits))
-    origins = {name: "broker" if getattr(config, name) is None else "stream" for name in in_force}
-    return {
-        "delivery": config.delivery,
-        "durable": config.durable,
-        "ordering": "per_stream",
-        "retention": format_duration(config.retention_ms) if config.retention_ms else None,
-        "retention_ms": config.retention_ms,
-        **in_force,
-        "pub_workers_per_conn": limits.pub_workers_per_conn,
-        "origins": origins | {"pub_workers_per_conn": "broker"},
-    }
-
-
-def _show_cache(config: CacheConfig, limits: Limits) -> dict[str, Any]:
-    return {
-        "durable": config.durable,
-        "consistency": "linearizable",
-        "ttl_precision": "exact",
-        "max_entries": config.max_entries or None,
-        "max_bytes": config.max_bytes or None,
-        "eviction_policy": config.eviction_policy,
-        "cache_memory_bytes": limits.cache_memory_bytes,
-        "origins": {
-            "max_entries": "cache",
-            "max_bytes": "cache",
-            "eviction_policy": "cache",
-            "cache_memory_bytes": "broker",
-        },
-    }

@@ -1,4 +1,4 @@
-"""A registry as it is told to those who follow it, and what they know of it.
+"""The registry as followers get it over the wire, and a follower's copy of it.
 
 Must not know how it is asked for.
 """
@@ -11,7 +11,7 @@ from penstock.model.tenancy import Entry, Kind, Path
 
 
 class RemoteChange(msgspec.Struct, frozen=True):
-    """`revision` is the entry's, so that a reader need not look into it."""
+    """`revision` is that of the entry."""
 
     revision: int
     entry: Entry
@@ -19,7 +19,7 @@ class RemoteChange(msgspec.Struct, frozen=True):
 
 
 class RemoteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """`instance` is the process that answers; `follows` those that it follows, the next first."""
+    """`instance` is the process that answers; `follows` are those it follows, nearest first."""
 
     instance: str
     follows: list[str]
@@ -37,7 +37,7 @@ class RemoteChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mirror:
-    """The control plane's entries, as of its `revision`. `is_new`: they are not all here yet."""
+    """The control plane's entries at `revision`. `is_new`: the own registry lacks some of them."""
 
     def __init__(self) -> None:
         self.instance = ""

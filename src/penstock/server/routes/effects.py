@@ -1,78 +1,131 @@
-"""Consumer-side idempotency over HTTP: begin, renew, commit, fail, look up."""
+"""Effects: idempotency on the consumer's side. Begin, renew, commit, fail, and look one up."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from penstock.api.effects import BegunEffect
-from penstock.server.forms import effect_of, lease_of
+from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_RESULT_BYTES
+from penstock.model.names import clean_name
+from penstock.server.envelopes import check_length
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, whole_number
-from penstock.server.routes.messages import clean_reason
-from penstock.server.wire import (
-    CommitEffectBody,
-    EffectBody,
-    FailEffectBody,
-    LeasedEffectBody,
-    LookedUpEffectBody,
+from penstock.server.members import (
+    GroupName,
+    Identifier,
+    LeaseTime,
+    OwnerName,
+    StrictBody,
+    TopicName,
+    limits,
+    optional,
+    required,
 )
+from penstock.server.routes.deliveries import clean_reason, lease_of
+from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
+
+_EffectKey = Annotated[str, limits(minLength=1, maxLength=MAX_ENVELOPE_FIELD_BYTES)]
+_Result = Annotated[str, limits(maxLength=MAX_RESULT_BYTES)]
+
+
+class EffectQuery(StrictBody):
+    """The members that name an effect."""
+
+    tenant_id: Annotated[
+        Identifier | None, optional("The tenant. Each tenant has its own idempotency keys.")
+    ] = None
+    topic: TopicName = None
+    group: GroupName = None
+    key: Annotated[_EffectKey | None, required("The idempotency key of the effect.")] = None
+
+
+class EffectBody(EffectQuery):
+    owner: OwnerName = None
+
+
+class LeasedEffectBody(EffectBody):
+    lease_ms: LeaseTime = None
+
+
+class CommitEffectBody(EffectBody):
+    result: Annotated[
+        _Result | None, optional("The result of the effect, kept for later requests.")
+    ] = None
+
+
+class FailEffectBody(EffectBody):
+    reason: Annotated[
+        str | None, optional("Why it failed; the next delivery has it as last_error.")
+    ] = None
+
+
+class Begun(msgspec.Struct):
+    """`RUN`: run the effect, which failed before if there is a `last_error`. `COMMITTED`: it was
+    run, with this result."""
+
+    status: str
+    result: str | UnsetType = UNSET
+    last_error: str | UnsetType = UNSET
+
 
 _leased_decoder = msgspec.json.Decoder(LeasedEffectBody)
 _commit_decoder = msgspec.json.Decoder(CommitEffectBody)
 _fail_decoder = msgspec.json.Decoder(FailEffectBody)
 _ANYBODY = "anybody"
-_NAMES = ("tenant_id", "topic", "group", "key", "owner")
+_NAMES = EffectBody.__struct_fields__
 
 
-def begin(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def begin(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased(request)
-    hub.engine.begin_effect(
-        effect_of(body),
-        lease_of(body.lease_ms, hub.engine.limits.lease_ms),
+    dispatch.engine.begin_effect(
+        _effect_of(body),
+        lease_of(body.lease_ms, dispatch.engine.limits.lease_ms),
         lambda outcome: send_outcome(reply, outcome, 200, _begun),
     )
 
 
-def _begun(effect: BegunEffect) -> dict[str, Any]:
+def _begun(effect: BegunEffect) -> Begun:
     if effect.is_committed:
-        return {"status": "COMMITTED", "result": effect.text}
-    return {"status": "RUN", "last_error": effect.text} if effect.text else {"status": "RUN"}
+        return Begun("COMMITTED", result=effect.text)
+    return Begun("RUN", last_error=effect.text or UNSET)
 
 
-def look_up(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
-    named = LookedUpEffectBody(*(params.get(name) for name in LookedUpEffectBody.__struct_fields__))
-    command = effect_of(EffectBody(**msgspec.structs.asdict(named), owner=_ANYBODY))
-    hub.engine.look_up_effect(
+    named = {name: params.get(name) for name in EffectQuery.__struct_fields__}
+    command = _effect_of(EffectBody(**named, owner=_ANYBODY))
+    dispatch.engine.look_up_effect(
         command, lambda outcome: send_outcome(reply, outcome, 200, lambda report: report)
     )
 
 
-def renew(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def renew(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased(request)
-    lease_ms = lease_of(body.lease_ms, hub.engine.limits.lease_ms)
-    hub.engine.renew_effect(effect_of(body), lease_ms, reply.settle)
+    lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
+    dispatch.engine.renew_effect(_effect_of(body), lease_ms, reply.settle)
 
 
-def commit(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if request.body:
         body = decode_body(_commit_decoder, request.body)
     else:
         body = CommitEffectBody(**_params(request, "result"))
-    hub.engine.commit_effect(effect_of(body), body.result or "", reply.settle)
+    dispatch.engine.commit_effect(_effect_of(body), body.result or "", reply.settle)
 
 
-def fail(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def fail(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if request.body:
         body = decode_body(_fail_decoder, request.body)
     else:
         body = FailEffectBody(**_params(request, "reason"))
-    hub.engine.fail_effect(effect_of(body), clean_reason(body.reason), reply.settle)
+    dispatch.engine.fail_effect(_effect_of(body), clean_reason(body.reason), reply.settle)
 
 
 def _leased(request: Request) -> LeasedEffectBody:
@@ -86,3 +139,106 @@ def _leased(request: Request) -> LeasedEffectBody:
 def _params(request: Request, last: str) -> dict[str, str | None]:
     params = request.params()
     return {name: params.get(name) for name in (*_NAMES, last)}
+
+
+def _effect_of(body: EffectBody) -> EffectCommand:
+    check_length(body.tenant_id, "tenant_id")
+    check_length(body.key, "key")
+    if not body.key:
+        raise InvalidArgument("key is required")
+    return EffectCommand(
+        body.tenant_id or "",
+        clean_name(body.topic, "topic"),
+        clean_name(body.group, "group"),
+        body.key,
+        clean_name(body.owner, "owner"),
+    )
+
+
+_EXAMPLE = {
+    "tenant_id": "acme",
+    "topic": "orders",
+    "group": "billing",
+    "key": "charge-17",
+    "owner": "w1",
+}
+_ERRORS = (400, 404, 409, 503)
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/idempotency",
+        handler=look_up,
+        tag="Effects",
+        summary="Look up an effect",
+        text="Its status (PENDING, COMMITTED or FAILED), its owner, the rest of the owner's "
+        "lease, its result and its last error. 404 if it was never begun or is forgotten.",
+        query=(EffectQuery,),
+        answers={
+            200: Answer(
+                "The effect.",
+                EffectReport,
+                {
+                    "status": "FAILED",
+                    "owner": "w1",
+                    "lease_ms": 0,
+                    "result": "",
+                    "last_error": "card declined",
+                },
+            )
+        },
+        errors=(400, 404, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/idempotency/begin",
+        handler=begin,
+        tag="Effects",
+        summary="Begin an effect",
+        text="Asks whether to run the effect of a message for a group. After a failure the "
+        "answer has last_error. If the consumer crashes between the effect and its commit, the "
+        "effect runs again.",
+        body=LeasedEffectBody,
+        query=(LeasedEffectBody,),
+        example=_EXAMPLE | {"lease_ms": 30000},
+        answers={200: Answer("Whether to run it, or its result.", Begun, {"status": "RUN"})},
+        errors=(400, 404, 409, 429, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/idempotency/renew",
+        handler=renew,
+        tag="Effects",
+        summary="Renew an effect's lease",
+        body=LeasedEffectBody,
+        query=(LeasedEffectBody,),
+        example=_EXAMPLE | {"lease_ms": 30000},
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/idempotency/commit",
+        handler=commit,
+        tag="Effects",
+        summary="Commit an effect with its result",
+        text="Later messages with this key are finished for the group without delivery.",
+        body=CommitEffectBody,
+        query=(CommitEffectBody,),
+        example=_EXAMPLE | {"result": "charged 17 EUR"},
+        answers=DONE,
+        errors=(400, 404, 409, 413, 429, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/idempotency/fail",
+        handler=fail,
+        tag="Effects",
+        summary="Say that an effect failed",
+        body=FailEffectBody,
+        query=(FailEffectBody,),
+        example=_EXAMPLE | {"reason": "card declined"},
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+)

@@ -1,18 +1,32 @@
-"""What is said of one route: its request, its answers, its errors.
+"""An endpoint: its route, its handler and its description.
 
-Must not know which routes there are, nor how a document or a page looks.
+Each module of this package has a tuple ENDPOINTS; table.py lists the modules. Must not know which
+endpoints there are, nor how a document or a page looks.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from penstock.model.tenancy import Path
+from penstock.server.http.dispatch import Handler, RequestDispatch
+from penstock.server.http.requests import Request, path_name
+from penstock.server.members import CacheKey, Count, Name
+
+if TYPE_CHECKING:
+    from penstock.server.http.response_order import Reply
+
+PathHandler = Callable[[Path, RequestDispatch, Request, "Reply"], None]
+"""A handler that gets the path of a stream or cache first, read and cleaned once for many
+requests."""
+
 
 class Answer(msgspec.Struct, frozen=True):
-    """`shape` None: there is no body, or bytes as they are. Of a batch, it is the shape of one
-    result. `headers` are those that only this answer has: what each says, and its type."""
+    """`shape` None: there is no body, or bytes as they are. For a batch it is the shape of one
+    result. `headers` are those that only this answer has: the meaning of each, and its type."""
 
     text: str
     shape: Any = None
@@ -21,28 +35,80 @@ class Answer(msgspec.Struct, frozen=True):
     headers: dict[str, tuple[str, str]] = {}
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """`query` None: whatever the body may have. `example` is that of the body or, without one, of
-    the query; `names` are those in its path that are other than usual. `or_array`: the body may be
-    an array of such bodies too, which is answered by an array. `conditions` are headers that take
-    ETags, with what each means."""
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`body` is the struct that is decoded; `query` are structs whose plain members may be in the
+    query: beside the body, or instead of it. `query_only`: the document leaves the body out.
+
+    `scope`: the handler is a PathHandler, for the stream or the cache in the path.
+
+    `example` is that of the body or, without one, of the query. `path_examples` replace those of
+    PathNames. `batch`: the body is an array, or lines, of such bodies. `or_array`: the body may be
+    an array of such bodies, and the answer is then an array. `conditions` are headers that take
+    ETags, with the meaning of each.
+    """
 
     method: str
     path: str
+    handler: Handler | PathHandler
+    scope: Literal["", "stream", "cache"] = ""
     tag: str
     summary: str
     text: str = ""
     body: Any = None
-    required: tuple[str, ...] = ()
-    query: tuple[str, ...] | None = None
+    query: tuple[type[msgspec.Struct], ...] = ()
     query_only: bool = False
     batch: bool = False
     or_array: bool = False
     example: Any = None
-    names: dict[str, str] = {}
+    path_examples: dict[str, str] = {}
     conditions: dict[str, str] = {}
     answers: dict[int, Answer]
     errors: tuple[int, ...] = ()
 
 
 DONE = {204: Answer("Done.")}
+
+TAGS = {
+    "Topics": "Topics, their partitions and their groups.",
+    "Messages": "Produce, consume and settle.",
+    "Ranges": "Read stored messages as data, without consuming them.",
+    "Writes": "Write rows in batches, each exactly once: stage them, then commit.",
+    "Journal": "The events of messages, as data.",
+    "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
+    "Streams": "Publish to all current subscribers, at most once; and the WebSocket.",
+    "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
+    "Tenants": "Tenants, their namespaces, and the streams and caches in those.",
+    "Registry": "The registry as a whole, for its followers.",
+    "Broker": "Probes and version.",
+}
+
+
+def _named(text: str, example: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text, examples=[example])
+
+
+class PathNames(msgspec.Struct):
+    """The names in paths. Each means the same in every path."""
+
+    topic: Annotated[Name, _named("The topic's name: 1 to 200 bytes of UTF-8.", "orders")]
+    group: Annotated[Name, _named("The consumer group's name.", "billing")]
+    partition: Annotated[Count, _named("The partition's number, from 0.", "0")]
+    producer: Annotated[Name, _named("The producer's name: 1 to 200 bytes of UTF-8.", "nightly")]
+    batch: Annotated[
+        Count,
+        _named("The batch's number, 0 or more. The numbers of a producer's batches rise.", "7"),
+    ]
+    part: Annotated[Count, _named("The number of the part in the batch.", "0")]
+    piece: Annotated[Count, _named("The number of the piece in the part, from 0.", "0")]
+    tenant_id: Annotated[Name, _named("The tenant's name: 1 to 200 bytes of UTF-8.", "default")]
+    namespace: Annotated[Name, _named("The namespace's name.", "default")]
+    stream: Annotated[Name, _named("The stream's name.", "default")]
+    cache: Annotated[Name, _named("The cache's name.", "default")]
+    key: Annotated[
+        CacheKey, _named("1 to 1,024 bytes of UTF-8 without control characters.", "greeting")
+    ]
+
+
+def names_in_path(request: Request) -> list[str]:
+    """Every segment of the path after /v1, as text."""
+    return [path_name(part) for part in request.path.split(b"/")[2:]]

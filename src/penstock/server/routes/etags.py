@@ -1,4 +1,4 @@
-"""ETags of cache entries: a version as a header, and the conditions that name one.
+"""ETags of cache entries, and the conditions If-Match and If-None-Match.
 
 An entry's ETag is its version in quotes, `"17"`. Must not know connections.
 """
@@ -15,7 +15,7 @@ _TAG = re.compile(rb'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _VERSION = re.compile(rb"[1-9][0-9]{0,18}")
 
 _NEVER = -1
-"""A version that no key has: a tag that names none, as one of another server, matches nothing."""
+"""A version that no key has, for tags that are no version, such as those of another server."""
 
 
 def etag_head(version: int) -> bytes:
@@ -23,11 +23,11 @@ def etag_head(version: int) -> bytes:
 
 
 def precondition_of(notes: Notes) -> Precondition | None:
-    """The request's conditions; None if it has none."""
+    """The conditions in the request's headers; None if there are none."""
     if notes.if_match is None and notes.if_none_match is None:
         return None
     return Precondition(
-        # A weak tag says that two values are as good as equal, which is not enough to change one.
+        # A weak tag only says that two values are equivalent, which is not enough to change one.
         None if notes.if_match is None else _versions(notes.if_match, "If-Match", weak=False),
         None
         if notes.if_none_match is None

@@ -1,36 +1,98 @@
-"""The journal over HTTP: its rows, as an Arrow stream or as lines of JSON, where it begins and
-ends, how to share out the work of reading it, and how far it is archived."""
+"""The journal: read its rows, its positions and its splits, and say how far it is archived."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.journal import KINDS, JournalRequest, JournalSelection
+from penstock.model.journal import (
+    KINDS,
+    JournalArchive,
+    JournalReport,
+    JournalRequest,
+    JournalSelection,
+)
+from penstock.model.splits import Splits
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, truth
+from penstock.server.http.streamed_response import check_streamable
+from penstock.server.members import Count, Position, StrictBody, limits, optional, required
+from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.ranges import (
+    AllSplitRows,
+    Columns,
+    Format,
     RangeStream,
-    check_readable,
+    SplitRows,
+    TimeMs,
     columns_of,
-    form_of,
+    format_of,
     not_negative,
     split_sizes,
 )
-from penstock.server.wire import ArchivedBody
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
+_From = Annotated[
+    Position | None, optional("The first position; omitted, the oldest that is kept.")
+]
+_To = Annotated[
+    Position | None, optional("The position to end before; omitted, the end of the journal now.")
+]
+_Kind = Annotated[str, limits(enum=["", *KINDS])]
+
+
+class JournalQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
+    start: _From = None
+    end: _To = None
+    columns: Columns = None
+    kind: Annotated[_Kind | None, optional("Only events of this kind, such as acked.")] = None
+    topic: Annotated[str | None, optional("Only events of this topic.")] = None
+    group: Annotated[str | None, optional("Only events of this group.")] = None
+    run_id: Annotated[str | None, optional("Only messages of this run.")] = None
+    tenant_id: Annotated[str | None, optional("Only messages of this tenant.")] = None
+    from_ms: Annotated[
+        Position | None,
+        optional("Only events at this time or later, in milliseconds since 1970."),
+    ] = None
+    to_ms: Annotated[Position | None, optional("Only events before this time.")] = None
+    format: Format = None
+
+
+class JournalSplitsQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
+    start: _From = None
+    end: _To = None
+    rows: SplitRows = None
+    max_rows: AllSplitRows = None
+
+
+class JournalOffsetsQuery(msgspec.Struct):
+    fresh: Annotated[
+        bool | None,
+        optional(
+            "true: makes everything that is durable now readable first, which may take a while."
+        ),
+    ] = None
+    time_ms: TimeMs = None
+
+
+class ArchivedBody(StrictBody):
+    next: Annotated[
+        Count | None,
+        required("Everything below this offset, or position of the journal, is done."),
+    ] = None
+
+
 _decoder = msgspec.json.Decoder(ArchivedBody)
 
 
-def read_journal(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    check_readable(hub, request)
+def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    check_streamable(dispatch, request)
     params = request.params()
-    name, content_type = form_of(params)
+    name, content_type = format_of(params)
     wanted = JournalRequest(
         start=not_negative(params, "from"),
         end=not_negative(params, "to"),
@@ -47,22 +109,22 @@ def read_journal(hub: RequestDispatch, request: Request, reply: Reply) -> None:
         ),
     )
     stream = RangeStream(reply, content_type)
-    reply.when_first(lambda: hub.engine.journal.open(wanted, stream.opened))
+    reply.when_first(lambda: dispatch.engine.journal.open(wanted, stream.opened))
 
 
-def read_positions(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def read_positions(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
-    hub.engine.journal.offsets(
+    dispatch.engine.journal.offsets(
         truth(params, "fresh"),
         not_negative(params, "time_ms"),
         lambda outcome: send_outcome(reply, outcome, 200, lambda report: report),
     )
 
 
-def read_splits(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
     rows, max_rows = split_sizes(params)
-    hub.engine.journal.splits(
+    dispatch.engine.journal.splits(
         not_negative(params, "from"),
         not_negative(params, "to"),
         rows,
@@ -71,11 +133,11 @@ def read_splits(hub: RequestDispatch, request: Request, reply: Reply) -> None:
     )
 
 
-def set_archived(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def set_archived(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     next_ = decode_body(_decoder, request.body).next
     if next_ is None or next_ < 0:
         raise InvalidArgument("next is required: a position of the journal, 0 or more")
-    hub.engine.journal.set_archived(
+    dispatch.engine.journal.set_archived(
         next_,
         lambda outcome: send_outcome(reply, outcome, 200, lambda archive: archive),
     )
@@ -85,3 +147,79 @@ def _kind(name: str) -> str:
     if name and name not in KINDS:
         raise InvalidArgument(f"unknown kind {name!r}; there are {', '.join(KINDS)}")
     return name
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/journal",
+        handler=read_journal,
+        tag="Journal",
+        summary="Read the events of messages",
+        text="One row per event, in the order in which they were recorded: its time, kind, "
+        "place, group, owner, attempt and reason, the ids of the message's envelope, and when "
+        "the message was stored (produced_at) and delivered (delivered_at). It can be read any "
+        "number of times. The range is fixed when the answer begins. An answer that breaks off "
+        "does not look complete.",
+        query=(JournalQuery,),
+        example={"kind": "dead_lettered", "format": "ndjson"},
+        answers={
+            200: Answer(
+                "The rows, as an Arrow IPC stream or as lines of JSON.",
+                media_type="application/vnd.apache.arrow.stream",
+            )
+        },
+        errors=(400, 409, 410, 416, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/journal/offsets",
+        handler=read_positions,
+        tag="Journal",
+        summary="First and next positions of the journal",
+        text="The journal is written when the log is sealed. With fresh, the answer waits "
+        "until everything that is durable now can be read. With time_ms, also the first "
+        "position of that time.",
+        query=(JournalOffsetsQuery,),
+        answers={
+            200: Answer(
+                "The positions.", JournalReport, {"earliest": 268435456, "next": 1342177280}
+            )
+        },
+        errors=(400, 409, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/journal/archived",
+        handler=set_archived,
+        tag="Journal",
+        summary="Say how far the journal is archived",
+        text="Says that every row below the position next is kept elsewhere. With the setting "
+        "journal_after_archive only such rows are removed. The position never goes back, and "
+        "stays the same if there is no row in between; the answer has it.",
+        body=ArchivedBody,
+        example={"next": 1342177280},
+        answers={200: Answer("The archived position now.", JournalArchive, {"next": 1342177280})},
+        errors=(400, 409, 416, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/journal/splits",
+        handler=read_splits,
+        tag="Journal",
+        summary="Split the journal for parallel reading",
+        text="Splits the journal into neighbouring ranges with at most so many rows each.",
+        query=(JournalSplitsQuery,),
+        answers={
+            200: Answer(
+                "The ranges, and where the last of them ends.",
+                Splits,
+                {
+                    "splits": [{"start": 268435456, "end": 1342177280, "rows": 4711}],
+                    "next": 1342177280,
+                },
+            )
+        },
+        errors=(400, 409, 410, 416, 503),
+    ),
+)

@@ -1,38 +1,53 @@
-"""The data plane: produce, ack, nack, release, extend, one a request or in batches."""
+"""Messages: produce one, or many in one commit."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from penstock.api.messages import Produce, ProduceOutcome, Settle, SettleOutcome
-from penstock.model.errors import PenstockError
-from penstock.model.limits import MAX_REASON_BYTES
+from penstock.api.messages import Produce, ProduceOutcome
+from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.model.names import clean_name
 from penstock.model.records import Message
-from penstock.server.batches import BatchDecoder
-from penstock.server.forms import ack_body_of, lease_of, produce_body_of, produce_of, settle_of
+from penstock.server.batches import BatchDecoder, read_commands, send_results
+from penstock.server.envelopes import (
+    EnvelopeBody,
+    RetryPolicyBody,
+    deadline_from_ms,
+    envelope_of,
+)
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Request, decode_body, truth, whole_number
+from penstock.server.http.requests import Request, decode_body, whole_number
 from penstock.server.http.responses import JSON_TYPE, batch_error, encode_json
-from penstock.server.wire import AckBody, ExtendBody, NackBody, ProduceBody
+from penstock.server.members import StrictBody, TopicName, limits, optional, required
+from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from penstock.server.http.response_order import Reply
 
-Body = TypeVar("Body")
-Command = TypeVar("Command")
-Outcome = TypeVar("Outcome")
+_Value = Annotated[str, limits(minLength=1)]
 
-_produce_decoder = msgspec.json.Decoder(ProduceBody)
-_ack_decoder = msgspec.json.Decoder(AckBody)
-_nack_decoder = msgspec.json.Decoder(NackBody)
-_extend_decoder = msgspec.json.Decoder(ExtendBody)
-_produce_batches = BatchDecoder(ProduceBody)
-_ack_batches = BatchDecoder(AckBody)
+
+class ProduceBody(StrictBody):
+    topic: TopicName = None
+    key: Annotated[str | None, optional("Messages with one key go to one partition.")] = None
+    value: Annotated[_Value | None, required("The payload: a string that is not empty.")] = None
+    envelope: EnvelopeBody | None = None
+
+
+class ProduceQuery(msgspec.Struct):
+    """What the query of a produce may have beside the members of the body and its envelope."""
+
+    tenant: Annotated[str | None, optional("The same as tenant_id.")] = None
+    idem_key: Annotated[str | None, optional("The same as idempotency_key.")] = None
+    deadline_rfc3339: Annotated[str | None, optional("The same as deadline.")] = None
+    deadline_ms: Annotated[int | None, optional("The same in milliseconds since 1970.")] = None
+    retry_max_attempts: Annotated[int | None, optional("retry_policy.max_attempts.")] = None
+    retry_backoff_ms: Annotated[int | None, optional("retry_policy.backoff_ms.")] = None
+    retry_max_backoff_ms: Annotated[int | None, optional("retry_policy.max_backoff_ms.")] = None
 
 
 class Produced(msgspec.Struct, gc=False):
@@ -41,7 +56,7 @@ class Produced(msgspec.Struct, gc=False):
 
 
 class ProducedItem(msgspec.Struct, omit_defaults=True, gc=False):
-    """A duplicate has no place of its own: partition and offset are left out."""
+    """A duplicate was not stored again, so it has no partition and no offset."""
 
     status: str
     topic: str
@@ -50,32 +65,24 @@ class ProducedItem(msgspec.Struct, omit_defaults=True, gc=False):
     duplicate: bool = False
 
 
-class AckedItem(msgspec.Struct, gc=False):
-    status: str = "acked"
-
-
-class ReleasedItem(msgspec.Struct, gc=False):
-    status: str = "released"
-
-
-_ACKED = AckedItem()
-_RELEASED = ReleasedItem()
+_decoder = msgspec.json.Decoder(ProduceBody)
+_batches = BatchDecoder(ProduceBody)
 
 # Clients of the contract compare the whole body of a produce, so its place is told in headers.
 _PLACE = JSON_TYPE + b"penstock-partition: %d\r\npenstock-offset: %d\r\n"
 _DUPLICATE = JSON_TYPE + b"penstock-duplicate: true\r\n"
 
 
-def produce(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def produce(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if request.body:
-        body = decode_body(_produce_decoder, request.body)
+        body = decode_body(_decoder, request.body)
     else:
-        body = produce_body_of(request.params())
+        body = _body_of_query(request.params())
     command = produce_of(body)
-    hub.engine.produce(command, partial(_produced, reply, command.topic))
+    dispatch.engine.produce(command, partial(_send_produced, reply, command.topic))
 
 
-def _produced(reply: Reply, topic: str, outcome: ProduceOutcome) -> None:
+def _send_produced(reply: Reply, topic: str, outcome: ProduceOutcome) -> None:
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
     elif outcome is None:
@@ -89,114 +96,10 @@ def _produced_body(topic: str) -> bytes:
     return encode_json(Produced("produced", topic))
 
 
-def ack(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.ack(_settled(request), reply.settle)
-
-
-def release(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.release(_settled(request), reply.settle)
-
-
-def _settled(request: Request) -> Settle:
-    """The delivery that is named, and nothing else."""
-    if request.body:
-        body = decode_body(_ack_decoder, request.body)
-    else:
-        body = msgspec.convert(ack_body_of(request.params()), AckBody)
-    return settle_of(body)
-
-
-def nack(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_nack_decoder, request.body)
-    else:
-        params = request.params()
-        named = {
-            **ack_body_of(params),
-            "reason": params.get("reason"),
-            "delay_ms": whole_number(params, "delay_ms"),
-            "dead": truth(params, "dead"),
-        }
-        body = msgspec.convert(named, NackBody)
-    hub.engine.nack(
-        settle_of(body),
-        clean_reason(body.reason),
-        reply.settle,
-        delay_ms=body.delay_ms,
-        dead=bool(body.dead),
-    )
-
-
-def extend(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_extend_decoder, request.body)
-    else:
-        params = request.params()
-        lease_ms = whole_number(params, "lease_ms")
-        body = msgspec.convert({**ack_body_of(params), "lease_ms": lease_ms}, ExtendBody)
-    lease = lease_of(body.lease_ms, hub.engine.limits.lease_ms)
-    hub.engine.extend(settle_of(body), lease, reply.settle)
-
-
-def produce_batch(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = _commands(_produce_batches.decode(request.body), produce_of)
+def produce_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    commands, refused = read_commands(_batches.decode(request.body), produce_of)
     results_of = partial(map, _produced_item, commands)
-    hub.engine.produce_many(commands, partial(_send_results, reply, refused, results_of))
-
-
-def ack_batch(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = _commands(_ack_batches.decode(request.body), settle_of)
-    results_of = partial(map, partial(_settled_item, _ACKED))
-    hub.engine.ack_many(commands, partial(_send_results, reply, refused, results_of))
-
-
-def release_batch(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = _commands(_ack_batches.decode(request.body), settle_of)
-    results_of = partial(map, partial(_settled_item, _RELEASED))
-    hub.engine.release_many(commands, partial(_send_results, reply, refused, results_of))
-
-
-def clean_reason(raw: str | None) -> str:
-    """Trimmed, and cut to what is worth keeping in memory."""
-    text = (raw or "").strip()
-    if len(text) * 4 > MAX_REASON_BYTES:
-        text = text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
-    return text
-
-
-def _commands(
-    items: list[Body | PenstockError], command_of: Callable[[Body], Command]
-) -> tuple[list[Command], dict[int, PenstockError]]:
-    """The commands, and by its place whatever is none."""
-    commands: list[Command] = []
-    refused: dict[int, PenstockError] = {}
-    for place, item in enumerate(items):
-        try:
-            if isinstance(item, PenstockError):
-                raise item
-            commands.append(command_of(item))
-        except PenstockError as error:
-            refused[place] = error
-    return commands, refused
-
-
-def _send_results(
-    reply: Reply,
-    refused: dict[int, PenstockError],
-    results_of: Callable[[list[Outcome]], Iterator[Any]],
-    outcomes: list[Outcome] | PenstockError,
-) -> None:
-    if isinstance(outcomes, PenstockError):
-        reply.send_error(outcomes)
-        return
-    results = list(results_of(outcomes))
-    if refused:
-        decided = iter(results)
-        results = [
-            batch_error(refused[place]) if place in refused else next(decided)
-            for place in range(len(results) + len(refused))
-        ]
-    reply.send(200, encode_json({"results": results}))
+    dispatch.engine.produce_many(commands, partial(send_results, reply, refused, results_of))
 
 
 def _produced_item(command: Produce, outcome: ProduceOutcome) -> Any:
@@ -207,5 +110,115 @@ def _produced_item(command: Produce, outcome: ProduceOutcome) -> Any:
     return batch_error(outcome)
 
 
-def _settled_item(success: Any, outcome: SettleOutcome) -> Any:
-    return success if outcome is None else batch_error(outcome)
+def produce_of(body: ProduceBody) -> Produce:
+    topic = clean_name(body.topic, "topic")
+    if not body.value:
+        raise InvalidArgument("value is required and must be a non-empty string")
+    if body.envelope is None:
+        return Produce(topic, body.key or "", body.value)
+    envelope, deadline_ms = envelope_of(body.envelope)
+    return Produce(topic, body.key or "", body.value, envelope, None, deadline_ms)
+
+
+def _body_of_query(params: dict[str, str]) -> ProduceBody:
+    return ProduceBody(
+        topic=params.get("topic"),
+        key=params.get("key"),
+        value=params.get("value"),
+        envelope=EnvelopeBody(
+            run_id=params.get("run_id"),
+            step_id=params.get("step_id"),
+            parent_step_id=params.get("parent_step_id"),
+            tenant_id=params.get("tenant_id") or params.get("tenant"),
+            idempotency_key=params.get("idempotency_key") or params.get("idem_key"),
+            target_topic=params.get("target_topic"),
+            partition_override=whole_number(params, "partition_override"),
+            deadline=_deadline_of_query(params),
+            retry_policy=RetryPolicyBody(
+                max_attempts=whole_number(params, "retry_max_attempts"),
+                backoff_ms=whole_number(params, "retry_backoff_ms"),
+                max_backoff_ms=whole_number(params, "retry_max_backoff_ms"),
+            ),
+        ),
+    )
+
+
+def _deadline_of_query(params: dict[str, str]) -> str | None:
+    for name in ("deadline", "deadline_rfc3339"):
+        if params.get(name):
+            # An unescaped '+' of a zone arrives as a space.
+            return re.sub(r" (\d{2}:\d{2})$", r"+\1", params[name])
+    deadline_ms = whole_number(params, "deadline_ms")
+    return None if deadline_ms is None else deadline_from_ms(deadline_ms)
+
+
+_EXAMPLE = {
+    "topic": "orders",
+    "key": "user-1",
+    "value": "hello",
+    "envelope": {
+        "run_id": "run-1",
+        "tenant_id": "acme",
+        "idempotency_key": "acme:run-1:step-7",
+        "retry_policy": {"max_attempts": 5, "backoff_ms": 250, "max_backoff_ms": 5000},
+    },
+}
+_PRODUCED = {"status": "produced", "topic": "orders"}
+_REFUSED = {"error": "NOT_FOUND", "message": "no such topic: 'order'", "code": 404}
+
+ENDPOINTS = (
+    Endpoint(
+        method="POST",
+        path="/v1/produce",
+        handler=produce,
+        tag="Messages",
+        summary="Produce a message",
+        text="The answer comes when the message is as durable as the broker promises (see "
+        "/v1/version). A second message with the same idempotency_key, tenant and topic is "
+        "answered like the first, and not stored.",
+        body=ProduceBody,
+        query=(ProduceBody, EnvelopeBody, ProduceQuery),
+        example=_EXAMPLE,
+        answers={
+            200: Answer(
+                "Stored. The topic is the one of the request.",
+                Produced,
+                _PRODUCED,
+                headers={
+                    "Penstock-Partition": (
+                        "The partition in which the message was stored.",
+                        "integer",
+                    ),
+                    "Penstock-Offset": (
+                        "The offset of the message. A duplicate has none.",
+                        "integer",
+                    ),
+                    "Penstock-Duplicate": (
+                        "true: the idempotency_key is known; nothing was stored.",
+                        "string",
+                    ),
+                },
+            )
+        },
+        errors=(400, 404, 409, 413, 429, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/produce/batch",
+        handler=produce_batch,
+        tag="Messages",
+        summary="Produce messages in one commit",
+        text="A JSON array, or NDJSON. Each message succeeds or fails by itself.",
+        body=ProduceBody,
+        batch=True,
+        example=[{"topic": "orders", "value": "one"}, {"topic": "order", "value": "two"}],
+        answers={
+            200: Answer(
+                "A result per message, in order.",
+                ProducedItem,
+                {"results": [{**_PRODUCED, "partition": 0, "offset": 13}, _REFUSED]},
+            )
+        },
+        errors=(400, 413, 429, 503),
+    ),
+)

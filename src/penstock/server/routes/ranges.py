@@ -1,25 +1,38 @@
-"""Ranges of a partition over HTTP, as an Arrow stream or as lines of JSON, and its offsets.
+"""Ranges of a partition, as an Arrow stream or as lines of JSON; and the offsets of topics.
 
-A piece is asked for when the connection has taken the one before it and there is memory for
-another, so that a slow reader costs one piece, and all readers together no more than the budget for
-answers. A read that fails after it began ends without the mark of an end:
-nobody takes half a range for a whole one.
+The next piece is read when the connection has taken the one before and there is memory for another.
+So a slow reader costs one piece, and all readers together no more than the budget for answers. A
+read that fails after it began ends without an end mark, so that nobody takes half a range for a
+whole one.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from penstock.api.ranges import Range
-from penstock.model.errors import InvalidArgument, MethodNotAllowed, PenstockError, Unavailable
+from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import KIB, MAX_OFFSET, MAX_POSITION
 from penstock.model.names import clean_name
-from penstock.model.ranges import PIECE_BYTES, RangeFormat, RangeRequest, RowBytes, Selection
-from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest
+from penstock.model.ranges import (
+    PIECE_BYTES,
+    OffsetsPage,
+    RangeFormat,
+    RangeRequest,
+    RowBytes,
+    Selection,
+    TopicOffsets,
+)
+from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Splits
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
+from penstock.server.http.streamed_response import check_streamable
+from penstock.server.members import Position, limits, optional
+from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
@@ -34,6 +47,69 @@ _FORMATS: dict[str, tuple[RangeFormat, bytes]] = {
     "ndjson": ("ndjson", NDJSON_TYPE),
 }
 
+TopicId = Annotated[
+    Position | None,
+    optional(
+        "The id that the topic must have, so that a topic created later under the same "
+        "name is not meant."
+    ),
+]
+Columns = Annotated[
+    str | None, optional("Names of columns, separated by commas; omitted, all columns.")
+]
+Format = Annotated[
+    Annotated[str, limits(enum=["", *_FORMATS])] | None,
+    optional("arrow or ndjson. With ndjson a row is an object of the columns that are not null."),
+]
+SplitRows = Annotated[
+    Annotated[int, limits(minimum=1, maximum=MAX_SPLIT_ROWS)] | None,
+    optional("The most rows of a split, 1 to 10,000,000; 131,072 when omitted."),
+]
+AllSplitRows = Annotated[
+    Annotated[int, limits(minimum=1, maximum=MAX_OFFSET)] | None,
+    optional("The most rows of all splits together; omitted, all rows."),
+]
+TimeMs = Annotated[Position | None, optional("A time in milliseconds since 1970.")]
+_Start = Annotated[Position | None, optional("The first offset; omitted, the oldest that is kept.")]
+_End = Annotated[
+    Position | None, optional("The offset to end before; omitted, the end of the partition now.")
+]
+
+
+class RangeQuery(msgspec.Struct):
+    topic_id: TopicId = None
+    start: _Start = None
+    end: _End = None
+    columns: Columns = None
+    nulls: Annotated[
+        Annotated[str, limits(enum=["keep", "omit"])] | None,
+        optional("keep, or omit: leaves out columns that are sealed and null in the whole range."),
+    ] = None
+    run_id: Annotated[str | None, optional("Only messages of this run.")] = None
+    tenant_id: Annotated[str | None, optional("Only messages of this tenant.")] = None
+    from_ms: Annotated[
+        Position | None,
+        optional("Only messages produced at this time or later, in milliseconds since 1970."),
+    ] = None
+    to_ms: Annotated[Position | None, optional("Only messages produced before this time.")] = None
+    format: Format = None
+
+
+class SplitsQuery(msgspec.Struct):
+    topic_id: TopicId = None
+    start: _Start = None
+    end: _End = None
+    rows: SplitRows = None
+    max_rows: AllSplitRows = None
+
+
+class OffsetsQuery(msgspec.Struct):
+    time_ms: TimeMs = None
+
+
+class AllOffsetsQuery(msgspec.Struct):
+    after: Annotated[str | None, optional("Where to begin: after of the previous page.")] = None
+
 
 class RangeStream:
     """Carries the pieces of a range to a connection."""
@@ -43,7 +119,7 @@ class RangeStream:
     def __init__(self, reply: Reply, content_type: bytes) -> None:
         self._reply = reply
         self._content_type = content_type
-        self._lane: HttpConnection | None = None
+        self._connection: HttpConnection | None = None
         self._range: Range | None = None
         self._left = _NOTHING
         self._is_reading = False
@@ -53,66 +129,65 @@ class RangeStream:
             self._reply.send_error(outcome)
         elif self._reply.is_wanted():
             self._range = outcome
-            self._lane = self._reply.open_stream(self._content_type)
-            self._lane.stream = self
+            self._connection = self._reply.open_stream(self._content_type)
+            self._connection.stream = self
             self._left = memoryview(outcome.head)
             self.resume()
 
     # -- called by the connection --------------------------------------------------------------
 
     def pause(self) -> None:
-        """Nothing is written while the connection is full; `resume` looks by itself."""
+        """Needs nothing: `resume` checks whether the connection is full."""
 
     def resume(self) -> None:
-        lane, source = self._lane, self._range
-        if lane is None or source is None:
+        connection, source = self._connection, self._range
+        if connection is None or source is None:
             return
-        while self._left and not lane.flow.write_paused:
-            lane.write_chunk(self._left[:WRITE_BYTES])
+        while self._left and not connection.flow.write_paused:
+            connection.write_chunk(self._left[:WRITE_BYTES])
             # An empty rest would keep the whole piece in memory.
             self._left = self._left[WRITE_BYTES:] or _NOTHING
-        if self._left or self._is_reading or lane.flow.write_paused:
+        if self._left or self._is_reading or connection.flow.write_paused:
             return
         self._is_reading = True
         if source.is_over():
             self._got(None)
         else:
-            # In this order: those who have waited come before this one's next piece.
-            lane.order.answers.hold(0)
-            lane.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
+            # Hold nothing first, so that readers who have waited come before this one's next piece.
+            connection.order.answers.hold(0)
+            connection.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
 
     def disconnected(self) -> None:
-        self._lane = None
+        self._connection = None
 
     # -- called by the range -------------------------------------------------------------------
 
     def _got(self, piece: RowBytes | PenstockError | None) -> None:
         self._is_reading = False
-        lane, source = self._lane, self._range
-        if lane is None or source is None:
+        connection, source = self._connection, self._range
+        if connection is None or source is None:
             return
         if piece is not None and not isinstance(piece, PenstockError):
             self._left = memoryview(piece)
-            # The piece, and what of it was handed to the connection.
-            lane.order.answers.hold(len(piece) + WRITE_BYTES)
+            # The piece, and the part of it that the connection holds.
+            connection.order.answers.hold(len(piece) + WRITE_BYTES)
             self.resume()
             return
-        self._lane = None
-        lane.order.answers.hold(0)
+        self._connection = None
+        connection.order.answers.hold(0)
         if piece is None:
             if source.tail:
-                lane.write_chunk(source.tail)
-            lane.end_stream()
+                connection.write_chunk(source.tail)
+            connection.end_stream()
         else:
-            lane.break_stream()
+            connection.break_stream()
 
 
-def read_range(
-    hub: RequestDispatch, request: Request, reply: Reply, topic: str, partition: str
-) -> None:
-    check_readable(hub, request)
+def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    check_streamable(dispatch, request)
+    topic, partition = _topic_and_partition(request)
     params = request.params()
-    name, content_type = form_of(params)
+    name, content_type = format_of(params)
     wanted = RangeRequest(
         topic=clean_name(topic, "topic"),
         partition=_partition(partition),
@@ -130,12 +205,11 @@ def read_range(
         ),
     )
     stream = RangeStream(reply, content_type)
-    reply.when_first(lambda: hub.engine.ranges.open(wanted, stream.opened))
+    reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
 
 
-def read_splits(
-    hub: RequestDispatch, request: Request, reply: Reply, topic: str, partition: str
-) -> None:
+def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    topic, partition = _topic_and_partition(request)
     params = request.params()
     rows, max_rows = split_sizes(params)
     wanted = SplitRequest(
@@ -147,41 +221,34 @@ def read_splits(
         rows=rows,
         max_rows=max_rows,
     )
-    hub.engine.ranges.splits(
+    dispatch.engine.ranges.splits(
         wanted, lambda outcome: send_outcome(reply, outcome, 200, lambda splits: splits)
     )
 
 
-def read_offsets(hub: RequestDispatch, request: Request, reply: Reply, topic: str) -> None:
+def read_offsets(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    topic = names_in_path(request)[1]
     time_ms = not_negative(request.params(), "time_ms")
-    hub.engine.ranges.offsets(
+    dispatch.engine.ranges.offsets(
         clean_name(topic, "topic"),
         time_ms,
         lambda outcome: send_outcome(reply, outcome, 200, lambda offsets: offsets),
     )
 
 
-def read_all_offsets(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.ranges.all_offsets(
+def read_all_offsets(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.ranges.all_offsets(
         request.params().get("after", ""),
         lambda outcome: send_outcome(reply, outcome, 200, lambda page: page),
     )
-
-
-def check_readable(hub: RequestDispatch, request: Request) -> None:
-    """Rows are streamed: a head alone would say nothing of them."""
-    if request.method == b"HEAD":
-        raise MethodNotAllowed("GET")
-    if hub.is_draining:
-        raise Unavailable("the broker is stopping")
 
 
 def columns_of(params: dict[str, str]) -> tuple[str, ...]:
     return tuple(column for column in params.get("columns", "").split(",") if column)
 
 
-def form_of(params: dict[str, str]) -> tuple[RangeFormat, bytes]:
-    """The form that was asked for, and its content type."""
+def format_of(params: dict[str, str]) -> tuple[RangeFormat, bytes]:
+    """The format that was asked for, and its content type."""
     name = params.get("format") or "arrow"
     if name not in _FORMATS:
         raise InvalidArgument(f"unknown format {name!r}; there are {', '.join(_FORMATS)}")
@@ -189,7 +256,7 @@ def form_of(params: dict[str, str]) -> tuple[RangeFormat, bytes]:
 
 
 def split_sizes(params: dict[str, str]) -> tuple[int, int]:
-    """Rows of each split, and of all together, at most."""
+    """The most rows of each split, and of all together."""
     rows = whole_number(params, "rows")
     max_rows = whole_number(params, "max_rows")
     if rows is not None and not 1 <= rows <= MAX_SPLIT_ROWS:
@@ -197,6 +264,11 @@ def split_sizes(params: dict[str, str]) -> tuple[int, int]:
     if max_rows is not None and not 1 <= max_rows <= MAX_OFFSET:
         raise InvalidArgument(f"max_rows must be between 1 and {MAX_OFFSET}")
     return rows or SPLIT_ROWS, max_rows or MAX_OFFSET
+
+
+def _topic_and_partition(request: Request) -> tuple[str, str]:
+    _, topic, _, partition, _ = names_in_path(request)
+    return topic, partition
 
 
 def _omits_nulls(params: dict[str, str]) -> bool:
@@ -218,3 +290,91 @@ def not_negative(params: dict[str, str], name: str) -> int | None:
     if number is not None and not 0 <= number <= MAX_POSITION:
         raise InvalidArgument(f"{name} must be between 0 and {MAX_POSITION}")
     return number
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/records",
+        handler=read_range,
+        tag="Ranges",
+        summary="Read a range of a partition",
+        text="Needs no lease and no group, and can be read any number of times. The range is "
+        "fixed when the answer begins, and has only durable messages. An answer that breaks "
+        "off does not look complete.",
+        query=(RangeQuery,),
+        example={"start": 0, "end": 100, "columns": "offset,value"},
+        answers={
+            200: Answer(
+                "The rows, as an Arrow IPC stream or as lines of JSON.",
+                media_type="application/vnd.apache.arrow.stream",
+            )
+        },
+        errors=(400, 404, 410, 416, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/topics/{topic}/partitions/{partition}/splits",
+        handler=read_splits,
+        tag="Ranges",
+        summary="Split a range for parallel reading",
+        text="Splits the range into neighbouring ranges with at most so many rows, to be read "
+        "in parallel. They cover the whole range, or as much of it as max_rows and 10,000 "
+        "splits allow.",
+        query=(SplitsQuery,),
+        example={"rows": 65536},
+        answers={
+            200: Answer(
+                "The ranges, and where the last of them ends.",
+                Splits,
+                {"splits": [{"start": 0, "end": 13, "rows": 7}], "next": 13},
+            )
+        },
+        errors=(400, 404, 410, 416, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/topics/{topic}/offsets",
+        handler=read_offsets,
+        tag="Ranges",
+        summary="First and next offsets of a topic",
+        text="With time_ms, also the first offset of that time. A topic that is deleted and "
+        "created again has another topic_id.",
+        query=(OffsetsQuery,),
+        answers={
+            200: Answer(
+                "Every partition.",
+                TopicOffsets,
+                {"topic_id": 3, "partitions": [{"partition": 0, "earliest": 0, "next": 13}]},
+            )
+        },
+        errors=(400, 404, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/offsets",
+        handler=read_all_offsets,
+        tag="Ranges",
+        summary="First and next offsets of all topics",
+        text="Topics in the order of their names, some thousands of partitions per page. If "
+        "there are more, send after of this page to get the next.",
+        query=(AllOffsetsQuery,),
+        answers={
+            200: Answer(
+                "Every partition of some topics.",
+                OffsetsPage,
+                {
+                    "topics": [
+                        {
+                            "topic": "orders",
+                            "topic_id": 3,
+                            "partitions": [{"partition": 0, "earliest": 0, "next": 13}],
+                        }
+                    ],
+                    "after": "orders",
+                },
+            )
+        },
+        errors=(400, 503),
+    ),
+)

@@ -1,35 +1,58 @@
-"""The registry as a whole: where it stands, and what those who follow it ask for."""
+"""The registry as a whole: its position, and the snapshot and changes that followers ask for."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.model.tenancy import Changes, Snapshot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import required_index, whole_number
+from penstock.server.members import Count, limits, optional, required
+from penstock.server.registry.exchange import SHOWN_BYTES, Exchange, looking
 from penstock.server.registry.mirror import RemoteChange, RemoteChanges, RemoteSnapshot
-from penstock.server.registry_exchange import SHOWN_BYTES, Exchange, looking
+from penstock.server.routes.endpoint import Answer, Endpoint
+
+_Epoch = Annotated[int, limits(minimum=-(10**18), maximum=10**18)]
+
+
+class ChangesQuery(msgspec.Struct):
+    since: Annotated[Count | None, required("The revision that the client has.")] = None
+    epoch: Annotated[
+        _Epoch | None, optional("The epoch of the registry that the revision belongs to.")
+    ] = None
+
+
+class RegistryAnswer(msgspec.Struct, kw_only=True):
+    """What is behind `revision` is there only of a follower."""
+
+    role: Literal["own", "follower"]
+    instance: str
+    epoch: int
+    revision: int
+    control_plane: str | UnsetType = UNSET
+    connected: bool | UnsetType = UNSET
+    last_sync_ms: int | UnsetType | None = UNSET
+    last_error: str | UnsetType | None = UNSET
 
 
 @looking
 def status(exchange: Exchange) -> None:
-    """Whose registry it is, where it stands, and how following goes."""
-    follower = exchange.hub.follower
-    shown: dict[str, Any] = {
-        "role": "own" if follower is None else "follower",
-        "instance": exchange.hub.instance,
-    }
-    if follower is not None:
-        shown |= {
-            "control_plane": follower.url,
-            "connected": follower.connected,
-            "last_sync_ms": follower.last_sync_ms,
-            "last_error": follower.last_error,
-        }
-
     def found(position: tuple[int, int]) -> None:
         epoch, revision = position
-        exchange.send(200, shown | {"epoch": epoch, "revision": revision})
+        follower = exchange.dispatch.follower
+        answer = RegistryAnswer(
+            role="own" if follower is None else "follower",
+            instance=exchange.dispatch.instance,
+            epoch=epoch,
+            revision=revision,
+        )
+        if follower is not None:
+            answer.control_plane, answer.connected = follower.url, follower.connected
+            answer.last_sync_ms, answer.last_error = follower.last_sync_ms, follower.last_error
+        exchange.send(200, answer)
 
     exchange.registry.position(exchange.then(found))
 
@@ -41,8 +64,8 @@ def snapshot(exchange: Exchange) -> None:
 
     def send(found: Snapshot) -> None:
         body = RemoteSnapshot(
-            instance=exchange.hub.instance,
-            follows=_follows(exchange.hub),
+            instance=exchange.dispatch.instance,
+            follows=_follows(exchange.dispatch),
             epoch=found.epoch,
             revision=found.revision,
             entries=found.entries,
@@ -63,8 +86,8 @@ def changes(exchange: Exchange) -> None:
 
     def send(news: Changes) -> None:
         body = RemoteChanges(
-            instance=exchange.hub.instance,
-            follows=_follows(exchange.hub),
+            instance=exchange.dispatch.instance,
+            follows=_follows(exchange.dispatch),
             epoch=news.epoch,
             revision=news.revision,
             changes=[
@@ -77,5 +100,74 @@ def changes(exchange: Exchange) -> None:
     exchange.registry.changes(since, epoch, exchange.then(found))
 
 
-def _follows(hub: RequestDispatch) -> list[str]:
-    return [] if hub.follower is None else hub.follower.follows
+def _follows(dispatch: RequestDispatch) -> list[str]:
+    return [] if dispatch.follower is None else dispatch.follower.follows
+
+
+_AT = {"epoch": 1_767_225_600_000, "revision": 5}
+_WHO = {"instance": "c5023744d4f661f0", "follows": []}
+_TENANT = {
+    "kind": "tenant",
+    "tenant_id": "acme",
+    "id": 5,
+    "revision": 5,
+    "created_ms": 1_767_225_600_000,
+}
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/registry",
+        handler=status,
+        tag="Registry",
+        summary="Role and revision of the registry",
+        text="A follower also names its control plane, and says whether it is connected.",
+        answers={
+            200: Answer(
+                "Its role and revision.",
+                RegistryAnswer,
+                {"role": "own", "instance": _WHO["instance"], **_AT},
+            )
+        },
+        errors=(503,),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/registry/snapshot",
+        handler=snapshot,
+        tag="Registry",
+        summary="All entries at one revision",
+        answers={
+            200: Answer(
+                "The entries, parents before their children.",
+                RemoteSnapshot,
+                {**_WHO, **_AT, "entries": [_TENANT]},
+            )
+        },
+        errors=(503,),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/registry/changes",
+        handler=changes,
+        tag="Registry",
+        summary="Changes after a revision",
+        text="410 if the changes are no longer kept (10,000 are, and none across a restart "
+        "from a snapshot) or the epoch is another: take a snapshot. 416 if the revision is in "
+        "the future.",
+        query=(ChangesQuery,),
+        example={"since": 4},
+        answers={
+            200: Answer(
+                "The changes, in order.",
+                RemoteChanges,
+                {
+                    **_WHO,
+                    **_AT,
+                    "changes": [{"revision": 5, "entry": _TENANT, "deleted": False}],
+                },
+            )
+        },
+        errors=(400, 410, 416, 503),
+    ),
+)

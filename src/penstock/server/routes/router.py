@@ -1,130 +1,123 @@
-"""The paths of streams and caches, and who answers them; those of the registry are elsewhere.
+"""Finds the handlers of a path: by the whole path, or by its pattern if it has names in it.
 
-    /v1/tenants/{tenant_id}/namespaces/{namespace}/streams/{stream}/…
-    /v1/tenants/{tenant_id}/namespaces/{namespace}/caches/{cache}/…
-
-What a path means is remembered, since the same few are asked for over and over.
+The paths of streams and caches are remembered with the names that were read from them, since the
+same few are asked for over and over. Must not know which endpoints there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.model.errors import PenstockError
 from penstock.model.tenancy import Path
 from penstock.server.commands import path_of
-from penstock.server.http import feeds
-from penstock.server.http.dispatch import Handler, RequestDispatch
+from penstock.server.http.dispatch import Handler, RequestDispatch, Routes
 from penstock.server.http.requests import Request, path_name
-from penstock.server.routes import caches, socket, streams
-from penstock.server.routes.tenants import registry_route
-from penstock.server.websocket import upgrade
-from penstock.server.websocket.messages import RequestId, query_request_id, request_id_of
+from penstock.server.routes.endpoint import Endpoint, PathHandler
+from penstock.server.websocket.decoding import query_request_id, request_id_of
+from penstock.server.websocket.messages import RequestId
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
-PathHandler = Callable[[Path, RequestDispatch, Request, "Reply"], None]
-"""A handler that is told the stream or cache."""
-
 Methods = dict[bytes, Handler]
 
-PREFIX = b"/v1/tenants/"
 MAX_KNOWN = 4096
 MAX_KNOWN_BYTES = 1024
 """Of one path that is remembered; together they stay small."""
 
-_STREAM: dict[tuple[bytes, ...], dict[bytes, PathHandler]] = {
-    (b"publish",): {b"POST": streams.post_publish},
-    (b"publish_batch",): {b"POST": streams.post_publish_batch},
-    (b"subscriptions",): {b"GET": streams.list_subscriptions},
-    (b"subscribe",): {b"GET": feeds.get_subscribe},
-}
-_CACHE: dict[tuple[bytes, ...], dict[bytes, PathHandler]] = {
-    (b"get_many",): {b"POST": caches.post_get_many},
-    (b"txn",): {b"POST": caches.post_txn},
-    (b"watch",): {b"GET": feeds.get_watch},
-}
-_ENTRY: dict[bytes, PathHandler] = {
-    b"GET": caches.get_entry,
-    b"PUT": caches.put_entry,
-    b"DELETE": caches.delete_entry,
-}
-_COUNTER: dict[bytes, PathHandler] = {b"POST": caches.post_incr}
-_MESSAGES: Methods = {b"POST": socket.post_message}
-_SOCKET: Methods = {b"GET": upgrade.get_socket}
 
-_known: dict[bytes, Methods] = {}
-"""By the whole path; of an entry, by the path up to its key, which ends in a slash."""
+def plain_routes(endpoints: Iterable[Endpoint]) -> Routes:
+    """The routes without names in their paths."""
+    routes: Routes = {}
+    for endpoint in endpoints:
+        if "{" not in endpoint.path:
+            methods = routes.setdefault(endpoint.path.encode(), {})
+            methods[endpoint.method.encode()] = cast("Handler", endpoint.handler)
+    return routes
 
 
-def felix_route(path: bytes) -> Methods | None:
-    found = _known.get(path[: path.rfind(b"/") + 1]) or _known.get(path)
-    if found is not None:
-        return found
-    if path == b"/v1/felix":
-        return _MESSAGES
-    if path == upgrade.PATH:
-        return _SOCKET
-    return _data_route(path) or registry_route(path)
+class _Pattern:
+    """A path with names in it, and the endpoints that answer it."""
+
+    def __init__(self, path: str) -> None:
+        parts = path.encode().split(b"/")
+        self._literals = [(at, part) for at, part in enumerate(parts) if part[:1] != b"{"]
+        self._names_at = [at for at, part in enumerate(parts) if part[:1] == b"{"]
+        self.ends_in_key = parts[-1] == b"{key}"
+        self.has_key = b"{key}" in parts
+        self.scope = ""
+        self.methods: Methods = {}
+
+    def add(self, endpoint: Endpoint) -> None:
+        self.scope = endpoint.scope
+        self.methods[endpoint.method.encode()] = cast("Handler", endpoint.handler)
+
+    def matches(self, parts: list[bytes]) -> bool:
+        """`parts` are as many as the pattern has. A handler with a scope refuses empty names
+        itself, and says which."""
+        if any(parts[at] != literal for at, literal in self._literals):
+            return False
+        return bool(self.scope) or all(parts[at] for at in self._names_at)
+
+    def methods_with(self, path: Path) -> Methods:
+        return {
+            method: partial(_handle, cast("PathHandler", handler), path)
+            for method, handler in self.methods.items()
+        }
 
 
-def _data_route(path: bytes) -> Methods | None:
-    """The methods of a stream's or a cache's path that is not known yet."""
-    if not path.startswith(PREFIX):
+class PathRouter:
+    """The routes with names in their paths."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._by_length: dict[int, list[_Pattern]] = {}
+        self._known: dict[bytes, Methods] = {}
+        """By the whole path; for an entry of a cache by the path up to its key."""
+        patterns: dict[str, _Pattern] = {}
+        for endpoint in endpoints:
+            if "{" in endpoint.path:
+                pattern = patterns.setdefault(endpoint.path, _Pattern(endpoint.path))
+                pattern.add(endpoint)
+        for path, pattern in patterns.items():
+            self._by_length.setdefault(path.count("/") + 1, []).append(pattern)
+
+    def find(self, path: bytes) -> Methods | None:
+        found = self._known.get(path[: path.rfind(b"/") + 1]) or self._known.get(path)
+        if found is not None:
+            return found
+        parts = path.split(b"/")
+        for pattern in self._by_length.get(len(parts), ()):
+            if pattern.matches(parts):
+                return self._scoped(pattern, path, parts) if pattern.scope else pattern.methods
         return None
-    tenant_id, *parts = path[len(PREFIX) :].split(b"/")
-    if len(parts) < 5 or parts[0] != b"namespaces":
-        return None
-    _, namespace, kind, name, *rest = parts
-    what = "stream" if kind == b"streams" else "cache"
-    handlers, known_as = _handlers(kind, rest, path)
-    if handlers is None:
-        return None
-    methods = _methods(
-        path_of(path_name(tenant_id), path_name(namespace), path_name(name), what), handlers
-    )
-    if known_as and len(known_as) <= MAX_KNOWN_BYTES:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        _known[known_as] = methods
-    return methods
 
-
-def _handlers(
-    kind: bytes, rest: list[bytes], path: bytes
-) -> tuple[dict[bytes, PathHandler] | None, bytes]:
-    """Who answers, and by what the answer is to be remembered, if at all."""
-    if kind == b"streams":
-        return _STREAM.get(tuple(rest)), path
-    if kind != b"caches":
-        return None, b""
-    if rest[0] != b"entries":
-        return _CACHE.get(tuple(rest)), path
-    if len(rest) == 2:
-        return _ENTRY, path[: path.rfind(b"/") + 1]
-    if len(rest) == 3 and rest[2] == b"incr":
-        return _COUNTER, b""
-    return None, b""
-
-
-def _methods(path: Path, handlers: dict[bytes, PathHandler]) -> Methods:
-    return {method: partial(_handle, handler, path) for method, handler in handlers.items()}
+    def _scoped(self, pattern: _Pattern, path: bytes, parts: list[bytes]) -> Methods:
+        """Reads the stream or cache from /v1/tenants/t/namespaces/n/streams/s/…"""
+        tenant_id, namespace, name = path_name(parts[3]), path_name(parts[5]), path_name(parts[7])
+        methods = pattern.methods_with(path_of(tenant_id, namespace, name, pattern.scope))
+        if pattern.ends_in_key or not pattern.has_key:
+            known_as = path[: path.rfind(b"/") + 1] if pattern.ends_in_key else path
+            if len(known_as) <= MAX_KNOWN_BYTES:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[known_as] = methods
+        return methods
 
 
 def _handle(
-    handler: PathHandler, path: Path, hub: RequestDispatch, request: Request, reply: Reply
+    handler: PathHandler, path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
     try:
-        handler(path, hub, request, reply)
+        handler(path, dispatch, request, reply)
     except PenstockError as error:
         reply.send_error(error, _request_id(request))
 
 
 def _request_id(request: Request) -> RequestId:
-    """The `request_id` of a request that was not understood, if that can be: in the query where the
+    """The `request_id` of a request that was refused, if it can be read: from the query where the
     body is bare bytes."""
     if b"raw=" not in request.query:
         return request_id_of(request.body) if request.body else None

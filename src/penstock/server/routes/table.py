@@ -1,54 +1,52 @@
-"""The route table: every path under /v1, its methods and their handlers."""
+"""Every endpoint of the API. A new module of endpoints is listed here."""
 
 from __future__ import annotations
 
-from penstock.server.http import consume
-from penstock.server.http.dispatch import Handler, Routes
 from penstock.server.routes import (
+    cache_settings,
+    caches,
+    consume,
+    deliveries,
     effects,
+    groups,
     journal,
     messages,
     ranges,
     registry,
+    stream_settings,
+    streams,
     system,
     tenants,
     topics,
+    websocket,
+    writes,
 )
-from penstock.server.routes.router import felix_route
-from penstock.server.routes.writes import write_route
+from penstock.server.routes.router import PathRouter, plain_routes
 
-ROUTES: Routes = {
-    b"/v1/healthz": {b"GET": system.healthz},
-    b"/v1/livez": {b"GET": system.healthz},
-    b"/v1/readyz": {b"GET": system.readyz},
-    b"/v1/version": {b"GET": system.version},
-    b"/v1/topics": {b"GET": topics.list_topics, b"POST": topics.create_topic},
-    b"/v1/offsets": {b"GET": ranges.read_all_offsets},
-    b"/v1/produce": {b"POST": messages.produce},
-    b"/v1/produce/batch": {b"POST": messages.produce_batch},
-    b"/v1/consume": {b"GET": consume.consume},
-    b"/v1/ack": {b"POST": messages.ack},
-    b"/v1/ack/batch": {b"POST": messages.ack_batch},
-    b"/v1/nack": {b"POST": messages.nack},
-    b"/v1/release": {b"POST": messages.release},
-    b"/v1/release/batch": {b"POST": messages.release_batch},
-    b"/v1/extend": {b"POST": messages.extend},
-    b"/v1/idempotency": {b"GET": effects.look_up},
-    b"/v1/idempotency/begin": {b"POST": effects.begin},
-    b"/v1/idempotency/renew": {b"POST": effects.renew},
-    b"/v1/idempotency/commit": {b"POST": effects.commit},
-    b"/v1/idempotency/fail": {b"POST": effects.fail},
-    b"/v1/journal": {b"GET": journal.read_journal},
-    b"/v1/journal/archived": {b"POST": journal.set_archived},
-    b"/v1/journal/offsets": {b"GET": journal.read_positions},
-    b"/v1/journal/splits": {b"GET": journal.read_splits},
-    b"/v1/tenants": {b"GET": tenants.list_tenants, b"POST": tenants.create_tenant},
-    b"/v1/registry": {b"GET": registry.status},
-    b"/v1/registry/snapshot": {b"GET": registry.snapshot},
-    b"/v1/registry/changes": {b"GET": registry.changes},
-}
+MODULES = (
+    topics,
+    messages,
+    consume,
+    deliveries,
+    groups,
+    ranges,
+    writes,
+    journal,
+    effects,
+    streams,
+    websocket,
+    caches,
+    tenants,
+    stream_settings,
+    cache_settings,
+    registry,
+    system,
+)
+"""In the order of the documentation."""
 
+ENDPOINTS = tuple(endpoint for module in MODULES for endpoint in module.ENDPOINTS)
 
-def path_route(path: bytes) -> dict[bytes, Handler] | None:
-    """For paths with names in them."""
-    return felix_route(path) or topics.topic_route(path) or write_route(path)
+ROUTES = plain_routes(ENDPOINTS)
+
+path_router = PathRouter(ENDPOINTS)
+path_route = path_router.find

@@ -1,49 +1,99 @@
-"""Topics and groups: list, create, describe, configure, delete."""
+"""Topics: list, create, describe, configure and delete them."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from penstock.api.topics import RetryDefaults, TopicReport
-from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.names import clean_name
-from penstock.server.http.dispatch import Handler, RequestDispatch, send_outcome
-from penstock.server.http.requests import (
-    Request,
-    decode_body,
-    path_name,
-    truth_if_given,
-    whole_number,
+from penstock.api.topics import (
+    GroupReport,
+    PartitionReport,
+    ProgressReport,
+    RetryDefaults,
+    TopicReport,
 )
-from penstock.server.routes.progress import set_progress
-from penstock.server.routes.ranges import read_offsets, read_range, read_splits
-from penstock.server.wire import TopicBody, TopicSettingsBody
+from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.model.limits import MAX_PARTITIONS
+from penstock.model.names import clean_name
+from penstock.server.http.dispatch import RequestDispatch, send_outcome
+from penstock.server.http.requests import Request, decode_body, truth_if_given, whole_number
+from penstock.server.members import Count, Name, StrictBody, Wait, limits, optional, required
+from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
-PREFIX = b"/v1/topics/"
+_Partitions = Annotated[int, limits(minimum=1, maximum=MAX_PARTITIONS)]
+_AfterArchive = Annotated[
+    bool | None, optional("true: no message is removed before the group archive has finished it.")
+]
+_MaxAttempts = Annotated[
+    Count | None,
+    optional("The most deliveries of a message that names no max_attempts; 0 is no limit."),
+]
+_RetryBackoff = Annotated[
+    Wait | None,
+    optional(
+        "The wait before the first retry of a message without a retry policy; it doubles for "
+        "each further retry. 0 is the broker's retry_backoff_ms."
+    ),
+]
+_RetryMaxBackoff = Annotated[
+    Wait | None, optional("The longest such wait; 0 is the broker's retry_max_backoff_ms.")
+]
+
+
+class TopicBody(StrictBody):
+    name: Annotated[Name | None, required("The topic's name: 1 to 200 bytes of UTF-8.")] = None
+    partitions: Annotated[
+        _Partitions | None, optional("How many partitions, 1 to 1,024; 1 when omitted.")
+    ] = None
+    after_archive: _AfterArchive = None
+    max_attempts: _MaxAttempts = None
+    retry_backoff_ms: _RetryBackoff = None
+    retry_max_backoff_ms: _RetryMaxBackoff = None
+
+
+class TopicSettingsBody(StrictBody):
+    retention_ms: Annotated[
+        Count | None, optional("How long finished messages are kept; 0 is for ever.")
+    ] = None
+    retention_bytes: Annotated[
+        Count | None, optional("How many bytes of finished messages are kept; 0 is all.")
+    ] = None
+    after_archive: _AfterArchive = None
+    max_attempts: _MaxAttempts = None
+    retry_backoff_ms: _RetryBackoff = None
+    retry_max_backoff_ms: _RetryMaxBackoff = None
+
+
+class TopicNames(msgspec.Struct):
+    topics: list[str]
+
+
+class TopicAnswer(msgspec.Struct):
+    status: str
+    name: str
+    partitions: int
+
 
 _topic_decoder = msgspec.json.Decoder(TopicBody)
 _settings_decoder = msgspec.json.Decoder(TopicSettingsBody)
 
 
-def list_topics(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.list_topics(lambda names: send_outcome(reply, names, 200, _topics, _names_bytes))
+def list_topics(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.list_topics(
+        lambda names: send_outcome(reply, names, 200, TopicNames, _names_bytes)
+    )
 
 
 def _names_bytes(names: list[str]) -> int:
     return sum(map(len, names)) + 4 * len(names)
 
 
-def _topics(names: list[str]) -> dict[str, Any]:
-    return {"topics": names}
-
-
-def create_topic(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def create_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if request.body:
         body = decode_body(_topic_decoder, request.body)
     else:
@@ -52,8 +102,8 @@ def create_topic(hub: RequestDispatch, request: Request, reply: Reply) -> None:
         body = TopicBody(params.get("name"), _partitions(params), archive, **_retry_params(params))
     name = clean_name(body.name, "name")
     partitions = 1 if body.partitions is None else body.partitions
-    done = partial(_created, reply, name, partitions)
-    hub.engine.create_topic(
+    done = partial(_send_created, reply, name, partitions)
+    dispatch.engine.create_topic(
         name, partitions, done, after_archive=body.after_archive, retries=_retries(body)
     )
 
@@ -72,51 +122,29 @@ def _partitions(params: dict[str, str]) -> int | None:
     return whole_number(params, "partitions")
 
 
-def _created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockError) -> None:
+def _send_created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockError) -> None:
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
         return
     status = "created" if outcome else "exists"
-    reply.send_json(
-        201 if outcome else 200, {"status": status, "name": name, "partitions": partitions}
-    )
+    reply.send_json(201 if outcome else 200, TopicAnswer(status, name, partitions))
 
 
-def topic_route(path: bytes) -> dict[bytes, Handler] | None:
-    """/v1/topics/{topic}, its groups, its offsets, and the records and splits of a partition."""
-    if not path.startswith(PREFIX):
-        return None
-    parts = path[len(PREFIX) :].split(b"/")
-    if len(parts) == 1 and parts[0]:
-        return _TOPIC
-    if len(parts) == 3 and parts[1] == b"groups" and parts[0] and parts[2]:
-        return _GROUP
-    if len(parts) == 4 and all(parts):
-        return _PARTS.get((parts[1], parts[3]))
-    if len(parts) == 2 and parts[1] == b"offsets" and parts[0]:
-        return _OFFSETS
-    return None
-
-
-def _names(request: Request) -> list[str]:
-    return [path_name(part) for part in request.path[len(PREFIX) :].split(b"/")]
-
-
-def _describe(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic = clean_name(_names(request)[0], "topic")
-    hub.engine.describe_topic(
+def describe_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    topic = _topic(request)
+    dispatch.engine.describe_topic(
         topic,
         lambda outcome: send_outcome(reply, outcome, 200, lambda report: report, _report_bytes),
     )
 
 
 def _report_bytes(report: TopicReport) -> int:
-    """About what it has for each partition, and for each group there."""
+    """An estimate: so much for each partition, and for each group there."""
     return 200 * len(report.partitions) * (1 + len(report.groups))
 
 
-def _configure(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic = clean_name(_names(request)[0], "topic")
+def configure_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    topic = _topic(request)
     if request.body:
         body = decode_body(_settings_decoder, request.body)
     else:
@@ -127,7 +155,7 @@ def _configure(hub: RequestDispatch, request: Request, reply: Reply) -> None:
             truth_if_given(params, "after_archive"),
             **_retry_params(params),
         )
-    hub.engine.configure_topic(
+    dispatch.engine.configure_topic(
         topic,
         body.retention_ms,
         body.retention_bytes,
@@ -137,39 +165,93 @@ def _configure(hub: RequestDispatch, request: Request, reply: Reply) -> None:
     )
 
 
-def _delete(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.delete_topic(clean_name(_names(request)[0], "topic"), reply.settle)
+def delete_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.delete_topic(_topic(request), reply.settle)
 
 
-def _delete_group(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic, _, group = _names(request)
-    hub.engine.delete_group(clean_name(topic, "topic"), clean_name(group, "group"), reply.settle)
+def _topic(request: Request) -> str:
+    return clean_name(names_in_path(request)[1], "topic")
 
 
-def _read_range(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic, _, partition, _ = _names(request)
-    read_range(hub, request, reply, topic, partition)
+_EXAMPLE = TopicReport(
+    "orders",
+    next_offset=13,
+    retention_ms=0,
+    retention_bytes=0,
+    after_archive=False,
+    max_attempts=0,
+    retry_backoff_ms=0,
+    retry_max_backoff_ms=0,
+    partitions=[PartitionReport(0, 0, 13, 13, 845, 1, 65)],
+    groups=[GroupReport("billing", 1, [ProgressReport(0, 11, 13, 1, 1, 1)])],
+)
 
-
-def _read_splits(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic, _, partition, _ = _names(request)
-    read_splits(hub, request, reply, topic, partition)
-
-
-def _set_progress(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    topic, _, group, _ = _names(request)
-    set_progress(hub, request, reply, topic, group)
-
-
-def _read_offsets(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    read_offsets(hub, request, reply, _names(request)[0])
-
-
-_TOPIC: dict[bytes, Handler] = {b"GET": _describe, b"PATCH": _configure, b"DELETE": _delete}
-_GROUP: dict[bytes, Handler] = {b"DELETE": _delete_group}
-_PARTS: dict[tuple[bytes, bytes], dict[bytes, Handler]] = {
-    (b"groups", b"progress"): {b"POST": _set_progress},
-    (b"partitions", b"records"): {b"GET": _read_range},
-    (b"partitions", b"splits"): {b"GET": _read_splits},
-}
-_OFFSETS: dict[bytes, Handler] = {b"GET": _read_offsets}
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/topics",
+        handler=list_topics,
+        tag="Topics",
+        summary="List topics",
+        answers={200: Answer("The names, sorted.", TopicNames, {"topics": ["orders"]})},
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/topics",
+        handler=create_topic,
+        tag="Topics",
+        summary="Create a topic",
+        text="A topic that exists with the same settings is left unchanged. 409 if it exists "
+        "with other settings.",
+        body=TopicBody,
+        query=(TopicBody,),
+        example={"name": "orders", "partitions": 3},
+        answers={
+            201: Answer(
+                "Created.", TopicAnswer, {"status": "created", "name": "orders", "partitions": 3}
+            ),
+            200: Answer(
+                "It existed already.",
+                TopicAnswer,
+                {"status": "exists", "name": "orders", "partitions": 3},
+            ),
+        },
+        errors=(400, 409, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/topics/{topic}",
+        handler=describe_topic,
+        tag="Topics",
+        summary="Describe a topic",
+        text="Its partitions, its groups and their progress.",
+        answers={200: Answer("The topic.", TopicReport, msgspec.to_builtins(_EXAMPLE))},
+        errors=(400, 404),
+    ),
+    Endpoint(
+        method="PATCH",
+        path="/v1/topics/{topic}",
+        handler=configure_topic,
+        tag="Topics",
+        summary="Change a topic's settings",
+        text="Retention removes messages that every group has finished, once they are older or "
+        "the topic is larger; with after_archive only if the group archive has finished them "
+        "too. From the next failure on, max_attempts holds for messages that name none, and "
+        "retry_backoff_ms and retry_max_backoff_ms hold for messages without a retry policy.",
+        body=TopicSettingsBody,
+        query=(TopicSettingsBody,),
+        example={"retention_ms": 604_800_000},
+        answers=DONE,
+        errors=(400, 404, 503),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/topics/{topic}",
+        handler=delete_topic,
+        tag="Topics",
+        summary="Delete a topic",
+        text="Deletes its messages and groups, and ends open streams. The name can be used again.",
+        answers=DONE,
+        errors=(400, 404, 503),
+    ),
+)

@@ -1,16 +1,10 @@
-"""Writes by batch over HTTP: stage a piece, commit a batch, drop what is staged, look.
-
-PUT    /v1/writes/{producer}/{batch}/{part}/{piece}
-POST   /v1/writes/{producer}/{batch}/commit
-DELETE /v1/writes/{producer}/{batch}
-GET    /v1/writes/{producer}
-"""
+"""Writes by batch: stage pieces, commit or drop a batch, and describe a producer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,43 +24,72 @@ from penstock.model.writes import (
 )
 from penstock.server.arrow_bodies import STREAM_MARK, read_table
 from penstock.server.commands import path_of
-from penstock.server.http.dispatch import Handler, RequestDispatch, send_outcome
-from penstock.server.http.requests import (
-    Request,
-    decode_body,
-    path_name,
-    required_index,
-    whole_number,
-)
+from penstock.server.http.dispatch import RequestDispatch, send_outcome
+from penstock.server.http.requests import Request, decode_body, required_index, whole_number
 from penstock.server.line_bodies import cache_table, produce_table
+from penstock.server.members import (
+    NAME_PATTERN,
+    Count,
+    NameOrEmpty,
+    StrictBody,
+    limits,
+    optional,
+    required,
+)
+from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
-from penstock.server.wire import CommitBody, PartBody
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
 Report = TypeVar("Report", PieceReport, CommitReport, WriterReport)
 
-PREFIX = b"/v1/writes/"
 MAX_COMMIT_BYTES = 4 * MIB
-"""Of a commit's body: it is decoded on the loop."""
+"""The largest body of a commit, which is decoded on the loop."""
+
+_PATH_PART = NAME_PATTERN.replace("[^", "[^/").join((r"\s*", r"\s*"))
+_CachePath = Annotated[str, limits(pattern=rf"^$|^{_PATH_PART}/{_PATH_PART}/{_PATH_PART}$")]
+_Attempt = Annotated[
+    NameOrEmpty | None,
+    optional("A name for this try at the part; only one try is committed."),
+]
+
+
+class StageQuery(msgspec.Struct):
+    attempt: _Attempt = None
+    topic: Annotated[NameOrEmpty | None, optional("The topic of rows without one.")] = None
+    cache: Annotated[
+        _CachePath | None,
+        optional("Puts the rows into this cache instead: <tenant>/<namespace>/<cache>."),
+    ] = None
+
+
+class PartBody(StrictBody):
+    part: Annotated[Count | None, required("The number of the part in the batch.")] = None
+    attempt: _Attempt = None
+    pieces: Annotated[Count | None, required("How many pieces the attempt has.")] = None
+    rows: Annotated[Count | None, required("How many rows the attempt has in all.")] = None
+
+
+_Parts = Annotated[list[PartBody], limits(maxItems=MAX_COMMIT_PARTS)]
+
+
+class CommitBody(StrictBody):
+    parts: Annotated[
+        _Parts,
+        optional("The parts in their order, at most 10,000, each with the attempt to commit."),
+    ]
+    once: Annotated[
+        bool,
+        optional("true: the producer will write no other batch, and is forgotten after 7 days."),
+    ] = False
+
 
 _commit_decoder = msgspec.json.Decoder(CommitBody)
 
 
-def write_route(path: bytes) -> dict[bytes, Handler] | None:
-    if not path.startswith(PREFIX):
-        return None
-    parts = path[len(PREFIX) :].split(b"/")
-    if not all(parts):
-        return None
-    if len(parts) == 3:
-        return _COMMIT if parts[2] == b"commit" else None
-    return _BY_LENGTH.get(len(parts))
-
-
-def stage(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    names = _names(request)
+def stage(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    _, *names = names_in_path(request)
     params = request.params()
     piece = PieceName(
         _producer(names[0]),
@@ -76,8 +99,8 @@ def stage(hub: RequestDispatch, request: Request, reply: Reply) -> None:
         _number(names[3], "piece"),
     )
     topic, cache = _target(params)
-    check = partial(_checked, request.body, topic, cache, hub.engine.limits)
-    hub.engine.writes.stage(
+    check = partial(_checked, request.body, topic, cache, dispatch.engine.limits)
+    dispatch.engine.writes.stage(
         piece,
         topic,
         cache,
@@ -87,10 +110,10 @@ def stage(hub: RequestDispatch, request: Request, reply: Reply) -> None:
     )
 
 
-def commit(hub: RequestDispatch, request: Request, reply: Reply) -> None:
+def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if len(request.body) > MAX_COMMIT_BYTES:
         raise TooLarge(f"a commit has at most {MAX_COMMIT_BYTES} bytes")
-    names = _names(request)
+    _, *names = names_in_path(request)
     body = decode_body(_commit_decoder, request.body)
     if len(body.parts) > MAX_COMMIT_PARTS:
         raise TooLarge(f"a batch has at most {MAX_COMMIT_PARTS} parts")
@@ -100,17 +123,18 @@ def commit(hub: RequestDispatch, request: Request, reply: Reply) -> None:
         [_part(part) for part in body.parts],
         body.once,
     )
-    hub.engine.writes.commit(command, partial(_committed, reply))
+    dispatch.engine.writes.commit(command, partial(_committed, reply))
 
 
-def abort(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    names = _names(request)
-    hub.engine.writes.abort(_producer(names[0]), _number(names[1], "batch"), reply.settle)
+def abort(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    _, *names = names_in_path(request)
+    dispatch.engine.writes.abort(_producer(names[0]), _number(names[1], "batch"), reply.settle)
 
 
-def describe(hub: RequestDispatch, request: Request, reply: Reply) -> None:
-    hub.engine.writes.describe(
-        _producer(_names(request)[0]), lambda outcome: send_outcome(reply, outcome, 200, _same)
+def describe(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.writes.describe(
+        _producer(names_in_path(request)[1]),
+        lambda outcome: send_outcome(reply, outcome, 200, _same),
     )
 
 
@@ -122,7 +146,7 @@ def _committed(reply: Reply, outcome: CommitReport | PenstockError) -> None:
 def _checked(
     body: bytes, topic: str, cache: Path | None, limits: Limits, now_ms: int
 ) -> CheckedRows:
-    """On a thread: what the body holds, if it can be written."""
+    """Runs on a thread: returns the rows of the body, or raises if they cannot be written."""
     if cache is not None:
         table = _table(body, cache_table, limits.max_body_bytes)
         return check_cache_rows(table, limits.max_message_bytes)
@@ -157,10 +181,6 @@ def _part(body: PartBody) -> PartCommit:
     )
 
 
-def _names(request: Request) -> list[str]:
-    return [path_name(part) for part in request.path[len(PREFIX) :].split(b"/")]
-
-
 def _producer(raw: str) -> str:
     return clean_name(raw, "producer")
 
@@ -177,9 +197,76 @@ def _same(report: Report) -> Report:
     return report
 
 
-_COMMIT: dict[bytes, Handler] = {b"POST": commit}
-_BY_LENGTH: dict[int, dict[bytes, Handler]] = {
-    1: {b"GET": describe},
-    2: {b"DELETE": abort},
-    4: {b"PUT": stage},
-}
+ENDPOINTS = (
+    Endpoint(
+        method="PUT",
+        path="/v1/writes/{producer}/{batch}/{part}/{piece}",
+        handler=stage,
+        tag="Writes",
+        summary="Stage a piece of a batch",
+        text="The body is an Arrow IPC stream of rows, or lines of JSON, each the body of a "
+        "produce. Its rows are invisible until the batch is committed. A piece that is sent "
+        "again replaces the first. Every row is checked now, and an error names the row.",
+        query=(StageQuery,),
+        example={"attempt": "a", "topic": "orders"},
+        answers={200: Answer("It is on disk.", PieceReport, {"rows": 1000, "bytes": 131_072})},
+        errors=(400, 404, 409, 413, 429, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/writes/{producer}/{batch}/commit",
+        handler=commit,
+        tag="Writes",
+        summary="Commit a batch",
+        text="Stores the rows of these parts exactly once. The numbers of a producer's batches "
+        "rise: a batch that is not above the last is already committed, and is not stored "
+        "again. 409 if the parts are not what is staged; 429 if a partition is full.",
+        body=CommitBody,
+        example={"parts": [{"part": 0, "attempt": "a", "pieces": 1, "rows": 1000}], "once": False},
+        answers={
+            200: Answer(
+                "Every row is stored and durable.",
+                CommitReport,
+                {"status": "committed", "rows": 1000},
+            ),
+            202: Answer(
+                "Committed, but not all rows are stored after 20 seconds; ask again.",
+                CommitReport,
+                {"status": "storing", "rows": 5_000_000, "done": 4_000_000},
+            ),
+        },
+        errors=(400, 409, 413, 429, 503),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/writes/{producer}/{batch}",
+        handler=abort,
+        tag="Writes",
+        summary="Drop the staged pieces of a batch",
+        text="A batch that is committed stays.",
+        answers=DONE,
+        errors=(400, 503),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/writes/{producer}",
+        handler=describe,
+        tag="Writes",
+        summary="Describe a producer",
+        text="404 if the producer has committed nothing, or its last commit is too long ago.",
+        answers={
+            200: Answer(
+                "Its last batch.",
+                WriterReport,
+                {
+                    "producer": "nightly",
+                    "last_batch": 7,
+                    "rows": 1000,
+                    "committed_at_ms": 1_767_225_600_000,
+                    "storing": False,
+                },
+            )
+        },
+        errors=(400, 404, 503),
+    ),
+)

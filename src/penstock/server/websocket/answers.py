@@ -1,10 +1,16 @@
-"""What streams and caches answer, told apart by `type`; what is left out was not asked for."""
+"""The answers and pushed frames of streams and caches, told apart by `type`.
+
+A member that does not apply is left out.
+"""
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.model.streams import Lag
+from penstock.server.http.responses import TypedErrorBody
 from penstock.server.websocket.messages import RequestId
 
 
@@ -67,7 +73,7 @@ class Values(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag
 
 
 class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="cache_event"):
-    """Of a gap: changes after `from_version`, and up to `to_version`, may be missing."""
+    """A gap means that changes after `from_version`, up to `to_version`, may be missing."""
 
     watch_id: str
     event: str
@@ -78,10 +84,24 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type",
     to_version: int | None = None
 
 
+class Event(msgspec.Struct):
+    """A line, or a frame, of a subscription."""
+
+    type: Literal["event"]
+    subscription_id: str
+    payload: bytes
+
+
+class EventBatch(msgspec.Struct):
+    type: Literal["event_batch"]
+    subscription_id: str
+    payloads: list[bytes]
+
+
 Answer = Ok | PublishOk | Subscribed | LagAnswer | Value | Values
 
 Answers = Answer | list[PublishOk] | None
-"""What answers one message: an answer, one for each payload, or none because none is due."""
+"""The answer to one message: one, one for each payload, or none because none is due."""
 
 
 def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
@@ -94,3 +114,29 @@ def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
         lag.alert,
         request_id,
     )
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """The description of a frame that the broker sends. `type` is that on the wire."""
+
+    shape: Any
+    type: str
+    text: str
+
+
+SENT: tuple[Sent, ...] = (
+    Sent(Ok, "ok", "Done."),
+    Sent(PublishOk, "publish_ok", "Accepted: the event goes to all subscribers."),
+    Sent(Subscribed, "subscribed", "The subscription has begun."),
+    Sent(LagAnswer, "lag", "The answer to lag; also pushed, if the subscription asked for it."),
+    Sent(Value, "cache_value", "A value, or the new value of a counter."),
+    Sent(Values, "cache_values", "Values in the order of their keys."),
+    Sent(Event, "event", "One event of a subscription."),
+    Sent(EventBatch, "event_batch", "Several events of a subscription, in order."),
+    Sent(CacheEvent, "cache_event", "A change of a watched key: put, delete, expire, evict, gap."),
+    Sent(
+        TypedErrorBody,
+        "error",
+        "A request was refused; or the broker has ended the subscription or watch that is named.",
+    ),
+)

@@ -1,4 +1,4 @@
-"""An array of operations: performed in order, answered as one array, each in its place."""
+"""An array of messages: performed in order, and answered with one array in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RenderError = Callable[[Message | Refused, PenstockError], Any]
 
 
 class _Gathering:
-    """Outcomes that may come in any order."""
+    """Collects outcomes, which may come in any order."""
 
     __slots__ = ("_done", "_missing", "_outcomes")
 
@@ -50,8 +50,8 @@ def encode_outcomes(
     render_error: RenderError,
     max_bytes: int,
 ) -> bytes:
-    """One array: of each its answer, its answers, null when none is due, or its error. Values
-    past `max_bytes` are refused."""
+    """Encodes one array: for each message its answer, its answers, null when none is due, or its
+    error. Values past `max_bytes` are refused."""
     left = max_bytes
     rendered: list[Any] = []
     for message, outcome in zip(messages, outcomes, strict=True):
@@ -67,7 +67,7 @@ def encode_outcomes(
 
 
 def answer_bytes(outcomes: Sequence[Outcome]) -> int:
-    """About as many bytes as the answers have: values are base64 in JSON."""
+    """About how many bytes the answers have: values are base64 in JSON."""
     return sum(map(_size, outcomes)) * 4 // 3
 
 

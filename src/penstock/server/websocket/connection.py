@@ -23,6 +23,7 @@ from penstock.server.message_actions import Done, perform
 from penstock.server.websocket.arrays import perform_all
 from penstock.server.websocket.binary import BinaryPublish, decode_publish, publish
 from penstock.server.websocket.channels import Channels
+from penstock.server.websocket.decoding import decode_many, decode_one, is_array
 from penstock.server.websocket.framing import (
     BINARY,
     CLOSE,
@@ -49,9 +50,6 @@ from penstock.server.websocket.messages import (
     Refused,
     SubscribeMessage,
     UnsubscribeMessage,
-    decode_many,
-    decode_one,
-    is_array,
 )
 from penstock.server.websocket.response_order import MessageOrder, MessageReply
 

@@ -1,191 +1,297 @@
-"""The messages of streams and caches: what a client may say, decoded strictly.
+"""The messages of streams and caches that a client may send.
 
-A message is a JSON object told apart by its `type`; an unknown member is refused, `null` means
-absent. A body is a message without the names that a route has in its path. Lists stay undecoded
-until they are used, when no more of them is decoded than is allowed. Must not know connections,
-nor what a message does.
+A message is a JSON object with a `type`. Unknown members are refused; `null` means absent. A body
+is a message without the names that a route has in its path. Lists stay undecoded until they are
+used, so that no more of them is decoded than is allowed. Must not know connections, nor what a
+message does; message_actions.py describes and performs them.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
-from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.limits import MAX_BATCH_ITEMS, MAX_REQUEST_ID_CHARS
-from penstock.server.batches import SMALL_BODY_BYTES, ArrayDecoder
-
-AnyBody = TypeVar("AnyBody", bound="Body")
+from penstock.model.errors import PenstockError
+from penstock.model.limits import (
+    MAX_BATCH_ITEMS,
+    MAX_CACHE_KEY_BYTES,
+    MAX_QUEUE_DEPTH,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TXN_OPS,
+)
+from penstock.server.members import (
+    CONTROL,
+    NAME_PATTERN,
+    Base64,
+    CacheKey,
+    Count,
+    Name,
+    decoded_later,
+    limits,
+    optional,
+    required,
+)
 
 RequestId = str | int | None
 
 ABSENT = msgspec.Raw()
 """A list that was not sent."""
 
+# -- members that several messages have --------------------------------------------------------
+
+_Text = Annotated[str, limits(maxLength=MAX_REQUEST_ID_CHARS)]
+_Int64 = Annotated[int, limits(minimum=-(2**63), maximum=2**63 - 1)]
+
+TenantId = Annotated[Name | None, required("The tenant's name: 1 to 200 bytes of UTF-8.")]
+NamespaceName = Annotated[Name | None, required("The namespace's name.")]
+_StreamName = Annotated[Name | None, required("The stream's name.")]
+_CacheName = Annotated[Name | None, required("The cache's name.")]
+_OtherCache = Annotated[Name | None, optional("The cache's name.")]
+
+QueueDepth = Annotated[int, limits(minimum=1, maximum=MAX_QUEUE_DEPTH)]
+EVENT_QUEUE_DEPTH = optional(
+    "How many events a subscription may be behind, 1 to 65,536, before it loses the newest; "
+    "omitted, the setting of the stream or else of the broker."
+)
+
+_KEY_TEXT = "1 to 1,024 bytes of UTF-8 without control characters."
+_Key = Annotated[CacheKey | None, required(_KEY_TEXT)]
+_Value = Annotated[Base64 | None, required("The value, in base64; it may be empty.")]
+_Delta = Annotated[
+    _Int64 | None,
+    optional("The number to add; 1 when omitted, negative to subtract."),
+]
+Ttl = Annotated[
+    Count | None,
+    optional(
+        "How long the value lasts; 0 expires at once, omitted is for ever. For a counter it "
+        "counts only when the counter is created."
+    ),
+]
+IfVersion = Annotated[
+    Count | None, optional("Only if the key has this version, 0 for no value; otherwise 412.")
+]
+IfNotExists = Annotated[bool | None, optional("true: only if the key has no value; otherwise 409.")]
+Prefix = Annotated[
+    Annotated[str, limits(maxLength=MAX_CACHE_KEY_BYTES, pattern=f"^[^{CONTROL}]*$")] | None,
+    optional("All keys that begin with it; the empty one is every key."),
+]
+WatchedKey = Annotated[CacheKey | None, optional(_KEY_TEXT)]
+SinceVersion = Annotated[
+    Count | None,
+    optional("The version that the client has: if the cache is past it, a gap comes first."),
+]
+
+_REQUEST_ID = optional("A text of up to 128 characters, or an integer, that every answer repeats.")
+RequestIdText = Annotated[_Text | None, _REQUEST_ID]
+ACK = optional(
+    "none: only errors are answered. per_message: one answer per event. per_batch: one answer "
+    "for all."
+)
+INVALIDATE = optional(
+    "Keys of caches in the same namespace to remove with the event, each as cache:<cache>:<key>."
+)
+INCLUDE = optional("Changes that are sent only if they are asked for: expire, evict.")
+LAG = optional("true: sends a lag when the subscription's alert begins and ends.")
+
+_Target = Annotated[str, limits(pattern=rf"^cache:\s*{NAME_PATTERN}\s*:[^{CONTROL}]{{1,1024}}$")]
+_Targets = Annotated[msgspec.Raw, INVALIDATE, decoded_later(list[_Target])]
+
+# -- bodies ------------------------------------------------------------------------------------
+
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """`request_id` is echoed in every answer."""
 
-    request_id: RequestId = None
+    request_id: Annotated[_Text | _Int64 | None, _REQUEST_ID] = None
 
 
 class PublishBody(Body):
     """`payload` is base64; `invalidate` are texts `cache:<cache>:<key>`."""
 
-    payload: bytes | None = None
-    ack: Literal["none", "per_message"] | None = None
-    invalidate: msgspec.Raw = ABSENT
+    payload: Annotated[Base64 | None, required("The event, in base64; it may be empty.")] = None
+    ack: Annotated[Literal["none", "per_message"] | None, ACK] = None
+    invalidate: _Targets = ABSENT
+
+
+_Payloads = Annotated[list[Base64], limits(minItems=1, maxItems=MAX_BATCH_ITEMS)]
 
 
 class PublishBatchBody(Body):
-    payloads: msgspec.Raw = ABSENT
-    ack: Literal["none", "per_message", "per_batch"] | None = None
-    invalidate: msgspec.Raw = ABSENT
+    payloads: Annotated[
+        msgspec.Raw,
+        required("The events, in order, each in base64."),
+        decoded_later(_Payloads),
+    ] = ABSENT
+    ack: Annotated[Literal["none", "per_message", "per_batch"] | None, ACK] = None
+    invalidate: _Targets = ABSENT
 
 
 class PutBody(Body):
-    value: bytes | None = None
-    ttl_ms: int | None = None
-    if_not_exists: bool | None = None
-    if_version: int | None = None
+    value: _Value = None
+    ttl_ms: Ttl = None
+    if_not_exists: IfNotExists = None
+    if_version: IfVersion = None
+
+
+_Keys = Annotated[list[CacheKey], limits(minItems=1, maxItems=MAX_BATCH_ITEMS)]
 
 
 class GetManyBody(Body):
-    keys: msgspec.Raw = ABSENT
+    keys: Annotated[msgspec.Raw, required("1 to 10,000 keys."), decoded_later(_Keys)] = ABSENT
 
 
 class IncrBody(Body):
-    delta: int | None = None
-    ttl_ms: int | None = None
+    delta: _Delta = None
+    ttl_ms: Ttl = None
+
+
+class TxnCheck(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """`cache` None: the transaction's own."""
+
+    cache: _OtherCache = None
+    key: _Key = None
+    version: Annotated[Count | None, optional("The key's version; 0 is no value.")] = None
+    exists: Annotated[bool | None, optional("Whether the key must have a value.")] = None
+
+
+class TxnPut(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="put"):
+    cache: _OtherCache = None
+    key: _Key = None
+    value: _Value = None
+    ttl_ms: Ttl = None
+
+
+class TxnDelete(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="delete"):
+    cache: _OtherCache = None
+    key: _Key = None
+
+
+class TxnIncr(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="incr"):
+    cache: _OtherCache = None
+    key: _Key = None
+    delta: _Delta = None
+    ttl_ms: Ttl = None
+
+
+TxnOp = TxnPut | TxnDelete | TxnIncr
+
+_Checks = Annotated[list[TxnCheck], limits(maxItems=MAX_TXN_OPS)]
+_Ops = Annotated[list[TxnOp], limits(minItems=1, maxItems=MAX_TXN_OPS)]
 
 
 class TxnBody(Body):
-    checks: msgspec.Raw = ABSENT
-    ops: msgspec.Raw = ABSENT
+    checks: Annotated[
+        msgspec.Raw,
+        optional("Conditions on keys: a version, or whether the key has a value. Up to 1,000."),
+        decoded_later(_Checks),
+    ] = ABSENT
+    ops: Annotated[
+        msgspec.Raw, required("1 to 1,000 ops: put, delete or incr."), decoded_later(_Ops)
+    ] = ABSENT
+
+
+# -- messages ----------------------------------------------------------------------------------
 
 
 class PublishMessage(PublishBody, tag_field="type", tag="publish"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    stream: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    stream: _StreamName = None
 
 
 class PublishBatchMessage(PublishBatchBody, tag_field="type", tag="publish_batch"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    stream: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    stream: _StreamName = None
 
 
 class SubscribeMessage(Body, tag_field="type", tag="subscribe"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    stream: str | None = None
-    lag: bool | None = None
-    event_queue_depth: int | None = None
-    batch: bool | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    stream: _StreamName = None
+    lag: Annotated[bool | None, LAG] = None
+    event_queue_depth: Annotated[QueueDepth | None, EVENT_QUEUE_DEPTH] = None
+    batch: Annotated[bool | None, optional("false: sends each event as its own frame.")] = None
+
+
+_SubscriptionId = Annotated[str | None, required("The id from the answer to subscribe.")]
 
 
 class UnsubscribeMessage(Body, tag_field="type", tag="unsubscribe"):
-    subscription_id: str | None = None
+    subscription_id: _SubscriptionId = None
 
 
 class LagMessage(Body, tag_field="type", tag="lag"):
-    subscription_id: str | None = None
+    subscription_id: _SubscriptionId = None
 
 
 class CachePutMessage(PutBody, tag_field="type", tag="cache_put"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
-    key: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
+    key: _Key = None
 
 
 class CacheGetMessage(Body, tag_field="type", tag="cache_get"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
-    key: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
+    key: _Key = None
 
 
 class CacheGetManyMessage(GetManyBody, tag_field="type", tag="cache_get_many"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
 
 
 class CacheDeleteMessage(Body, tag_field="type", tag="cache_delete"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
-    key: str | None = None
-    if_version: int | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
+    key: _Key = None
+    if_version: IfVersion = None
 
 
 class CacheIncrMessage(IncrBody, tag_field="type", tag="cache_incr"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
-    key: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
+    key: _Key = None
 
 
 class CacheTxnMessage(TxnBody, tag_field="type", tag="cache_txn"):
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
 
 
 class CacheWatchMessage(Body, tag_field="type", tag="cache_watch"):
-    """Of one `key`, or of all that begin with `prefix`."""
+    """Watches one `key`, or all keys that begin with `prefix`."""
 
-    tenant_id: str | None = None
-    namespace: str | None = None
-    cache: str | None = None
-    key: str | None = None
-    prefix: str | None = None
-    include: msgspec.Raw = ABSENT
-    since_version: int | None = None
+    tenant_id: TenantId = None
+    namespace: NamespaceName = None
+    cache: _CacheName = None
+    key: WatchedKey = None
+    prefix: Prefix = None
+    include: Annotated[msgspec.Raw, INCLUDE, decoded_later(list[Literal["expire", "evict"]])] = (
+        ABSENT
+    )
+    since_version: SinceVersion = None
 
 
 class CacheUnwatchMessage(Body, tag_field="type", tag="cache_unwatch"):
-    watch_id: str | None = None
+    watch_id: Annotated[str | None, required("The id from the answer to cache_watch.")] = None
 
 
 class PingMessage(Body, tag_field="type", tag="ping"):
     pass
 
 
-class TxnCheck(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """`cache` None: the transaction's own."""
-
-    cache: str | None = None
-    key: str | None = None
-    version: int | None = None
-    exists: bool | None = None
-
-
-class TxnPut(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="put"):
-    cache: str | None = None
-    key: str | None = None
-    value: bytes | None = None
-    ttl_ms: int | None = None
-
-
-class TxnDelete(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="delete"):
-    cache: str | None = None
-    key: str | None = None
-
-
-class TxnIncr(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="incr"):
-    cache: str | None = None
-    key: str | None = None
-    delta: int | None = None
-    ttl_ms: int | None = None
-
-
 class Refused(msgspec.Struct):
-    """In the place of a message that is none: what is wrong, and what could be read of it."""
+    """Takes the place of a message that is wrong: the error, and the `request_id` if it has one."""
 
     error: PenstockError
     request_id: RequestId = None
@@ -207,181 +313,3 @@ Message = (
     | CacheUnwatchMessage
     | PingMessage
 )
-
-
-# -- decoding --------------------------------------------------------------------------------------
-
-
-class _Head(msgspec.Struct, gc=False):
-    """What can be read of a message that is not as it should be."""
-
-    request_id: Any = None
-
-
-_one: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
-_head = msgspec.json.Decoder(_Head)
-_raw_array = ArrayDecoder(msgspec.Raw)
-
-
-class ListDecoder:
-    """For lists of one shape, of which a large one is counted before anything is made of it."""
-
-    def __init__(self, shape: Any) -> None:
-        self._list: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[shape])
-
-    def decode(self, data: bytes | msgspec.Raw, what: str) -> list[Any]:
-        try:
-            if len(data) > SMALL_BODY_BYTES:
-                _raw_array.decode(data)
-            found = self._list.decode(data)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise InvalidArgument(explain(error, what)) from error
-        if len(found) > MAX_BATCH_ITEMS:
-            raise InvalidArgument(f"{what} has more than {MAX_BATCH_ITEMS} items")
-        return found
-
-
-_messages = ListDecoder(Message)
-_raws = ListDecoder(msgspec.Raw)
-
-
-def decode_one(data: bytes | msgspec.Raw) -> Message | Refused:
-    try:
-        message = _one.decode(data)
-        if message.request_id is not None:
-            check_request_id(message.request_id)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return _refused(data, InvalidArgument(explain(error)))
-    except InvalidArgument as error:
-        return _refused(data, error)
-    return message
-
-
-def decode_many(data: bytes) -> list[Message | Refused]:
-    """A message, or what is wrong with it, per place; raises when it is no array at all."""
-    try:
-        messages: list[Message | Refused] = _messages.decode(data, "operations")
-        for message in messages:
-            if message.request_id is not None:
-                check_request_id(message.request_id)
-    except InvalidArgument:
-        # Some of them is not as it should be: find out which, and let the others stand.
-        messages = [decode_one(raw) for raw in _raws.decode(data, "operations")]
-    if not messages:
-        raise InvalidArgument("the array of operations is empty")
-    _check_total(messages)
-    return messages
-
-
-def _check_total(messages: list[Message | Refused]) -> None:
-    total = 0
-    for message in messages:
-        total += _items(message)
-        if total > MAX_BATCH_ITEMS:
-            raise InvalidArgument(
-                f"the operations have more than {MAX_BATCH_ITEMS} keys, payloads and ops "
-                "together; send them in several arrays"
-            )
-
-
-_LISTS: dict[type, tuple[str, ...]] = {
-    PublishMessage: ("invalidate",),
-    PublishBatchMessage: ("payloads", "invalidate"),
-    CacheGetManyMessage: ("keys",),
-    CacheTxnMessage: ("checks", "ops"),
-}
-
-
-def _items(message: Message | Refused) -> int:
-    """What an operation counts for in an array, which is decided in one turn as a batch is."""
-    count = 0
-    for name in _LISTS.get(type(message), ()):
-        raw: msgspec.Raw = getattr(message, name)
-        try:
-            count += len(_raws.decode(raw, name)) if raw else 0
-        except InvalidArgument:
-            # It is refused in its place.
-            continue
-    return count or 1
-
-
-def is_array(data: bytes) -> bool:
-    return data[:1] == b"[" or (data[:1].isspace() and data.lstrip()[:1] == b"[")
-
-
-def decode_body(decoder: msgspec.json.Decoder[AnyBody], data: bytes) -> AnyBody:
-    """The body of a route; where all members are optional, none is needed."""
-    try:
-        body = decoder.decode(data or b"{}")
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(explain(error)) from error
-    if body.request_id is not None:
-        check_request_id(body.request_id)
-    return body
-
-
-def query_request_id(params: dict[str, str]) -> str | None:
-    """The `request_id` of a request whose body is bare bytes: a text, in the query."""
-    request_id = params.get("request_id")
-    if request_id is not None:
-        check_request_id(request_id)
-    return request_id
-
-
-def check_request_id(request_id: str | int) -> None:
-    if not _is_request_id(request_id):
-        raise InvalidArgument(
-            f"request_id is a text of at most {MAX_REQUEST_ID_CHARS} characters, or an integer "
-            "of 64 bits"
-        )
-
-
-def _is_request_id(request_id: str | int) -> bool:
-    if isinstance(request_id, str):
-        return len(request_id) <= MAX_REQUEST_ID_CHARS
-    return -(2**63) <= request_id < 2**63
-
-
-_PLACE = re.compile(r"(.*) - at `\$\.?(.*?)`", re.DOTALL)
-_MAX_TEXT = 300
-"""Of an explanation, which may quote what was sent."""
-
-
-def explain(error: Exception, within: str = "") -> str:
-    """What is wrong with the JSON, in terms of its members."""
-    return _explanation(error, within)[:_MAX_TEXT]
-
-
-def _explanation(error: Exception, within: str) -> str:
-    text = str(error)
-    if not isinstance(error, msgspec.ValidationError):
-        return f"invalid JSON: {text}"
-    found = _PLACE.fullmatch(text)
-    reason, place = (found[1], found[2]) if found else (text, "")
-    member = f"{within}{'.' if within and place[:1] not in ('', '[') else ''}{place}"
-    if reason.startswith("Invalid base64"):
-        return f"{member} is not base64"
-    if reason.startswith("Invalid value") and member.endswith("type"):
-        return f"unknown type {reason.removeprefix('Invalid value ')}"
-    if named := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
-        return f"{member}{'.' if member else ''}{named[1]} is required"
-    if named := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
-        return f"unknown member {named[1]!r}{f' in {member}' if member else ''}"
-    return f"{member or 'message'}: {reason[:1].lower()}{reason[1:]}"
-
-
-def request_id_of(data: bytes | msgspec.Raw) -> RequestId:
-    """The `request_id` of something that is otherwise not as it should be, if it has one."""
-    try:
-        request_id = _head.decode(data).request_id
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    # JSON's true is an int to Python.
-    if type(request_id) not in (str, int) or not _is_request_id(request_id):
-        return None
-    found: str | int = request_id
-    return found
-
-
-def _refused(data: bytes | msgspec.Raw, error: PenstockError) -> Refused:
-    return Refused(error, request_id_of(data))

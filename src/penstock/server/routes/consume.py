@@ -1,0 +1,120 @@
+"""Consume: opens the stream of a consumer; http/consume.py is the stream itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from penstock.model.errors import InvalidArgument
+from penstock.model.item import Item
+from penstock.model.names import clean_name
+from penstock.server.http.consume import ConsumeStream
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.requests import Request, decode_body, whole_number
+from penstock.server.http.responses import NDJSON_TYPE
+from penstock.server.http.streamed_response import check_streamable
+from penstock.server.members import (
+    Count,
+    GroupName,
+    LeaseTime,
+    OwnerName,
+    StrictBody,
+    TopicName,
+    optional,
+)
+from penstock.server.routes.deliveries import lease_of
+from penstock.server.routes.endpoint import Answer, Endpoint
+
+if TYPE_CHECKING:
+    from penstock.server.http.response_order import Reply
+
+
+class ConsumeBody(StrictBody):
+    topic: TopicName = None
+    group: GroupName = None
+    owner: OwnerName = None
+    lease_ms: LeaseTime = None
+    prefetch: Annotated[
+        Count | None,
+        optional("How many deliveries of this stream may be unfinished; 0 is no limit."),
+    ] = None
+    heartbeat_ms: Annotated[
+        Count | None, optional("How often a blank line is sent; 0 is never.")
+    ] = None
+
+
+_decoder = msgspec.json.Decoder(ConsumeBody)
+
+
+def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    check_streamable(dispatch, request)
+    body = _body(request)
+    prefetch = _not_negative(body.prefetch, "prefetch")
+    heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
+    stream = ConsumeStream(reply, NDJSON_TYPE, heartbeat_ms)
+    topic, group = clean_name(body.topic, "topic"), clean_name(body.group, "group")
+    owner = clean_name(body.owner, "owner")
+    lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
+    reply.when_first(
+        lambda: dispatch.engine.open_consumer(
+            topic, group, owner, lease_ms, prefetch, stream, stream.opened
+        )
+    )
+
+
+def _body(request: Request) -> ConsumeBody:
+    if request.body:
+        return decode_body(_decoder, request.body)
+    params = request.params()
+    return ConsumeBody(
+        topic=params.get("topic"),
+        group=params.get("group"),
+        owner=params.get("owner"),
+        lease_ms=whole_number(params, "lease_ms"),
+        prefetch=whole_number(params, "prefetch"),
+        heartbeat_ms=whole_number(params, "heartbeat_ms"),
+    )
+
+
+def _not_negative(value: int | None, name: str) -> int:
+    if value is not None and not 0 <= value <= 2**31:
+        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
+    return value or 0
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path="/v1/consume",
+        handler=consume,
+        tag="Messages",
+        summary="Consume as a stream",
+        text="One JSON object per line, as long as the connection is open; headers come at "
+        "once. Each item is leased to the owner, who acks it, nacks it or extends its lease; a "
+        "lease that runs out is a failed attempt. The first consume creates the group, and "
+        "each group gets every message. The parameters may also be a JSON body.",
+        body=ConsumeBody,
+        query=(ConsumeBody,),
+        query_only=True,
+        example={"topic": "orders", "group": "billing", "owner": "w1", "lease_ms": 30000},
+        answers={
+            200: Answer(
+                "Items, until either side ends the stream.",
+                Item,
+                {
+                    "partition": 0,
+                    "offset": 12,
+                    "attempts": 1,
+                    "key": "user-1",
+                    "value": "hello",
+                    "last_error": "",
+                    "envelope": {"run_id": "run-1"},
+                    "delivery_id": "1-1",
+                },
+                media_type="application/x-ndjson",
+            )
+        },
+        errors=(400, 404, 503),
+    ),
+)

@@ -1,0 +1,283 @@
+"""Deliveries: ack, nack and release them, and extend their leases."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from penstock.api.messages import Settle, SettleOutcome
+from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_LEASE_MS, MAX_REASON_BYTES
+from penstock.model.names import clean_name
+from penstock.server.batches import BatchDecoder, read_commands, send_results
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.requests import (
+    Request,
+    decode_body,
+    required_index,
+    truth,
+    whole_number,
+)
+from penstock.server.http.responses import batch_error
+from penstock.server.members import (
+    Count,
+    GroupName,
+    LeaseTime,
+    OwnerName,
+    StrictBody,
+    TopicName,
+    Wait,
+    optional,
+    required,
+)
+from penstock.server.routes.endpoint import DONE, Answer, Endpoint
+
+if TYPE_CHECKING:
+    from penstock.server.http.response_order import Reply
+
+
+class AckBody(StrictBody):
+    topic: TopicName = None
+    group: GroupName = None
+    partition: Annotated[Count | None, required("The delivery's partition.")] = None
+    offset: Annotated[Count | None, required("The delivery's offset.")] = None
+    owner: OwnerName = None
+    delivery_id: Annotated[
+        str | None, optional("The delivery's fencing token, so that a later delivery is not meant.")
+    ] = None
+
+
+class NackBody(AckBody):
+    reason: Annotated[
+        str | None, optional("Why it failed; the next delivery has it as last_error.")
+    ] = None
+    delay_ms: Annotated[
+        Wait | None,
+        optional("How long the retry waits, up to a day, whatever the policy; 0 is at once."),
+    ] = None
+    dead: Annotated[
+        bool | None,
+        optional("true: no retry; the message goes to the dead letters now."),
+    ] = None
+
+
+class ExtendBody(AckBody):
+    lease_ms: LeaseTime = None
+
+
+class AckedItem(msgspec.Struct, gc=False):
+    status: str = "acked"
+
+
+class ReleasedItem(msgspec.Struct, gc=False):
+    status: str = "released"
+
+
+_ack_decoder = msgspec.json.Decoder(AckBody)
+_nack_decoder = msgspec.json.Decoder(NackBody)
+_extend_decoder = msgspec.json.Decoder(ExtendBody)
+_batches = BatchDecoder(AckBody)
+
+
+def ack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.ack(_settle_of_request(request), reply.settle)
+
+
+def release(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    dispatch.engine.release(_settle_of_request(request), reply.settle)
+
+
+def _settle_of_request(request: Request) -> Settle:
+    if request.body:
+        body = decode_body(_ack_decoder, request.body)
+    else:
+        body = msgspec.convert(_ack_params(request.params()), AckBody)
+    return _settle_of(body)
+
+
+def nack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    if request.body:
+        body = decode_body(_nack_decoder, request.body)
+    else:
+        params = request.params()
+        named = {
+            **_ack_params(params),
+            "reason": params.get("reason"),
+            "delay_ms": whole_number(params, "delay_ms"),
+            "dead": truth(params, "dead"),
+        }
+        body = msgspec.convert(named, NackBody)
+    dispatch.engine.nack(
+        _settle_of(body),
+        clean_reason(body.reason),
+        reply.settle,
+        delay_ms=body.delay_ms,
+        dead=bool(body.dead),
+    )
+
+
+def extend(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    if request.body:
+        body = decode_body(_extend_decoder, request.body)
+    else:
+        params = request.params()
+        lease_ms = whole_number(params, "lease_ms")
+        body = msgspec.convert({**_ack_params(params), "lease_ms": lease_ms}, ExtendBody)
+    lease = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
+    dispatch.engine.extend(_settle_of(body), lease, reply.settle)
+
+
+def ack_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    commands, refused = read_commands(_batches.decode(request.body), _settle_of)
+    results_of = partial(map, partial(_settled_item, AckedItem()))
+    dispatch.engine.ack_many(commands, partial(send_results, reply, refused, results_of))
+
+
+def release_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    commands, refused = read_commands(_batches.decode(request.body), _settle_of)
+    results_of = partial(map, partial(_settled_item, ReleasedItem()))
+    dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
+
+
+def _settled_item(success: Any, outcome: SettleOutcome) -> Any:
+    return success if outcome is None else batch_error(outcome)
+
+
+def _settle_of(body: AckBody) -> Settle:
+    return Settle(
+        clean_name(body.topic, "topic"),
+        clean_name(body.group, "group"),
+        required_index(body.partition, "partition"),
+        required_index(body.offset, "offset"),
+        clean_name(body.owner, "owner"),
+        body.delivery_id or "",
+    )
+
+
+def _ack_params(params: dict[str, str]) -> dict[str, str | int | None]:
+    """The members of an ack, nack or extend from the query."""
+    return {
+        "topic": params.get("topic"),
+        "group": params.get("group"),
+        "partition": whole_number(params, "partition"),
+        "offset": whole_number(params, "offset"),
+        "owner": params.get("owner"),
+        "delivery_id": params.get("delivery_id"),
+    }
+
+
+def lease_of(lease_ms: int | None, default_ms: int) -> int:
+    if lease_ms is None:
+        return default_ms
+    if not 0 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
+    return lease_ms or default_ms
+
+
+def clean_reason(raw: str | None) -> str:
+    """Trims the reason, and cuts it to what is worth keeping in memory."""
+    text = (raw or "").strip()
+    if len(text) * 4 > MAX_REASON_BYTES:
+        text = text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+    return text
+
+
+_EXAMPLE = {"topic": "orders", "group": "billing", "partition": 0, "offset": 12, "owner": "w1"}
+_ERRORS = (400, 404, 409, 503)
+
+ENDPOINTS = (
+    Endpoint(
+        method="POST",
+        path="/v1/ack",
+        handler=ack,
+        tag="Messages",
+        summary="Ack a delivery",
+        text="The message is done for the group. Another ack changes nothing.",
+        body=AckBody,
+        query=(AckBody,),
+        example=_EXAMPLE,
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/ack/batch",
+        handler=ack_batch,
+        tag="Messages",
+        summary="Ack deliveries in one commit",
+        text="A JSON array, or NDJSON. Each ack succeeds or fails by itself.",
+        body=AckBody,
+        batch=True,
+        example=[_EXAMPLE],
+        answers={
+            200: Answer(
+                "A result per ack, in order.", AckedItem, {"results": [{"status": "acked"}]}
+            )
+        },
+        errors=(400, 413, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/nack",
+        handler=nack,
+        tag="Messages",
+        summary="Nack a delivery",
+        text="The attempt failed. The message is delivered again after delay_ms, else as its "
+        "retry policy says, else after the default backoff of the topic or the broker. After "
+        "its last attempt, or with dead, it is moved to dlq.<topic>.",
+        body=NackBody,
+        query=(NackBody,),
+        example=_EXAMPLE | {"reason": "timeout calling upstream"},
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/release",
+        handler=release,
+        tag="Messages",
+        summary="Release a delivery that nobody began to handle",
+        text="The owner gives the delivery back: the message is delivered again at once, in "
+        "its old place, and the attempt does not count, so that releases never lead to a dead "
+        "letter. Refused once the lease has ended.",
+        body=AckBody,
+        query=(AckBody,),
+        example=_EXAMPLE,
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/release/batch",
+        handler=release_batch,
+        tag="Messages",
+        summary="Release deliveries in one commit",
+        text="A JSON array, or NDJSON. Each release succeeds or fails by itself.",
+        body=AckBody,
+        batch=True,
+        example=[_EXAMPLE],
+        answers={
+            200: Answer(
+                "A result per release, in order.",
+                ReleasedItem,
+                {"results": [{"status": "released"}]},
+            )
+        },
+        errors=(400, 413, 503),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/extend",
+        handler=extend,
+        tag="Messages",
+        summary="Extend a lease",
+        text="The lease then ends lease_ms from now.",
+        body=ExtendBody,
+        query=(ExtendBody,),
+        example=_EXAMPLE | {"lease_ms": 30000},
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+)
