@@ -207,10 +207,10 @@ def test_a_full_connection_gets_no_heartbeats() -> None:
         protocol.data_received(get(SUBSCRIBE + b"?heartbeat_ms=100"))
         written = connection.transport.written
         protocol.pause_writing()
-        protocol.stream._beat()
+        protocol.stream.beat()
         assert connection.transport.written == written
         protocol.resume_writing()
-        protocol.stream._beat()
+        protocol.stream.beat()
         assert connection.transport.written != written
 
     on_a_connection(test)
