@@ -86,7 +86,7 @@ ENGINE = (
     Threshold("model.limits", "MAX_WATCH_EVENTS", 16),
     Threshold("model.splits", "SPLIT_ROWS", 10),
     Threshold("core.effects", "MOST_STALE", 2),
-    Threshold("core.timers", "MOST_STALE", 2),
+    Threshold("engine.leases", "MOST_STALE", 2),
     Threshold("core.stream_rules", "BURST_EVENTS", 4),
 )
 

@@ -251,13 +251,11 @@ def test_messages_out_of_attempts_are_buried_with_few_reads() -> None:
     reader = broker.consume(lease_ms=LONG_MS)
     given = reader.take()
     pages = broker.engine.parts.pages
-    for entry in broker.state.topics["t"].groups["g"].progress[0].unfinished.values():
-        broker.engine.parts.burials.add(entry, "dead")
-        entry.progress.in_flight -= 1
-        broker.engine.parts.dispatcher.left_flight(entry)
+    nack = partial(broker.engine.nack, dead=True)
+    for item in given:
+        broker.submit(nack, broker.naming(reader, item), "dead")
     reader.live.close()
     before = pages.reads
-    broker.engine.parts.ledger.wake()
     broker.pass_ms(100)
     assert len(broker.engine.parts.burials) == 0
     assert broker.state.topics["dlq.t"].partitions[0].end_offset == len(given)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.invariants import check
 from penstock.core.retries import backoff_ms
-from penstock.core.timers import TICK_MS
+from penstock.engine.leases import TICK_MS
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import MAX_BACKOFF_MS, Limits
 from tests.engine.harness import LONG_MS, Broker, Reader, on_disk, policy, values

@@ -1,8 +1,8 @@
 """A broker with its model beside it, and the looks that are taken at both after every step.
 
 From outside: what is stored, delivered and done is what the model says. From inside: the core's
-invariants hold, nobody who can take something waits in vain, and the disk alone gives the same
-state. The rules that make things happen are in machine.py.
+invariants hold, nobody who can take something waits in vain, and both the disk alone and a follower
+of the log give the same state. The rules that make things happen are in machine.py.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from typing import Any
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from penstock.api.messages import Settle
-from penstock.core.comparison import comparable
-from penstock.core.groups import Unfinished
-from penstock.core.image import take_image
+from penstock.core.groups import IN_FLIGHT, WAITING, Unfinished
 from penstock.core.invariants import check
-from penstock.core.state import BrokerState, apply
+from penstock.engine.leases import NO_TICK, TICK_MS
 from penstock.model.item import Item
 from penstock.model.limits import KIB, Limits
-from penstock.model.records import Message, decode_record
-from penstock.storage.checkpoint import load_checkpoint
+from penstock.model.records import Message
 from penstock.storage.log import WalOptions
-from penstock.storage.recovery import walk_log
 from tests.engine.harness import Broker, Reader
+from tests.property.follower import Follower, must_equal, recovered
 from tests.property.model import Model, TopicModel
 from tests.storage.faulty_vfs import FaultyVfs
 
@@ -108,6 +105,7 @@ class Observed(RuleBasedStateMachine):
 
     def opened(self) -> None:
         """A broker is there. Dead letters are answered to nobody: they are noted as decided."""
+        self.follower = Follower(self.broker)
         burials = self.broker.engine.parts.burials
         tell = burials.on_buried
         self.copies = {}
@@ -181,7 +179,9 @@ class Observed(RuleBasedStateMachine):
         check(self.broker.state)
         self.looks_right_from_outside()
         self.nobody_waits_in_vain()
+        self.leases_are_those_of_the_state()
         self.replays_to_the_same_state()
+        self.follower.compare()
 
     def looks_right_from_outside(self) -> None:
         topics = self.broker.state.topics
@@ -232,8 +232,9 @@ class Observed(RuleBasedStateMachine):
         for run in self.broker.engine.parts.dispatcher._runs.values():
             able = {consumer for consumer in run.consumers.values() if consumer.can_take()}
             assert set(run.available) == able, "the ring is of those who can take"
+            leases = self.broker.engine.parts.leases
             held = Counter(
-                entry.consumer
+                leases.consumer_of(entry)
                 for progress in run.group.progress
                 for entry in progress.unfinished.values()
             )
@@ -245,23 +246,33 @@ class Observed(RuleBasedStateMachine):
                 assert progress.in_flight <= self.limits.max_in_flight
                 if able and progress.in_flight < self.limits.max_in_flight:
                     partition = run.group.topic.partitions[progress.partition]
-                    assert not progress.ready, f"{list(progress.ready)} wait in vain"
+                    assert not leases.ready(progress, 1), "what came back waits in vain"
                     assert progress.cursor >= partition.end_offset, "new messages wait in vain"
 
     def replays_to_the_same_state(self) -> None:
         """From the disk alone: the last snapshot and the log behind it."""
-        vfs = self.broker.disk.restarted()
-        checkpoint = load_checkpoint(vfs, self.broker.directory, self.limits)
-        state: BrokerState = checkpoint.state
-        walk_log(
-            vfs,
-            self.broker.directory,
-            first_segment=checkpoint.first_segment,
-            replay=lambda data, _: apply(state, decode_record(data)),
-        )
-        check(state)
-        live = comparable(take_image(self.broker.state), self.now)
-        assert comparable(take_image(state), self.now) == live
+        must_equal(recovered(self.broker), self.broker)
+
+    def leases_are_those_of_the_state(self) -> None:
+        """What only the process knows covers what is in flight and what waits, and no more."""
+        leases = self.broker.engine.parts.leases
+        state = self.broker.state
+        entries = {entry for group in state.groups.values() for entry in group.unfinished()}
+        timed = {entry for entry in entries if entry.state in (IN_FLIGHT, WAITING)}
+        assert set(leases._of) == timed, "a lease or an alarm is missing, or left over"
+        due = {entry for entries in leases._due.values() for entry in entries.values()}
+        for entry, lease in leases._of.items():
+            is_set = lease.tick != NO_TICK
+            assert lease.entry is entry
+            assert not is_set or lease.tick == -(-lease.until // TICK_MS)
+            assert not is_set or lease in leases._timers._buckets[lease.tick]
+            if entry.state == WAITING:
+                assert lease.until == entry.retry_at
+                assert is_set != (entry in due), "it rings, or it has rung"
+        assert due <= timed
+        assert all(leases._timers._buckets.values())
+        kept = sum(map(len, leases._timers._buckets.values()))
+        assert kept == sum(lease.tick != NO_TICK for lease in leases._of.values())
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -14,10 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core.comparison import comparable
-from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.core.state import apply
 from penstock.engine.watches import CacheWatch
 from penstock.model.caching import (
     CacheValue,
@@ -31,13 +28,11 @@ from penstock.model.caching import (
 )
 from penstock.model.errors import NotFound, PenstockError, TooLarge
 from penstock.model.limits import KIB, Limits
-from penstock.model.records import decode_record
 from penstock.model.tenancy import CacheConfig, Path
-from penstock.storage.checkpoint import load_checkpoint
 from penstock.storage.log import WalOptions
-from penstock.storage.recovery import walk_log
 from tests.engine.cache_harness import CacheBroker, Watcher
 from tests.property.cache_model import CacheModel, Expected, Held, Op, foresee, happened
+from tests.property.follower import Follower, must_equal, recovered
 from tests.property.test_any_history import profile
 from tests.storage.faulty_vfs import FLAVOURS, FaultyVfs
 
@@ -84,6 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
         vfs = FaultyVfs()
         vfs._dsync_flag = 0  # a write and a sync: a crash may come between them
         self.broker = CacheBroker(vfs, limits=LIMITS, options=OPTIONS)
+        self.follower = Follower(self.broker)
         self.model: dict[Path, CacheModel] = {}
         self.everything: dict[Path, Watcher] = {}
         self.slow: list[Slow] = []
@@ -359,6 +355,7 @@ class CacheMachine(RuleBasedStateMachine):
         }
 
     def _started(self) -> None:
+        self.follower = Follower(self.broker)
         self.slow = []
         for path, model in self.model.items():
             inside = self.broker.inside(path)
@@ -453,18 +450,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def replays_to_the_same_state(self) -> None:
-        vfs = self.broker.disk.restarted()
-        checkpoint = load_checkpoint(vfs, self.broker.directory, LIMITS)
-        state = checkpoint.state
-        walk_log(
-            vfs,
-            self.broker.directory,
-            first_segment=checkpoint.first_segment,
-            replay=lambda data, _: apply(state, decode_record(data)),
-        )
-        check(state)
-        live = comparable(take_image(self.broker.state), self.now)
-        assert comparable(take_image(state), self.now) == live
+        must_equal(recovered(self.broker), self.broker)
+        self.follower.compare()
 
     def teardown(self) -> None:
         self._judge_all()

@@ -40,7 +40,7 @@ from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Progress, Unfinished
 from penstock.core.produce import decide_produce
 from penstock.core.progress_rules import ProgressTarget, decide_progress
 from penstock.core.settle import decide_ack, decide_lapse, decide_nack, find_leased
-from penstock.core.state import BrokerState, apply, make_ready
+from penstock.core.state import BrokerState, apply
 from penstock.core.tenancy import decide_change, decide_create
 from penstock.core.tenancy import decide_delete as decide_delete_entry
 from penstock.core.topic_rules import (
@@ -90,6 +90,8 @@ class RandomBroker:
         self.state = BrokerState(LIMITS)
         self.now_ms = 1_000
         self.log: list[bytes] = []
+        # When the lease of each entry in flight ends: volatile, as in the engine.
+        self.leases: dict[Unfinished, int] = {}
         self.messages: dict[tuple[int, int, int], Message] = {}
         self._actions: list[Callable[[int, int], None]] = [
             *[self._produce] * 5,
@@ -146,11 +148,17 @@ class RandomBroker:
     # Steps
 
     def _fire(self) -> None:
-        for entry in self.state.timers.due(self.now_ms):
-            if entry.state == WAITING:
-                make_ready(entry.progress, entry)
-            elif entry.state == IN_FLIGHT:
-                self.emit(decide_lapse(entry, entry.until, self.now_ms))
+        """Ends leases whose time has come."""
+        in_flight = [
+            entry
+            for group in self.state.groups.values()
+            for entry in group.unfinished()
+            if entry.state == IN_FLIGHT
+        ]
+        self.leases = {entry: self.leases[entry] for entry in in_flight}
+        for entry, until in sorted(self.leases.items(), key=lambda lease: lease[1]):
+            if until <= self.now_ms:
+                self.emit(decide_lapse(entry, until, self.now_ms))
 
     def _topic(self, a: int, b: int) -> None:
         name = f"topic-{a % 3}"
@@ -217,7 +225,12 @@ class RandomBroker:
         if progress is None:
             return
         topic = progress.group.topic
-        items = [redelivery(entry) for entry in list(progress.ready.values())[: b % 3]]
+        over = [
+            entry
+            for entry in progress.unfinished.values()
+            if entry.state == WAITING and entry.retry_at <= self.now_ms
+        ]
+        items = [redelivery(entry) for entry in [*progress.ready.values(), *over][: b % 3]]
         items += [
             first_delivery(self.messages[topic.id, progress.partition, offset])
             for offset in range(progress.cursor, topic.next_offset)
@@ -232,9 +245,7 @@ class RandomBroker:
         if kept:
             self.emit(delivered(progress, f"owner-{b % 2}", kept, self.now_ms))
             for item in kept:
-                entry = progress.unfinished[item.offset]
-                entry.until = self.now_ms + LEASE_MS
-                self.state.timers.set(entry, entry.until)
+                self.leases[progress.unfinished[item.offset]] = self.now_ms + LEASE_MS
 
     def _ack(self, a: int, b: int) -> None:
         entry = self._some_entry(a, b)

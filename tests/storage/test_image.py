@@ -13,6 +13,7 @@ from penstock.core.image import decode_image, encode_image, restore_image, take_
 from penstock.core.invariants import check
 from penstock.core.settle import LAPSED
 from penstock.core.state import BrokerState
+from penstock.engine.leases import Leases
 from penstock.model.envelope import RetryPolicy
 from penstock.model.records import (
     COMMITTED,
@@ -61,7 +62,12 @@ def derived(state: BrokerState) -> list[object]:
 
 
 def waiting(state: BrokerState) -> list[int]:
-    return sorted(entry.offset for entry in state.timers.due(10**12) if entry.state == WAITING)
+    return sorted(
+        entry.offset
+        for group in state.groups.values()
+        for entry in group.unfinished()
+        if entry.state == WAITING
+    )
 
 
 @settings(deadline=None)
@@ -124,7 +130,7 @@ def some_state() -> BrokerState:
 def test_unfinished_messages_keep_state_attempts_owner_error_and_schedule():
     progress = restored(some_state()).groups[2].progress[0]
     seen = {
-        offset: (entry.state, entry.attempts, entry.owner, entry.last_error, entry.until)
+        offset: (entry.state, entry.attempts, entry.owner, entry.last_error, entry.retry_at)
         for offset, entry in progress.unfinished.items()
     }
     assert seen == {
@@ -154,8 +160,10 @@ def test_a_delivery_keeps_its_time_and_in_an_image_of_before_it_has_none():
 
 def test_a_waiting_message_becomes_due_at_its_time_after_a_restore():
     state = restored(some_state())
-    assert state.timers.due(499) == []
-    assert [entry.offset for entry in state.timers.due(500)] == [1]
+    leases = Leases()
+    leases.restore(state, 120)
+    assert leases.ended(499) == []
+    assert [entry.offset for entry in leases.ended(500)] == [1]
 
 
 def test_a_delivery_taken_back_gives_its_previous_owner_back_after_a_restore():

@@ -30,11 +30,18 @@ NO_LIMIT = 2**62
 
 
 class CacheEntry(msgspec.Struct, gc=False):
-    """A value in a cache. `expires` is a wall-clock time in ms, 0 for never."""
+    """A value in a cache. `expires` is a wall-clock time in ms, 0 for never. `late_ms` is volatile, in
+    no record and no image: this process lets the entry live so much longer, since its TTL counts
+    from the answer."""
 
     value: bytes
     version: int
     expires: int = 0
+    late_ms: int = 0
+
+    def ends(self) -> int:
+        """When this process lets the entry expire; 0 for never."""
+        return self.expires + self.late_ms
 
 
 class CacheMemory:
@@ -83,8 +90,13 @@ class CacheMemory:
 
 
 class Cache:
-    """`first_version` is the version it was created with. `unanswered` is not durable: it has the
-    keys, with their versions, whose put is not answered yet. They do not expire before that."""
+    """`first_version` is the version it was created with.
+
+    Volatile, in no record and no image: the counters `hits`, `misses`, `evictions`, `expirations`;
+    the order that reads give the entries of an LRU cache; all content of an ephemeral cache; and
+    `unanswered`, the keys with their versions whose TTL does not run yet since their put is not
+    answered.
+    """
 
     __slots__ = ("bytes", "entries", "evictions", "expirations", "first_version", "hits", "id",
                  "is_durable", "is_lru", "max_bytes", "max_entries", "memory", "misses", "path",
@@ -109,7 +121,7 @@ class Cache:
 
     def is_over(self, key: str, entry: CacheEntry, now_ms: int) -> bool:
         """Returns True if the entry has expired."""
-        return 0 < entry.expires <= now_ms and key not in self.unanswered
+        return 0 < entry.ends() <= now_ms and key not in self.unanswered
 
     def store(self, record: CacheStored) -> None:
         key, value = record.key, record.value
@@ -120,7 +132,9 @@ class Cache:
         else:
             grown = len(value) - len(old.value)
             entries.move_to_end(key)
-        entries[key] = CacheEntry(value, record.version, record.expires)
+        # An increment keeps the expiry, and with it what this process adds to it.
+        late_ms = old.late_ms if old is not None and old.expires == record.expires else 0
+        entries[key] = CacheEntry(value, record.version, record.expires, late_ms)
         self.bytes += grown
         self.memory.bytes += grown
         self.version = record.version

@@ -1,19 +1,19 @@
-"""Compares images of a live state and of a replayed one, for tests.
+"""Makes images of a live state and of a replayed one comparable, for tests.
 
-That time passes is no record: a live state may have made a waiting entry ready, or forgotten an
-expired key, where a replayed one has not yet. Must not know how images are taken or restored.
+Expired keys, effects and cache entries are left out: a state drops them when it comes across them,
+the live one earlier than the replayed one. All else must be equal, since only records change a
+state. Must not know how images are taken or restored.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from penstock.core.groups import READY, WAITING
-from penstock.core.image import CacheImage, ProgressImage, StateImage, TopicImage
+from penstock.core.image import CacheImage, StateImage, TopicImage
 
 
 def comparable(image: StateImage, now_ms: int) -> StateImage:
-    """The image as of `now_ms`."""
+    """Returns the image without what has expired at `now_ms`."""
     return StateImage(
         image.next_id,
         image.last_ts,
@@ -49,21 +49,4 @@ def _comparable_topic(image: TopicImage, now_ms: int) -> TopicImage:
         for effect in image.effects
         if effect.expires > now_ms or (effect.group, effect.effect_key) in open_keys
     ]
-    groups = [
-        msgspec.structs.replace(
-            group, progress=[_comparable_progress(progress, now_ms) for progress in group.progress]
-        )
-        for group in image.groups
-    ]
-    return msgspec.structs.replace(image, groups=groups, effects=effects)
-
-
-def _comparable_progress(image: ProgressImage, now_ms: int) -> ProgressImage:
-    unfinished = [
-        msgspec.structs.replace(entry, state=READY, until=0)
-        if entry.state == WAITING and entry.until <= now_ms
-        else entry
-        for entry in image.unfinished
-    ]
-    ready = [entry.offset for entry in unfinished if entry.state == READY]
-    return msgspec.structs.replace(image, unfinished=unfinished, ready=ready)
+    return msgspec.structs.replace(image, effects=effects)

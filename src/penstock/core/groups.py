@@ -10,6 +10,7 @@ A message's body is never here: an entry carries what settling it needs, no more
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,16 +21,13 @@ if TYPE_CHECKING:
     from penstock.core.topics import Topic
 
 IN_FLIGHT = 0
-"""Delivered to `owner`; its lease ends at `until`."""
+"""Delivered to `owner`, under a lease that the engine keeps."""
 WAITING = 1
-"""Backing off until `until`."""
+"""Backing off until `retry_at`. It stays WAITING until it is delivered: time writes no record."""
 READY = 2
 """To be delivered again as soon as there is room."""
 DYING = 3
 """Out of attempts; waits to be copied to the dead-letter topic."""
-
-NO_TICK = -1
-NO_CONSUMER = 0
 
 
 class Unfinished(msgspec.Struct, gc=False, eq=False):
@@ -37,8 +35,8 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
 
     `delivered_at` is the wall-clock ms of the delivery to `owner`; 0: none, or from before it was
     kept. `deliveries` counts all deliveries and never goes back, unlike `attempts`; `delivery` is
-    the number of the one to `owner`. `until`, `tick` and `consumer` are of this process only:
-    leases end at a restart.
+    the number of the one to `owner`. `retry_at` is the time of the next attempt after a failure,
+    or DEAD. When its lease ends is known to the process that serves only: see engine/leases.py.
     """
 
     progress: Progress
@@ -56,9 +54,7 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     deliveries: int = 0
     delivery: int = 0
     previous_delivery: int = 0
-    until: int = 0
-    tick: int = NO_TICK
-    consumer: int = NO_CONSUMER
+    retry_at: int = 0
 
 
 class Progress:
@@ -123,3 +119,6 @@ class Group:
         self.progress: list[Progress] = []
         # How many unfinished messages carry an effect key: while any does, its entry stays.
         self.open_effects: dict[str, int] = {}
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        return (entry for progress in self.progress for entry in progress.unfinished.values())

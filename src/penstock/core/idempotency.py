@@ -2,7 +2,8 @@
 
 Invariant: every key of `_expires` is in `_order` with its expiry, which is the order of storing,
 and of expiry too while the TTL stays the same. Each operation is O(1) amortised. A key is
-remembered from the record of its message, so it is exactly as durable as the message.
+remembered from the record of its message, so it is exactly as durable as the message. When expired
+keys are dropped does not matter, since `is_committed` compares the time.
 """
 
 from __future__ import annotations

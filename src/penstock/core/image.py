@@ -1,9 +1,9 @@
 """The image: all durable state as plain data, taken from a BrokerState and restored to one.
 
 Invariant: restoring an image and applying records gives the same image as applying those records to
-the original state. State that only the process knows (leases, timers, consumers) is left out, and
-so is derived state: in-flight counts, open effects, the backlog's heaps. Fields are only ever added
-at the end, because older snapshots must be readable. Must not know files.
+the original state. State that only the process knows (a cache's counters, the order of its reads)
+is left out, and so is derived state: in-flight counts, open effects, the backlog's heaps. Fields are
+only ever added at the end, because older snapshots must be readable. Must not know files.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _entry_image(entry: Unfinished) -> EntryImage:
         entry.owner,
         entry.previous_owner,
         entry.last_error,
-        entry.until if entry.state == WAITING else 0,
+        entry.retry_at if entry.state == WAITING else 0,
         entry.effect_key,
         entry.policy,
         entry.delivered_at,
@@ -309,7 +309,7 @@ def _restore_group(state: BrokerState, topic: Topic, image: GroupImage) -> None:
         progress = Progress(group, index, kept.first_offset)
         _restore_fields(progress, kept, except_for=("unfinished", "ready"))
         for entry in kept.unfinished:
-            _restore_entry(state, progress, entry)
+            _restore_entry(progress, entry)
         for offset in kept.ready:
             progress.ready[offset] = progress.unfinished[offset]
         topic.partitions[index].backlog.restore(progress)
@@ -318,7 +318,7 @@ def _restore_group(state: BrokerState, topic: Topic, image: GroupImage) -> None:
     state.groups[group.id] = group
 
 
-def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) -> None:
+def _restore_entry(progress: Progress, image: EntryImage) -> None:
     entry = Unfinished(progress, image.offset, image.size, image.policy, image.effect_key)
     entry.state = image.state
     entry.attempts = image.attempts
@@ -330,10 +330,9 @@ def _restore_entry(state: BrokerState, progress: Progress, image: EntryImage) ->
     _restore_numbers(entry, image)
     progress.unfinished[image.offset] = entry
     if image.state == WAITING:
-        entry.until = image.until
-        state.timers.set(entry, image.until)
+        entry.retry_at = image.until
     elif image.state == DYING:
-        entry.until = DEAD
+        entry.retry_at = DEAD
     elif image.state == IN_FLIGHT:
         progress.in_flight += 1
     if image.effect_key:

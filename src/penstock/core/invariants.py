@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.core.cache import Cache, entry_bytes
-from penstock.core.groups import DYING, IN_FLIGHT, NO_TICK, READY, WAITING, Group, Progress
+from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress
 from penstock.core.groups import Unfinished as Entry
 from penstock.core.idempotency import ProducedKeys
 from penstock.core.state import BrokerState
-from penstock.core.timers import TICK_MS
 from penstock.core.topics import Partition, Topic
+from penstock.model.records import DEAD
 
 
 class BrokenInvariant(Exception):
@@ -26,7 +26,6 @@ def check(state: BrokerState) -> None:
     _check_names(state)
     for topic in state.topics.values():
         _check_topic(state, topic)
-    _check_timers(state)
     _check_produced(state.produced)
     _check_effect_totals(state)
     _check_caches(state)
@@ -151,7 +150,6 @@ def _check_progress(topic: Topic, progress: Progress) -> None:
 
 def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
     place = (*place, entry.offset, entry.state, entry.attempts)
-    tick = -(-entry.until // TICK_MS)
     _must(
         entry.attempts <= entry.delivery <= entry.deliveries,
         "a delivery's number is at least its attempt's",
@@ -161,19 +159,18 @@ def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
     )
     if entry.state == IN_FLIGHT:
         _must(entry.attempts >= 1 and entry.owner != "", "a lease has an owner", *place)
-        _must(entry.tick in (NO_TICK, tick), "a lease's tick is that of its end", *place)
     elif entry.state == WAITING:
-        _must(entry.tick == tick, "a waiting entry has its tick", *place, entry.tick, entry.until)
+        _must(entry.retry_at > 0, "a waiting entry has the time of its retry", *place)
     elif entry.state == DYING:
         _must(
             entry.attempts >= 1 and not topic.is_dead_letter,
             "only what was tried, and is no dead letter, is dying",
             *place,
         )
-        _must(entry.tick == NO_TICK, "what is dying waits for no time", *place)
+        _must(entry.retry_at == DEAD, "what is dying has no retry", *place)
     else:
         _must(entry.state == READY, "an entry is in one of four states", *place)
-        _must(entry.attempts >= 0 and entry.tick == NO_TICK, "what is ready waits for none", *place)
+        _must(entry.attempts >= 0, "attempts are counted from 0", *place)
         _must(bool(entry.attempts) == bool(entry.owner), "who had it last is its owner", *place)
 
 
@@ -197,22 +194,6 @@ def _check_counters(partition: Partition, progress: Progress, place: tuple[objec
     if progress.cursor >= partition.end_offset:
         _must(lag == len(unfinished), "at the end only the unfinished lag", *place, lag)
         _must(lag_bytes == size, "at the end only unfinished bytes lag", *place, lag_bytes, size)
-
-
-def _check_timers(state: BrokerState) -> None:
-    timers = state.timers
-    _must(set(timers._ticks) >= set(timers._buckets), "every bucket has its tick")
-    _must(all(timers._buckets.values()), "no bucket is empty")
-    ticking = 0
-    for group in state.groups.values():
-        for progress in group.progress:
-            for entry in progress.unfinished.values():
-                if entry.tick != NO_TICK:
-                    ticking += 1
-                    bucket = timers._buckets.get(entry.tick, ())
-                    _must(entry in bucket, "an entry is in its tick's bucket", entry.offset)
-    kept = sum(map(len, timers._buckets.values()))
-    _must(kept == ticking, "buckets hold live entries only", kept, ticking)
 
 
 def _check_produced(produced: ProducedKeys) -> None:

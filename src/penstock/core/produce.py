@@ -93,7 +93,8 @@ def routed(state: BrokerState, command: Produce, decision: RoutingDecision) -> P
 
 
 def check_room(state: BrokerState, partition: Partition, size: int) -> None:
-    """Raises if the partition's buffer has no room; else notes how far there is room for sure."""
+    """Raises if the partition's buffer has no room. Otherwise notes in the backlog how much can be
+    stored before it has to be computed again: a cache, which says nothing about the state."""
     backlog, limits = partition.backlog, state.limits
     msgs, nbytes = backlog.buffered_msgs(), backlog.buffered_bytes()
     if msgs >= limits.max_partition_msgs:
@@ -117,7 +118,7 @@ def check_room(state: BrokerState, partition: Partition, size: int) -> None:
 
 
 def check_keys(state: BrokerState, now_ms: int) -> None:
-    """Raises if no other idempotency key can be remembered."""
+    """Raises if no other idempotency key can be remembered. Drops expired keys first."""
     limit = state.limits.max_idempotency_keys
     if len(state.produced) >= limit:
         state.produced.forget_expired(now_ms)

@@ -78,7 +78,7 @@ def decide_nack(
     elif entry.state == DYING:
         retry_at = DEAD
     else:
-        retry_at = entry.until if entry.state == WAITING else now_ms
+        retry_at = max(entry.retry_at, now_ms) if entry.state == WAITING else now_ms
     return released(progress, entry, reason or NACKED, retry_at, now_ms)
 
 

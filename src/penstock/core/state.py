@@ -1,8 +1,9 @@
 """All the broker's durable state in memory, and `apply`: the only way a record changes it.
 
 Invariant: the state is a function of the records applied and of `limits`; `apply` reads no clock
-and never fails on a record that was decided from this state. What only this process knows (lease
-ends, consumers) rides on the entries and is not part of the image a snapshot takes.
+and never fails on a record that was decided from this state. Expired idempotency keys and effects
+may be dropped at any time: every reader compares the expiry, so that this changes no meaning.
+Must not know leases and consumers, which only the serving process has (engine/leases.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.tenancy import Registry
-from penstock.core.timers import Timers
 from penstock.core.topics import Topic
 from penstock.core.writers import Writers
 from penstock.model.envelope import Envelope
@@ -65,7 +65,6 @@ class BrokerState:
         "next_id",
         "produced",
         "registry",
-        "timers",
         "topics",
         "topics_by_id",
         "writers",
@@ -78,7 +77,6 @@ class BrokerState:
         self.groups: dict[int, Group] = {}
         self.produced = ProducedKeys()
         self.effect_totals = EffectTotals()
-        self.timers = Timers()
         self.registry = Registry()
         self.caches: dict[int, Cache] = {}
         self.cache_memory = CacheMemory()
@@ -207,8 +205,6 @@ def _forget_group(state: BrokerState, topic: Topic, group: Group) -> None:
     topic.effects.forget_group(group.name)
     for progress in group.progress:
         topic.partitions[progress.partition].backlog.remove(progress)
-        for entry in progress.unfinished.values():
-            state.timers.clear(entry)
         # Entries point back at their progress and are not seen by the collector.
         progress.unfinished.clear()
         progress.ready.clear()
@@ -230,7 +226,6 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
                 _open_effect(progress.group, item.effect_key, ts)
         else:
             ready.pop(item.offset, None)
-            state.timers.clear(entry)
         entry.state = IN_FLIGHT
         entry.attempts += 1
         entry.previous_owner = entry.owner
@@ -260,12 +255,12 @@ def _returned(state: BrokerState, record: Returned) -> None:
     for offset in reversed(record.offsets):
         entry = progress.unfinished[offset]
         progress.in_flight -= 1
-        state.timers.clear(entry)
         entry.attempts -= 1
         entry.owner = entry.previous_owner
         entry.delivered_at = entry.previous_delivered_at
         entry.delivery = entry.previous_delivery
         entry.state = READY
+        entry.retry_at = 0
         ready[offset] = entry
         ready.move_to_end(offset, last=False)
         if not entry.attempts:
@@ -293,7 +288,7 @@ def _advanced(state: BrokerState, record: Advanced) -> None:
 def _drop(state: BrokerState, progress: Progress, offset: int, ts: int) -> Unfinished:
     """The entry is unfinished no more; it has yet to be counted."""
     entry = progress.unfinished.pop(offset)
-    _leave(state, progress, entry)
+    _leave(progress, entry)
     if entry.effect_key:
         _close_effect(state, progress.group, entry.effect_key, ts)
     return entry
@@ -308,13 +303,12 @@ def _close_effect(state: BrokerState, group: Group, key: str, ts: int) -> None:
     group.topic.effects.keep_until(group.name, key, ts + state.limits.idempotency_ttl_ms)
 
 
-def _leave(state: BrokerState, progress: Progress, entry: Unfinished) -> None:
+def _leave(progress: Progress, entry: Unfinished) -> None:
     """Takes the entry out of the index of the state it is in."""
     if entry.state == IN_FLIGHT:
         progress.in_flight -= 1
     elif entry.state == READY:
         progress.ready.pop(entry.offset, None)
-    state.timers.clear(entry)
 
 
 def _skipped(state: BrokerState, record: Skipped) -> None:
@@ -326,22 +320,16 @@ def _skipped(state: BrokerState, record: Skipped) -> None:
 def _released(state: BrokerState, record: Released) -> None:
     progress = progress_of(state, record.group_id, record.partition)
     entry = progress.unfinished[record.offset]
-    _leave(state, progress, entry)
+    _leave(progress, entry)
     entry.last_error = record.reason
-    entry.until = record.retry_at
+    entry.retry_at = record.retry_at
     if record.retry_at == DEAD:
         entry.state = DYING
     elif record.retry_at <= record.ts:
-        make_ready(progress, entry)
+        entry.state = READY
+        progress.ready[entry.offset] = entry
     else:
         entry.state = WAITING
-        state.timers.set(entry, record.retry_at)
-
-
-def make_ready(progress: Progress, entry: Unfinished) -> None:
-    """A waiting entry's time has come. No record: the time itself was one."""
-    entry.state = READY
-    progress.ready[entry.offset] = entry
 
 
 def _trimmed(state: BrokerState, record: Trimmed) -> None:

@@ -13,6 +13,7 @@ from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.state import BrokerState
+from penstock.engine.leases import is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
 from penstock.engine.window import PartitionLog, Window
@@ -28,7 +29,7 @@ class Burials:
         self._window = window
         self._pages = pages
         self._ledger = ledger
-        self._dying: dict[Unfinished, str] = {}
+        self._dying: dict[Unfinished, None] = {}
         self._is_fetching = False
         self.on_buried: Callable[[Unfinished, Message], None] = lambda entry, copy: None
         self.counts: dict[tuple[str, str, int], int] = {}
@@ -36,10 +37,9 @@ class Burials:
     def __len__(self) -> int:
         return len(self._dying)
 
-    def add(self, entry: Unfinished, last_error: str) -> None:
-        """The entry has left flight and has no attempt left."""
-        entry.state = DYING
-        self._dying[entry] = last_error
+    def add(self, entry: Unfinished) -> None:
+        """A record said that the entry is DYING."""
+        self._dying[entry] = None
 
     def forget(self, topic: str) -> None:
         """The topic is gone, and its counts with it."""
@@ -49,20 +49,16 @@ class Burials:
     def run(self) -> None:
         """Buries what can be buried now; the rest waits for room or for its body."""
         is_any_gone = False
-        for entry, last_error in list(islice(self._dying.items(), BURST)):
-            is_gone = self._is_settled(entry) or self._try(entry, last_error)
+        for entry in list(islice(self._dying, BURST)):
+            is_settled = not is_unfinished(entry) or entry.state != DYING
+            is_gone = is_settled or self._try(entry)
             if is_gone:
                 del self._dying[entry]
                 is_any_gone = True
         if self._dying and is_any_gone:
             self._ledger.wake()
 
-    def _is_settled(self, entry: Unfinished) -> bool:
-        """Acked late, or its group is gone."""
-        is_held = entry.progress.unfinished.get(entry.offset) is entry
-        return not is_held or entry.state != DYING
-
-    def _try(self, entry: Unfinished, last_error: str) -> bool:
+    def _try(self, entry: Unfinished) -> bool:
         progress, now_ms = entry.progress, self._ledger.now_ms()
         if is_effect_committed(progress.group, entry.effect_key, now_ms):
             # What it was for has happened: only the ack is missing.
@@ -75,7 +71,7 @@ class Burials:
         if body is None:
             self._fetch(log, entry.offset)
             return False
-        return self._bury(entry, body, last_error)
+        return self._bury(entry, body)
 
     def _fetch(self, log: PartitionLog, offset: int) -> None:
         """One page at a time: it may have the bodies of others in it too."""
@@ -89,10 +85,10 @@ class Burials:
 
         self._pages.load(log, offset, fetched)
 
-    def _bury(self, entry: Unfinished, body: Message, last_error: str) -> bool:
+    def _bury(self, entry: Unfinished, body: Message) -> bool:
         source = entry.progress.group.topic
         now_ms = self._ledger.now_ms()
-        records, copy = decide_burial(self._state, entry, body, last_error, now_ms)
+        records, copy = decide_burial(self._state, entry, body, entry.last_error, now_ms)
         first, finished = records[0], records[-1]
         if isinstance(first, TopicCreated):
             if not self._ledger.record(first):

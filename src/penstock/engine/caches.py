@@ -151,9 +151,9 @@ class Caches:
         now_ms = self._now_ms()
         return [
             None
-            if entry is None or 0 < entry.expires <= now_ms
+            if entry is None or 0 < entry.ends() <= now_ms
             else CacheValue(
-                entry.value, entry.version, entry.expires - now_ms if entry.expires else None
+                entry.value, entry.version, entry.ends() - now_ms if entry.expires else None
             )
             for entry in found
         ]
@@ -314,14 +314,13 @@ class Caches:
         if not isinstance(answer, PenstockError):
             now_ms = self._now_ms()
             for cache, record, entry in countdowns:
-                expires = now_ms + record.expires - record.ts
-                entry.expires = expires
+                entry.late_ms = now_ms - record.ts
                 if cache.unanswered.get(record.key) == record.version:
                     del cache.unanswered[record.key]
                     current = cache.entries.get(record.key)
                     if current is not None and current.expires == record.expires:
                         # An increment since then has taken the expiry over.
-                        current.expires = expires
+                        current.late_ms = now_ms - record.ts
         done(answer)
 
     # -- watching ------------------------------------------------------------------------------

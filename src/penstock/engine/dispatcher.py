@@ -8,7 +8,6 @@ memory are asked for and given out when they have come; nobody else waits for th
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import islice
 
 from penstock.api.consumers import Sink
 from penstock.core.deliver import (
@@ -19,12 +18,13 @@ from penstock.core.deliver import (
     returned,
     skip,
 )
-from penstock.core.groups import IN_FLIGHT, NO_CONSUMER, Progress, Unfinished
+from penstock.core.groups import IN_FLIGHT, Progress, Unfinished
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, weight
 from penstock.engine.departures import item_of, part
 from penstock.engine.histogram import Histogram
+from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
 from penstock.engine.window import Window
@@ -36,8 +36,11 @@ Give = tuple[DeliveredItem, Message]
 
 
 class Dispatcher:
-    def __init__(self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger) -> None:
+    def __init__(
+        self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger, leases: Leases
+    ) -> None:
         self._state = state
+        self._leases = leases
         self._window = window
         self._pages = pages
         self._ledger = ledger
@@ -114,8 +117,7 @@ class Dispatcher:
         until = self._ledger.now_ms() + consumer.lease_ms
         for entry, item in leaving:
             if consumer.is_wanted(entry, item):
-                entry.until = until
-                self._state.timers.set(entry, until)
+                self._leases.extend(entry, until)
 
     def _refresh(self, consumer: Consumer) -> None:
         run = consumer.run
@@ -147,7 +149,7 @@ class Dispatcher:
             self._mark_and_wake(progress)
         unreturned, self._unreturned = self._unreturned, {}
         if unreturned:
-            self.give_back([entry for entry in unreturned if _is_unfinished(entry)])
+            self.give_back([entry for entry in unreturned if is_unfinished(entry)])
 
     def buried(self, entry: Unfinished, copy: Message) -> None:
         """The entry is done, which may let its partition give more; its copy is a new message."""
@@ -155,9 +157,9 @@ class Dispatcher:
         self.mark_topic(self._state.topics_by_id[copy.topic_id], copy.partition)
 
     def left_flight(self, entry: Unfinished) -> None:
-        """The entry's place is free: its consumer may take more, its partition give more."""
-        consumer = self._consumers.get(entry.consumer)
-        entry.consumer = NO_CONSUMER
+        """A record ended the entry's delivery or its wait. Its place is free: its consumer may take
+        more, its partition give more."""
+        consumer = self._consumers.get(self._leases.settle(entry))
         self._unreturned.pop(entry, None)
         if consumer is not None:
             consumer.outstanding -= 1
@@ -168,7 +170,7 @@ class Dispatcher:
 
     def is_unwritten(self, entry: Unfinished) -> bool:
         """Decided, and never left: its consumer is slow, or gone and not rid of it yet."""
-        consumer = self._consumers.get(entry.consumer)
+        consumer = self._consumers.get(self._leases.consumer_of(entry))
         return entry in (self._unreturned if consumer is None else consumer.unwritten)
 
     def give_back(self, entries: list[Unfinished]) -> None:
@@ -215,7 +217,7 @@ class Dispatcher:
         if room <= 0:
             return False
         given: dict[Consumer, list[Give]] = {}
-        again = list(islice(progress.ready.values(), room)) if progress.ready else []
+        again = self._leases.ready(progress, room)
         more, is_passable = self._give_again(run, progress, again, given)
         room -= len(again)
         if room > 0 and is_passable:
@@ -250,7 +252,9 @@ class Dispatcher:
                 continue
             item = redelivery(entry)
             if is_effect_committed(group, entry.effect_key, self._ledger.now_ms()):
-                is_any_given |= self._skip(progress, item)
+                if self._skip(progress, item):
+                    self._leases.settle(entry)
+                    is_any_given = True
                 continue
             self._assign(run, item, message, given)
             is_any_given = True
@@ -397,7 +401,7 @@ class Dispatcher:
         unfinished = progress.unfinished
         for item, message in gives:
             entry = unfinished[item.offset]
-            entry.consumer = consumer.id
+            self._leases.give(entry, consumer.id)
             delivery = item_of(entry, message, group_id)
             consumer.expect(entry, delivery)
             leaving.append((entry, delivery))
@@ -426,10 +430,6 @@ class Dispatcher:
         if feed.is_set_back and not feed.lots:
             feed.is_set_back = False
             self._mark_and_wake(progress)
-
-
-def _is_unfinished(entry: Unfinished) -> bool:
-    return entry.progress.unfinished.get(entry.offset) is entry
 
 
 def _offset_of(message: Message) -> int:

@@ -186,7 +186,7 @@ class EmbeddedEngine:
             self._record(decision)
             self._dispatcher.left_flight(entry)
             if decision.retry_at == DEAD:
-                self.parts.burials.add(entry, decision.reason)
+                self.parts.burials.add(entry)
             self._ledger.wake()
 
         self._decide(decide, done)
@@ -217,8 +217,7 @@ class EmbeddedEngine:
     def extend(self, command: Settle, lease_ms: int, done: Done[None]) -> None:
         def decide() -> None:
             entry = find_leased(self._state, command)
-            entry.until = self._ledger.now_ms() + lease_ms
-            self._state.timers.set(entry, entry.until)
+            self.parts.leases.extend(entry, self._ledger.now_ms() + lease_ms)
             self._ledger.wake()
 
         self._decide(decide, done)
@@ -280,9 +279,11 @@ class EmbeddedEngine:
             record = decide_delete_topic(self._state, name, self._ledger.now_ms())
             topic = self._state.topics[name]
             groups = list(topic.groups.values())
+            entries = [entry for group in groups for entry in group.unfinished()]
             # Even an empty topic has records in the log that need not stay.
             removed = 1 + sum(p.backlog.retained_bytes() for p in topic.partitions)
             self._record(record)
+            self.parts.leases.drop(entries)
             for group in groups:
                 self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
             self.parts.window.drop_topic(record.topic_id)
@@ -312,7 +313,9 @@ class EmbeddedEngine:
     def delete_group(self, topic: str, group: str, done: Done[None]) -> None:
         def decide() -> None:
             record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
+            entries = list(self._state.groups[record.group_id].unfinished())
             self._record(record)
+            self.parts.leases.drop(entries)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
 
         self._decide(decide, done)

@@ -9,6 +9,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.drain import Drain
 from penstock.engine.journal import Journal
+from penstock.engine.leases import Leases
 from penstock.engine.ledger import Ledger
 from penstock.engine.lookups import Lookups
 from penstock.engine.pages import Pages
@@ -68,7 +69,8 @@ class Parts:
         self.disk = disk
         self.pages = Pages(window, log, disk.history if disk else None, scheduler)
         self.ledger = Ledger(state, log, window, clock, scheduler)
-        self.dispatcher = Dispatcher(state, window, self.pages, self.ledger)
+        self.leases = Leases()
+        self.dispatcher = Dispatcher(state, window, self.pages, self.ledger, self.leases)
         self.burials = Burials(state, window, self.pages, self.ledger)
         self.burials.on_buried = self.dispatcher.buried
         history = disk.history if disk else None

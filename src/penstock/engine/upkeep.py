@@ -6,16 +6,16 @@ mass of it never holds up the loop.
 
 from __future__ import annotations
 
-from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Unfinished
-from penstock.core.settle import LAPSED, decide_lapse
-from penstock.core.state import forget_expired_effects, make_ready
+from penstock.core.groups import DYING, IN_FLIGHT, Unfinished
+from penstock.core.settle import decide_lapse
+from penstock.core.state import forget_expired_effects
+from penstock.engine.leases import is_unfinished
 from penstock.engine.parts import Parts
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Cancellable
 from penstock.engine.sealing import Sealing
 from penstock.engine.tail import Tail
 from penstock.model.errors import Unavailable
-from penstock.model.records import DEAD
 
 HOUSEKEEPING_MS = 1000
 NO_ROOM_RETRY_MS = 250
@@ -32,12 +32,13 @@ class Upkeep:
         self._parts = parts
         self._state = parts.state
         self._ledger = parts.ledger
+        self._leases = parts.leases
         self._scheduler = parts.scheduler
         self._alarm: Cancellable | None = None
         self._alarm_ms = 0
         self._housekeeping: Cancellable | None = None
         # Lapsed entries still to be recorded: a burst a turn.
-        self._due: list[Unfinished] = []
+        self._lapsed: list[Unfinished] = []
 
     def start(self) -> None:
         """Leases end at a restart: whatever was in flight lapses now."""
@@ -45,15 +46,11 @@ class Upkeep:
         # Leases begin when their items leave.
         self._ledger.on_released = self._arm
         self._ledger.on_failure = self._failed
-        now_ms = self._ledger.now_ms()
+        self._lapsed += self._leases.restore(self._state, self._ledger.now_ms())
         for group in self._state.groups.values():
-            for progress in group.progress:
-                for entry in progress.unfinished.values():
-                    if entry.state == IN_FLIGHT:
-                        entry.until = now_ms
-                        self._due.append(entry)
-                    elif entry.state == DYING:
-                        self._parts.burials.add(entry, entry.last_error)
+            for entry in group.unfinished():
+                if entry.state == DYING:
+                    self._parts.burials.add(entry)
         self._housekeep()
         self._ledger.wake()
 
@@ -75,7 +72,7 @@ class Upkeep:
     # -- each turn ----------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        if self._due:
+        if self._lapsed:
             self._lapse()
         if self._parts.burials:
             self._parts.burials.run()
@@ -88,7 +85,7 @@ class Upkeep:
         self._arm()
 
     def _arm(self) -> None:
-        when_ms = self._state.timers.next_ms()
+        when_ms = self._leases.next_ms()
         if when_ms is None or (self._alarm is not None and self._alarm_ms <= when_ms):
             return
         if self._alarm is not None:
@@ -100,28 +97,25 @@ class Upkeep:
     def _ring(self) -> None:
         self._alarm = None
         try:
-            for entry in self._state.timers.due(self._ledger.now_ms()):
+            for entry in self._leases.ended(self._ledger.now_ms()):
                 if entry.state == IN_FLIGHT:
-                    self._due.append(entry)
-                elif entry.state == WAITING:
-                    make_ready(entry.progress, entry)
+                    self._lapsed.append(entry)
+                else:
                     self._parts.dispatcher.mark(entry.progress)
         except BaseException as error:
             raise self._ledger.stop_serving(error, is_appended=True) from error
         self._ledger.wake()
 
     def _lapse(self) -> None:
-        due, self._due = self._due[:BURST], self._due[BURST:]
+        lapsed, self._lapsed = self._lapsed[:BURST], self._lapsed[BURST:]
         now_ms = self._ledger.now_ms()
-        for entry in due:
+        for entry in lapsed:
             # Settled, extended or delivered anew since it was put here?
-            if entry.state == IN_FLIGHT and entry.until <= now_ms and self._is_held(entry):
+            is_leased = entry.state == IN_FLIGHT and is_unfinished(entry)
+            if is_leased and 0 < self._leases.end_of(entry) <= now_ms:
                 self._end_lease(entry, now_ms)
-        if self._due:
+        if self._lapsed:
             self._ledger.wake()
-
-    def _is_held(self, entry: Unfinished) -> bool:
-        return entry.progress.unfinished.get(entry.offset) is entry
 
     def _end_lease(self, entry: Unfinished, now_ms: int) -> None:
         dispatcher = self._parts.dispatcher
@@ -129,21 +123,15 @@ class Upkeep:
             # It never left: the connection is full. Somebody else may have it, uncounted.
             dispatcher.give_back([entry])
             if entry.state == IN_FLIGHT:
-                self._wait_for_room(entry, now_ms)
+                self._leases.extend(entry, now_ms + NO_ROOM_RETRY_MS)
             return
-        record = decide_lapse(entry, entry.until, now_ms)
-        if record.retry_at == DEAD:
-            entry.progress.in_flight -= 1
-            self._parts.burials.add(entry, LAPSED)
-        elif not self._ledger.record(record):
-            self._wait_for_room(entry, now_ms)
+        if not self._ledger.record(decide_lapse(entry, self._leases.end_of(entry), now_ms)):
+            self._leases.extend(entry, now_ms + NO_ROOM_RETRY_MS)
             return
         self.lapses += 1
         dispatcher.left_flight(entry)
-
-    def _wait_for_room(self, entry: Unfinished, now_ms: int) -> None:
-        entry.until = now_ms + NO_ROOM_RETRY_MS
-        self._state.timers.set(entry, entry.until)
+        if entry.state == DYING:
+            self._parts.burials.add(entry)
 
     # -- once a second -------------------------------------------------------------------------
 

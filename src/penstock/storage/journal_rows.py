@@ -188,7 +188,8 @@ class JournalRows:
         self._settled(position, record.ts, context, entry)
 
     def _buried(self, position: int, ts: int, group: Group, entry: Unfinished) -> None:
-        """Adds the end of the last lease too if it has no record: the entry is in flight then."""
+        """Adds the end of the last lease too if it has no record, as in logs of older releases: the
+        entry is in flight then."""
         letter = self._letter
         reason = entry.last_error
         if letter is not None and _is_copy_of(letter, group, entry):
