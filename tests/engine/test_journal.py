@@ -552,8 +552,8 @@ def test_a_damaged_batch_fails_the_read_and_is_never_sent():
     broker = lively()
     fresh(broker)
     journal = broker.engine.journal
-    ref = journal._refs[0]
-    journal._refs[0] = msgspec.structs.replace(ref, crc=ref.crc ^ 1)
+    ref = journal._index.refs[0]
+    journal._index.refs[0] = msgspec.structs.replace(ref, crc=ref.crc ^ 1)
     found = broker.must(journal.open, JournalRequest())
     assert isinstance(broker.call(found.next), PenstockError)
     broker.close()

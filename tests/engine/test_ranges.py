@@ -112,10 +112,10 @@ def test_what_is_sealed_while_a_range_is_read_is_read_all_the_same():
 def test_a_sealed_batch_that_is_wanted_whole_is_copied_as_it_is_on_disk():
     broker = filled()
     ref = broker.engine.parts.window.log(broker.state.topics["t"].id, 0).refs[0]
-    assert broker.engine.parts.disk is not None
+    assert broker.engine.parts.sealed is not None
     request = RangeRequest(topic="t", partition=0, start=ref.first, end=ref.last + 1)
     found = broker.must(broker.engine.ranges.open, request)
-    assert broker.must(found.next) == broker.engine.parts.disk.history.raw(ref)
+    assert broker.must(found.next) == broker.engine.parts.sealed.history.raw(ref)
     assert broker.must(found.next) is None
     broker.close()
 
@@ -243,7 +243,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_ends_the_read():
 
 def test_a_damaged_batch_fails_the_read_and_is_never_sent():
     broker = filled()
-    history = broker.engine.parts.disk
+    history = broker.engine.parts.sealed
     assert history is not None
     ref = broker.engine.parts.window.log(broker.state.topics["t"].id, 0).refs[0]
     damaged = msgspec.structs.replace(ref, crc=ref.crc ^ 1)

@@ -106,8 +106,8 @@ class Observed(RuleBasedStateMachine):
     def opened(self) -> None:
         """A broker is there. Dead letters are answered to nobody: they are noted as decided."""
         self.follower = Follower(self.broker)
-        burials = self.broker.engine.parts.burials
-        tell = burials.on_buried
+        dispatcher: Any = self.broker.engine.parts.dispatcher
+        tell = dispatcher.buried
         self.copies = {}
 
         def buried(entry: Unfinished, copy: Message) -> None:
@@ -115,7 +115,7 @@ class Observed(RuleBasedStateMachine):
             self.copies.setdefault(topic, {})[copy.offset] = copy
             tell(entry, copy)
 
-        burials.on_buried = buried
+        dispatcher.buried = buried
 
     def hear_of_copies(self, topic: str, up_to: float = inf) -> None:
         """Each once: retention may have taken it since, before anyone looked."""

@@ -70,9 +70,10 @@ class Bench:
         )
         self.appended = list(self.replayed)
         self.reported = len(self.appended)
-        self.wal.on_durable = self._durable
-        self.wal.on_failed = self.failures.append
-        self.wal.on_rolled = self._rolled
+        self.wal.start(self)
+
+    def failed(self, error: BaseException) -> None:
+        self.failures.append(error)
 
     def append(self, *records: bytes) -> int:
         position = self.wal.append(records)
@@ -115,12 +116,12 @@ class Bench:
         self.replayed.append(record)
         self.positions.append(position)
 
-    def _durable(self, seq: int) -> None:
+    def durable(self, seq: int) -> None:
         if self.failures:
             raise AssertionError("durable was told after the failure")
         self.reported = sum(position >> POSITION_BITS <= seq for position in self.positions)
 
-    def _rolled(self) -> None:
+    def rolled(self) -> None:
         self.rolls += 1
 
 

@@ -155,8 +155,8 @@ def read_paths(vfs: FaultyVfs, only: str = "") -> dict[str, Rows]:
 
 def _pages(broker: Broker, topic: str, log: PartitionLog) -> list[tuple[int, str]]:
     """As consumers are served: page after page, each from where the last one ended."""
-    assert broker.engine.parts.disk is not None
-    history: HistoryReader = broker.engine.parts.disk.history
+    assert broker.engine.parts.sealed is not None
+    history: HistoryReader = broker.engine.parts.sealed.history
     rows: list[tuple[int, str]] = []
     at = log.first_offset
     while (ref := log.ref_at(at)) is not None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from penstock.model.errors import Unavailable
 from penstock.storage.errors import SegmentGone
 from penstock.storage.frames import POSITION_BITS
-from penstock.storage.log import Log
+from penstock.storage.log import Log, NoListener
 from penstock.storage.memory_log import MemoryLog
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.storage.harness import Bench, Loop
+
+
+class Told(NoListener):
+    """Hears what is durable."""
+
+    def __init__(self, durable: Callable[[int], None]) -> None:
+        self._durable = durable
+
+    def durable(self, seq: int) -> None:
+        self._durable(seq)
 
 
 def test_it_is_a_log_with_the_positions_of_one() -> None:
@@ -30,7 +41,7 @@ def test_what_is_committed_is_durable_in_a_later_turn() -> None:
     loop = Loop()
     log = MemoryLog(loop.post)
     told: list[int] = []
-    log.on_durable = told.append
+    log.start(Told(told.append))
     log.commit()
     log.append_one(b"a")
     pending = log.has_pending
@@ -55,7 +66,7 @@ def test_it_always_has_room_and_never_anything_to_read() -> None:
     log.roll()
     log.check_space()
     log.drop_segments(5)
-    assert (log.closed_segments(), log.size_bytes, log.segment_of_open_frame) == ([], 0, 1)
+    assert (log.closed_segments(), log.size_bytes) == ([], 0)
 
 
 def test_offsets_in_a_frame_stay_in_their_bits() -> None:
@@ -73,7 +84,7 @@ def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> N
     def broken(seq: int) -> None:
         raise ConnectionResetError(f"gone at {seq}")
 
-    log.on_durable = broken
+    log.start(Told(broken))
     log.append_one(b"a")
     log.commit()
     with caplog.at_level(logging.ERROR, "penstock.storage"):
@@ -86,7 +97,7 @@ def test_close_reports_what_was_appended_and_refuses_more() -> None:
     loop = Loop()
     log = MemoryLog(loop.post)
     told: list[int] = []
-    log.on_durable = told.append
+    log.start(Told(told.append))
     log.append_one(b"a")
     log.commit()
     log.close()

@@ -144,7 +144,7 @@ def test_what_no_frame_can_hold_is_refused_and_the_log_goes_on(vfs: FaultyVfs) -
 
 
 def test_a_callback_that_raises_does_not_break_the_commit_loop(
-    vfs: FaultyVfs, caplog: pytest.LogCaptureFixture
+    vfs: FaultyVfs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(vfs)
     told: list[int] = []
@@ -153,7 +153,7 @@ def test_a_callback_that_raises_does_not_break_the_commit_loop(
         told.append(seq)
         raise ConnectionResetError("the client is gone")
 
-    bench.wal.on_durable = broken
+    monkeypatch.setattr(bench, "durable", broken)
     with caplog.at_level(logging.ERROR, "penstock.storage"):
         for number in range(3):
             bench.append(record(number))

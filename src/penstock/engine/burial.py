@@ -6,13 +6,13 @@ has both, the message holds no place in flight and nothing is written for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 from penstock.core.deadletters import decide_burial
 from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.state import BrokerState
+from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.leases import is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
@@ -24,14 +24,21 @@ BURST = 1000
 
 
 class Burials:
-    def __init__(self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        window: Window,
+        pages: Pages,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+    ) -> None:
         self._state = state
         self._window = window
         self._pages = pages
         self._ledger = ledger
+        self._dispatcher = dispatcher
         self._dying: dict[Unfinished, None] = {}
         self._is_fetching = False
-        self.on_buried: Callable[[Unfinished, Message], None] = lambda entry, copy: None
         self.counts: dict[tuple[str, str, int], int] = {}
 
     def __len__(self) -> int:
@@ -98,5 +105,5 @@ class Burials:
             return False
         key = (source.name, entry.progress.group.name, entry.progress.partition)
         self.counts[key] = self.counts.get(key, 0) + 1
-        self.on_buried(entry, copy)
+        self._dispatcher.buried(entry, copy)
         return True

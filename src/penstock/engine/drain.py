@@ -67,10 +67,11 @@ class Drain:
         shelf: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        on_stored: Stored,
     ) -> None:
         self.rows = 0
         self.skipped = 0
-        self.on_stored: Stored = _nobody
+        self._on_stored = on_stored
         self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
@@ -223,7 +224,7 @@ class Drain:
                 source.producer,
                 source.skipped,
             )
-        self.on_stored(source.producer, source.storing)
+        self._on_stored(source.producer, source.storing)
         self._begin_some()
 
     # -- reading -------------------------------------------------------------------------------
@@ -354,7 +355,3 @@ class Source:
             self._row = 0
             self._piece += 1
             self._open = None
-
-
-def _nobody(producer: str, storing: Storing) -> None:
-    """Nobody to tell."""

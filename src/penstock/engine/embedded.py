@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.api.consumers import Sink
-from penstock.api.durability import Capabilities, Health
+from penstock.api.durability import Health
 from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
 from penstock.api.messages import Produce, ProduceOutcome, Router, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
@@ -36,7 +36,6 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.engine.consumers import Consumer
-from penstock.engine.intake import Intake
 from penstock.engine.metrics import measure
 from penstock.engine.parts import Parts
 from penstock.engine.report import report_effect, report_topic
@@ -50,20 +49,18 @@ T = TypeVar("T")
 
 
 class EmbeddedEngine:
-    def __init__(
-        self, parts: Parts, capabilities: Capabilities, router: Router | None = None
-    ) -> None:
+    def __init__(self, parts: Parts, router: Router | None = None) -> None:
         self.parts = parts
-        self.capabilities = capabilities
+        self.capabilities = parts.capabilities
         self.limits = parts.state.limits
         self.routing = (
             RoutingGate(parts.state, router, parts.ledger.now_ms) if router is not None else None
         )
-        self.upkeep = Upkeep(parts, pages_to_disk=capabilities.wal_enabled)
+        self.upkeep = Upkeep(parts)
         self._state = parts.state
         self._ledger = parts.ledger
         self._dispatcher = parts.dispatcher
-        self._intake = Intake(parts, self.upkeep)
+        self._intake = parts.intake
         self.rejected = self._intake.rejected
         self.ranges = parts.ranges
         self.journal = parts.journal
@@ -71,8 +68,8 @@ class EmbeddedEngine:
         self.caches = parts.caches
         self.streams = parts.streams
         self.writes = parts.writes
-        self.writes.check_memory = self._intake.check_memory
         self._is_closed = False
+        self._ledger.start(self.upkeep)
         self.caches.start()
         self.writes.start()
         self.upkeep.start()
@@ -388,7 +385,7 @@ class EmbeddedEngine:
 
     def metrics(self) -> EngineMetrics:
         failures = self.routing.failures if self.routing is not None else 0
-        return measure(self.parts, self.upkeep, self._intake, failures)
+        return measure(self.parts, self.upkeep, failures)
 
     def close(self) -> None:
         if self._is_closed:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.api.messages import Produce, ProduceOutcome, check_deadline
 from penstock.core.produce import choose_partition, decide_produce
-from penstock.engine.parts import Parts
-from penstock.engine.upkeep import Upkeep
+from penstock.core.state import BrokerState
+from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.ledger import Ledger
+from penstock.engine.retention import Retention
 from penstock.model.envelope import Envelope
 from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.records import Message
@@ -24,13 +26,21 @@ Store = Callable[[Message, int], None]
 
 
 class Intake:
-    def __init__(self, parts: Parts, upkeep: Upkeep) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        retention: Retention,
+        *,
+        is_in_memory: bool,
+    ) -> None:
         self.rejected: dict[tuple[str, str, str], int] = {}
-        self._parts = parts
-        self._ledger = parts.ledger
-        self._state = parts.state
-        self._upkeep = upkeep
-        self._is_in_memory = not upkeep.pages_to_disk
+        self._ledger = ledger
+        self._state = state
+        self._dispatcher = dispatcher
+        self._check_memory = retention.check_memory
+        self._is_in_memory = is_in_memory
 
     def store(self, command: Produce) -> ProduceOutcome:
         ledger = self._ledger
@@ -65,7 +75,7 @@ class Intake:
             if decided is None:
                 return None
             if self._is_in_memory:
-                self.check_memory()
+                self._check_memory()
             message, size = decided
             store(message, size)
         except PenstockError as error:
@@ -79,7 +89,7 @@ class Intake:
             for topic_id, partition in places:
                 topic = self._state.topics_by_id[topic_id]
                 if topic.groups:
-                    self._parts.dispatcher.mark_topic(topic, partition)
+                    self._dispatcher.mark_topic(topic, partition)
         except BaseException as error:
             raise self._ledger.stop_serving(error, is_appended=True) from error
 
@@ -87,14 +97,6 @@ class Intake:
         """The topic is gone, and its counts with it."""
         for key in [key for key in self.rejected if key[0] == topic]:
             del self.rejected[key]
-
-    def check_memory(self) -> None:
-        """Without a disk to page to, what no group needs any more makes room; else nothing can."""
-        window = self._parts.window
-        if self._is_in_memory and window.is_over():
-            self._upkeep.reclaim_memory()
-            if window.is_over():
-                raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
 
     def _destination(self, command: Produce) -> tuple[str, str]:
         envelope = command.envelope or Envelope()

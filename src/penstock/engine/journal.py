@@ -44,15 +44,36 @@ NO_DISK = "a broker that keeps nothing on disk has no journal"
 TURNED_OFF = "the journal is turned off: journal_retention_ms is 0"
 
 
+class SealedJournal:
+    """The sealed batches of the journal, oldest first, and the files they are in. `start` is the
+    first position that is kept; below 0 while nothing is sealed."""
+
+    def __init__(self, index: JournalIndex) -> None:
+        self.start = index.start
+        self.files = {file.number for file in index.files}
+        self.refs: list[JournalRef] = [ref for file in index.files for ref in file.batches]
+
+    def sealed(self, result: Sealed) -> None:
+        """A sealing run has added to the journal, dropped what is old, merged what is small. What
+        it added lies behind all that stays."""
+        gone = set(result.journal_dropped)
+        added = [ref for file in result.journal_added for ref in file.batches]
+        self.start = result.journal_start
+        self.refs = [ref for ref in self.refs if ref.file not in gone] + added
+        self.files |= {file.number for file in result.journal_added}
+        self.files -= gone
+
+
 class Journal:
-    """`refusal` says why there is none. `freshen` is told whom to call once all that is durable
-    now can be read."""
+    """`refusal` says why there is none. `freshen` calls back once all that is durable now can be
+    read."""
 
     def __init__(
         self,
         log: Log,
         reader: JournalReader | None,
-        index: JournalIndex,
+        index: SealedJournal,
+        freshen: Callable[[Then], None],
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
@@ -61,26 +82,14 @@ class Journal:
         self.refusal = (
             NO_DISK if reader is None else "" if state.limits.journal_retention_ms else TURNED_OFF
         )
-        self.freshen: Callable[[Then], None] = lambda then: then(None)
-        self.files = {file.number for file in index.files}
+        self._index = index
+        self._freshen = freshen
         self._log = log
         self._reader = reader
         self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
         self._lookups = lookups
-        self._start = index.start
-        self._refs: list[JournalRef] = [ref for file in index.files for ref in file.batches]
-
-    def sealed(self, result: Sealed) -> None:
-        """A sealing run has added to the journal, dropped what is old, merged what is small. What
-        it added lies behind all that stays."""
-        gone = set(result.journal_dropped)
-        added = [ref for file in result.journal_added for ref in file.batches]
-        self._start = result.journal_start
-        self._refs = [ref for ref in self._refs if ref.file not in gone] + added
-        self.files |= {file.number for file in result.journal_added}
-        self.files -= gone
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -114,7 +123,7 @@ class Journal:
         if self.refusal:
             done(FailedPrecondition(self.refusal))
         elif fresh:
-            self.freshen(report)
+            self._freshen(report)
         else:
             self._ledger.when_durable(report)
 
@@ -124,7 +133,7 @@ class Journal:
         def look() -> Callable[[], Splits]:
             reader = self._opened()
             first, last = self._bounds(start, end)
-            refs = self._refs[self._index_of(first) :]
+            refs = self._index.refs[self._index_of(first) :]
 
             def cut() -> Splits:
                 pieces = (
@@ -159,7 +168,7 @@ class Journal:
 
     @property
     def earliest(self) -> int:
-        return self.next if self._start < 0 else self._start
+        return self.next if self._index.start < 0 else self._index.start
 
     @property
     def next(self) -> int:
@@ -190,7 +199,7 @@ class Journal:
     ) -> Piece:
         if at < self.earliest:
             raise OutOfRange(f"retention removed position {at} while the journal was read")
-        for ref in self._refs[self._index_of(at) :]:
+        for ref in self._index.refs[self._index_of(at) :]:
             if ref.first >= end:
                 break
             if may_want(selection, ref):
@@ -202,7 +211,7 @@ class Journal:
         """How to find the first position of that time or later; times never go back."""
         reader, earliest, next_ = self._opened(), self.earliest, self.next
         archived = self._archived
-        ref = next((ref for ref in self._refs if ref.last_ts >= time_ms), None)
+        ref = next((ref for ref in self._index.refs if ref.last_ts >= time_ms), None)
 
         def search() -> JournalReport:
             at = next_ if ref is None else max(earliest, reader.position_at(ref, time_ms))
@@ -212,11 +221,11 @@ class Journal:
 
     def _has_rows(self, start: int, end: int) -> bool:
         at = self._index_of(start)
-        return at < len(self._refs) and self._refs[at].first < end
+        return at < len(self._index.refs) and self._index.refs[at].first < end
 
     def _index_of(self, position: int) -> int:
         """The first batch that has rows at `position` or behind it."""
-        return bisect_left(self._refs, position, key=_last)
+        return bisect_left(self._index.refs, position, key=_last)
 
 
 def _last(ref: JournalRef) -> int:

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState, apply, apply_message, apply_messages
@@ -40,7 +40,29 @@ LOT_BYTES = 256 * KIB
 _log = logging.getLogger("penstock.engine")
 
 
+class LedgerListener(Protocol):
+    """Takes part in the turns of a ledger, and hears what became of its log."""
+
+    def turn(self) -> None:
+        """Once a turn, before the log is committed: the time to dispatch."""
+        ...
+
+    def released(self) -> None:
+        """A commit is durable, and all that waited for it was answered."""
+        ...
+
+    def rolled(self) -> None:
+        """The log has closed a segment, which can be sealed."""
+        ...
+
+    def failed(self, failure: Unavailable) -> None:
+        """Nothing can be recorded any more; all that waited was refused with `failure`."""
+        ...
+
+
 class Ledger:
+    """The `LogListener` of its log."""
+
     def __init__(
         self, state: BrokerState, log: Log, window: Window, clock: Clock, scheduler: Scheduler
     ) -> None:
@@ -48,9 +70,6 @@ class Ledger:
         self.now_ms = clock.now_ms
         self.wall_ms = clock.wall_ms
         self.failure: Unavailable | None = None
-        self.on_turn: Callable[[], None] = _nothing
-        self.on_released: Callable[[], None] = _nothing
-        self.on_failure: Callable[[Unavailable], None] = _nothing_of
         self.answers = 0
         self.commit_seconds = Histogram()
         self.answer_seconds = Histogram()
@@ -65,8 +84,12 @@ class Ledger:
         self._defect: BaseException | None = None
         # When the oldest answer of each commit was asked for.
         self._asked: deque[tuple[int, float]] = deque()
-        log.on_durable = self._durable
-        log.on_failed = self._failed
+        self._listener: LedgerListener
+
+    def start(self, listener: LedgerListener) -> None:
+        """Takes turns from now on. Called once, before the first command."""
+        self._listener = listener
+        self.log.start(self)
 
     def record(self, record: Record) -> bool:
         """Appends and applies one record, from the reserve if need be. False without room."""
@@ -218,7 +241,7 @@ class Ledger:
         if self.failure is not None:
             return
         try:
-            self.on_turn()
+            self._listener.turn()
             if self.failure is None:
                 self.log.commit()
         except BaseException as error:
@@ -254,7 +277,9 @@ class Ledger:
             _log.critical("the broker met a defect of its own and stops serving", exc_info=error)
             self._fail(self._broken)
 
-    def _durable(self, seq: int) -> None:
+    # -- what the log tells --------------------------------------------------------------------
+
+    def durable(self, seq: int) -> None:
         self.commit_seconds.observe(self.log.last_commit_seconds)
         held = self._held
         released = len(held)
@@ -265,7 +290,7 @@ class Ledger:
             except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("an answer could not be given; the others go on")
         self._observe(seq, released - len(held))
-        self.on_released()
+        self._listener.released()
 
     def _observe(self, seq: int, answers: int) -> None:
         now, asked = time.perf_counter(), self._asked
@@ -273,7 +298,10 @@ class Ledger:
             self.answer_seconds.observe(now - asked.popleft()[1], max(1, answers))
             answers = 1
 
-    def _failed(self, error: BaseException) -> None:
+    def rolled(self) -> None:
+        self._listener.rolled()
+
+    def failed(self, error: BaseException) -> None:
         self._fail(Unavailable(f"the log cannot be written ({error}); restart the broker"))
 
     def _fail(self, failure: Unavailable) -> None:
@@ -284,7 +312,7 @@ class Ledger:
                 done(self.failure)
             except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("a refusal could not be given; the others go on")
-        self.on_failure(self.failure)
+        self._listener.failed(self.failure)
 
 
 class Lot:
@@ -355,11 +383,3 @@ class Lot:
 
 def _nearly_full() -> Unavailable:
     return Unavailable("the disk is nearly full; produce goes on when there is room")
-
-
-def _nothing() -> None:
-    """Nobody to call."""
-
-
-def _nothing_of(_: Unavailable) -> None:
-    """Nobody to tell."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from penstock.api.metrics import CacheMetrics, EngineMetrics
 from penstock.core.cache import Cache
-from penstock.engine.intake import Intake
 from penstock.engine.parts import Parts
 from penstock.engine.report import report_topic
 from penstock.engine.upkeep import Upkeep
 
 
-def measure(parts: Parts, upkeep: Upkeep, intake: Intake, router_failures: int) -> EngineMetrics:
+def measure(parts: Parts, upkeep: Upkeep, router_failures: int) -> EngineMetrics:
     dispatcher, ledger, log, window = parts.dispatcher, parts.ledger, parts.log, parts.window
-    sealing, writes = upkeep.sealing, parts.writes
+    sealing, writes = parts.sealing, parts.writes
     return EngineMetrics(
         topics=[
             report_topic(topic, dispatcher.consumer_count) for topic in parts.state.topics.values()
         ],
         dead_letters=dict(parts.burials.counts),
-        rejected=dict(intake.rejected),
+        rejected=dict(parts.intake.rejected),
         deliveries=dispatcher.deliveries,
         redeliveries=dispatcher.redeliveries,
         lease_lapses=upkeep.lapses,

@@ -1,34 +1,26 @@
-"""Opens an embedded engine: on a data directory, recovering what is there, or in memory."""
+"""Opens an embedded engine on any storage: recovers what is there, then serves behind it.
+
+Must not know which log it opens: that is what `Storage` and `Log` are for (storage/log.py).
+"""
 
 from __future__ import annotations
 
-from penstock.api.durability import Capabilities
 from penstock.api.messages import Router
-from penstock.core.state import BrokerState, apply, apply_message
+from penstock.core.state import apply, apply_message
 from penstock.engine.clock import Clock, SystemClock
 from penstock.engine.embedded import EmbeddedEngine
-from penstock.engine.parts import DataDirectory, Parts
+from penstock.engine.parts import Parts
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.tail import Tail
 from penstock.engine.window import Window
 from penstock.model.limits import Limits
 from penstock.model.records import Message, TopicCreated, TopicDeleted, Trimmed, decode_record
 from penstock.model.units import utf8_bytes
-from penstock.storage.checkpoint import load_checkpoint, remove_leftovers
-from penstock.storage.lock import DirectoryLock
-from penstock.storage.log import WalOptions
-from penstock.storage.memory_log import MemoryLog
+from penstock.storage.checkpoint import Checkpoint
+from penstock.storage.data_directory import DataDirectory
+from penstock.storage.log import Replay, Storage, WalOptions
+from penstock.storage.memory_log import MemoryStorage
 from penstock.storage.vfs import Vfs
-from penstock.storage.wal import Wal
-
-DURABILITY = {
-    "commit": "every answer waits until its data is synced to disk",
-    "interval": "an answer waits for the write, not for the sync: "
-    "a power cut may lose the last moments, a crash of the broker loses nothing",
-    "none": "the operating system decides when data reaches the disk: "
-    "a power cut may lose recent answers, a crash of the broker loses nothing",
-}
-IN_MEMORY = "nothing is kept: all is lost when the broker stops"
 
 
 def open_in_memory(
@@ -38,14 +30,7 @@ def open_in_memory(
     clock: Clock | None = None,
     router: Router | None = None,
 ) -> EmbeddedEngine:
-    parts = Parts(
-        BrokerState(limits),
-        MemoryLog(scheduler.post),
-        Window(limits.memory_bytes),
-        clock or SystemClock(),
-        scheduler,
-    )
-    return EmbeddedEngine(parts, Capabilities(False, "none", IN_MEMORY), router)
+    return open_engine(MemoryStorage(), limits, scheduler, clock=clock, router=router)
 
 
 def open_on_disk(
@@ -58,54 +43,52 @@ def open_on_disk(
     router: Router | None = None,
     vfs: Vfs | None = None,
 ) -> EmbeddedEngine:
-    """Blocks while the directory is recovered. Raises StorageError if that cannot be done."""
-    vfs = vfs or Vfs()
+    storage = DataDirectory(vfs or Vfs(), directory, options)
+    return open_engine(storage, limits, scheduler, clock=clock, router=router)
+
+
+def open_engine(
+    storage: Storage,
+    limits: Limits,
+    scheduler: Scheduler,
+    *,
+    clock: Clock | None = None,
+    router: Router | None = None,
+) -> EmbeddedEngine:
+    """Blocks while the storage is recovered. Raises StorageError if that cannot be done."""
     clock = clock or SystemClock()
-    vfs.mkdir(directory)
-    lock = DirectoryLock.take(vfs, directory)
-    try:
-        checkpoint = load_checkpoint(vfs, directory, limits)
-        state = checkpoint.state
-        window = Window(limits.memory_bytes)
-        for topic in state.topics.values():
+    recovery = Recovery(limits, scheduler)
+    log = storage.open(limits, scheduler.post, recovery.begin)
+    clock.start_at(recovery.checkpoint.state.last_ts)
+    parts = Parts(recovery.checkpoint, recovery.window, log, storage, clock, scheduler)
+    return EmbeddedEngine(parts, router)
+
+
+class Recovery:
+    """Applies the log's records to a state and its window, as the live engine did. A standby would
+    do the same for as long as it is one."""
+
+    checkpoint: Checkpoint
+
+    def __init__(self, limits: Limits, scheduler: Scheduler) -> None:
+        self.window = Window(limits.memory_bytes)
+        self._scheduler = scheduler
+
+    def begin(self, checkpoint: Checkpoint) -> Replay:
+        """Takes what is sealed; returns what takes each record behind it."""
+        self.checkpoint = checkpoint
+        window = self.window
+        for topic in checkpoint.state.topics.values():
             window.open_topic(topic.id, len(topic.partitions))
             for partition in topic.partitions:
                 window.log(topic.id, partition.index).first_offset = partition.first_offset
         window.restore(checkpoint.refs)
-        disk = DataDirectory(
-            vfs, directory, checkpoint.files, checkpoint.journal, options.reserve_bytes
-        )
-        disk.staged.load()
-        wal = Wal.open(
-            vfs,
-            directory,
-            options,
-            replay=_Replay(state, window, Tail(state, window, scheduler)).take,
-            post=scheduler.post,
-            first_segment=checkpoint.first_segment,
-            lock=lock,
-        )
-    except BaseException:
-        lock.release()
-        raise
-    remove_leftovers(vfs, checkpoint)
-    clock.start_at(state.last_ts)
-    parts = Parts(state, wal, window, clock, scheduler, disk)
-    capabilities = Capabilities(True, options.fsync, DURABILITY[options.fsync])
-    return EmbeddedEngine(parts, capabilities, router)
+        self._tail = Tail(checkpoint.state, window, self._scheduler)
+        return self._take
 
-
-class _Replay:
-    """Applies the log's records to a state and its window, as the live engine did."""
-
-    def __init__(self, state: BrokerState, window: Window, tail: Tail) -> None:
-        self._state = state
-        self._window = window
-        self._tail = tail
-
-    def take(self, data: bytes, position: int) -> None:
+    def _take(self, data: bytes, position: int) -> None:
         record = decode_record(data)
-        state, window = self._state, self._window
+        state, window = self.checkpoint.state, self.window
         if isinstance(record, Message):
             size = utf8_bytes(record.key) + utf8_bytes(record.value)
             apply_message(state, record, size)

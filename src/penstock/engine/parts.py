@@ -2,105 +2,100 @@
 
 from __future__ import annotations
 
-from penstock.core.state import BrokerState
 from penstock.engine.burial import Burials
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.drain import Drain
-from penstock.engine.journal import Journal
+from penstock.engine.intake import Intake
+from penstock.engine.journal import Journal, SealedJournal
 from penstock.engine.leases import Leases
-from penstock.engine.ledger import Ledger
+from penstock.engine.ledger import Ledger, Then
 from penstock.engine.lookups import Lookups
 from penstock.engine.pages import Pages
 from penstock.engine.progress import GroupProgress
 from penstock.engine.ranges import Ranges
 from penstock.engine.registrar import Registrar
+from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.sealing import Sealing
 from penstock.engine.staging import Staging
 from penstock.engine.streams import Streams
 from penstock.engine.window import Window
 from penstock.engine.writes import Writes
-from penstock.storage.history_reader import HistoryReader
-from penstock.storage.journal_files import JournalIndex, JournalReader
-from penstock.storage.log import Log
-from penstock.storage.staging import PieceStore, StagedInMemory, StagedPieceFiles
-from penstock.storage.vfs import Vfs
-
-
-class DataDirectory:
-    """The disk behind a durable engine. `files` are the history files it was opened with, and
-    `journal_index` those of the journal."""
-
-    def __init__(
-        self,
-        vfs: Vfs,
-        path: str,
-        files: list[int],
-        journal_index: JournalIndex,
-        reserve_bytes: int = 0,
-    ) -> None:
-        self.vfs = vfs
-        self.path = path
-        self.files = files
-        self.history = HistoryReader(vfs, path)
-        self.journal = JournalReader(vfs, path)
-        self.journal_index = journal_index
-        self.staged = StagedPieceFiles(vfs, path, reserve_bytes)
+from penstock.storage.checkpoint import Checkpoint
+from penstock.storage.log import Log, Storage
 
 
 class Parts:
-    """`disk` is None in memory."""
+    """`sealed` and `sealing` are None where nothing is ever sealed."""
 
     def __init__(
         self,
-        state: BrokerState,
-        log: Log,
+        checkpoint: Checkpoint,
         window: Window,
+        log: Log,
+        storage: Storage,
         clock: Clock,
         scheduler: Scheduler,
-        disk: DataDirectory | None = None,
     ) -> None:
-        self.state = state
+        """`checkpoint` has the state, with the records of the log applied."""
+        state = self.state = checkpoint.state
         self.log = log
         self.window = window
         self.clock = clock
         self.scheduler = scheduler
-        self.disk = disk
-        self.pages = Pages(window, log, disk.history if disk else None, scheduler)
-        self.ledger = Ledger(state, log, window, clock, scheduler)
+        self.capabilities = storage.capabilities
+        sealed = self.sealed = storage.sealed
+        history = sealed.history if sealed is not None else None
+        ledger = self.ledger = Ledger(state, log, window, clock, scheduler)
+        self.pages = Pages(window, log, history, scheduler)
         self.leases = Leases()
-        self.dispatcher = Dispatcher(state, window, self.pages, self.ledger, self.leases)
-        self.burials = Burials(state, window, self.pages, self.ledger)
-        self.burials.on_buried = self.dispatcher.buried
-        history = disk.history if disk else None
-        lookups = Lookups(self.ledger, scheduler)
-        self.ranges = Ranges(state, window, log, history, self.ledger, scheduler, lookups)
+        self.dispatcher = Dispatcher(state, window, self.pages, ledger, self.leases)
+        self.burials = Burials(state, window, self.pages, ledger, self.dispatcher)
+        self.retention = Retention(state, window, history, ledger)
+        self.intake = Intake(
+            state, ledger, self.dispatcher, self.retention, is_in_memory=sealed is None
+        )
+        lookups = Lookups(ledger, scheduler)
+        self.ranges = Ranges(state, window, log, history, ledger, scheduler, lookups)
+        self.progress = GroupProgress(state, window, log, history, ledger, self.dispatcher, lookups)
+        index = SealedJournal(checkpoint.journal)
+        self.sealing: Sealing | None = None
+        if sealed is not None:
+            self.sealing = Sealing(
+                state.limits, log, window, index, clock, scheduler, sealed, checkpoint.files
+            )
         self.journal = Journal(
             log,
-            disk.journal if disk else None,
-            disk.journal_index if disk else JournalIndex(),
+            sealed.journal if sealed is not None else None,
+            index,
+            self.sealing.freshness.catch_up if self.sealing is not None else _at_once,
             state,
-            self.ledger,
+            ledger,
             scheduler,
             lookups,
         )
-        self.progress = GroupProgress(
-            state, window, log, history, self.ledger, self.dispatcher, lookups
-        )
-        self.registry = Registrar(state, self.ledger)
-        self.caches = Caches(state, self.ledger, self.registry)
-        self.streams = Streams(state, self.ledger, self.registry, self.caches, scheduler)
-        self.writes = self._writes()
+        self.registry = Registrar(state, ledger)
+        self.caches = Caches(state, ledger, self.registry)
+        self.streams = Streams(state, ledger, self.registry, self.caches, scheduler)
+        self.writes = self._writes(storage)
 
-    def _writes(self) -> Writes:
-        state, ledger, scheduler = self.state, self.ledger, self.scheduler
-        limit = state.limits.max_staged_bytes
-        shelf: PieceStore
-        if self.disk is None:
-            shelf, limit = StagedInMemory(), min(limit, state.limits.memory_bytes)
-        else:
-            shelf = self.disk.staged
-        staging = Staging(state, ledger, scheduler, shelf, limit)
-        drain = Drain(state, ledger, scheduler, shelf, self.caches, self.dispatcher)
-        return Writes(state, ledger, scheduler, staging, drain)
+    def _writes(self, storage: Storage) -> Writes:
+        limits = self.state.limits
+        limit = limits.max_staged_bytes
+        if storage.sealed is None:
+            limit = min(limit, limits.memory_bytes)
+        return Writes(
+            self.state,
+            self.ledger,
+            self.scheduler,
+            Staging(self.state, self.ledger, self.scheduler, storage.staged, limit),
+            storage.staged,
+            self.caches,
+            self.dispatcher,
+            self.retention.check_memory,
+        )
+
+
+def _at_once(then: Then) -> None:
+    then(None)

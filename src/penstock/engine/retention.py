@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import logging
 
+from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
-from penstock.engine.parts import Parts
-from penstock.engine.window import Chunk, PartitionLog
+from penstock.engine.ledger import Ledger
+from penstock.engine.window import Chunk, PartitionLog, Window
+from penstock.model.errors import ResourceExhausted
 from penstock.model.names import ARCHIVE_GROUP
 from penstock.model.records import Trimmed
 from penstock.model.units import utf8_bytes
 from penstock.storage.errors import StorageError
 from penstock.storage.history import BatchRef
+from penstock.storage.history_reader import HistoryReader
 
 _log = logging.getLogger("penstock.engine")
 
@@ -58,13 +61,20 @@ class _Cut:
 
 
 class Retention:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    """`history` is None without a disk: then what is trimmed is all that frees memory."""
+
+    def __init__(
+        self, state: BrokerState, window: Window, history: HistoryReader | None, ledger: Ledger
+    ) -> None:
+        self._state = state
+        self._window = window
+        self._history = history
+        self._ledger = ledger
 
     def run(self, now_ms: int) -> int:
         """Trims every topic that has limits; the bytes removed."""
         removed = 0
-        for topic in self._parts.state.topics.values():
+        for topic in self._state.topics.values():
             if topic.retention_ms or topic.retention_bytes:
                 total = sum(p.backlog.retained_bytes() for p in topic.partitions)
                 for partition in topic.partitions:
@@ -72,10 +82,18 @@ class Retention:
                     removed += self._trim(topic, partition, now_ms, limit)
         return removed
 
-    def reclaim_memory(self) -> None:
-        """Without a disk: lets go of messages that every group has finished, oldest first. What
-        has to stay is put back, so that it keeps nothing else."""
-        window = self._parts.window
+    def check_memory(self) -> None:
+        """Raises if there is no room for another message: without a disk to page to, only what no
+        group needs any more can make room."""
+        if self._history is None and self._window.is_over():
+            self._reclaim_memory()
+            if self._window.is_over():
+                raise ResourceExhausted("the broker's memory is full", limit="memory_bytes")
+
+    def _reclaim_memory(self) -> None:
+        """Removes messages that every group has finished, oldest first. What has to stay is put
+        back, so that it keeps nothing else."""
+        window = self._window
         for _ in range(RECLAIM_CHUNKS):
             if not window.is_over():
                 return
@@ -86,7 +104,7 @@ class Retention:
                 window.put_back(*oldest)
 
     def _reclaim(self, log: PartitionLog, chunk: Chunk) -> bool:
-        topic = self._parts.state.topics_by_id[log.topic_id]
+        topic = self._state.topics_by_id[log.topic_id]
         partition = topic.partitions[log.partition]
         floor = _floor(topic, partition)
         if not topic.groups or chunk.last >= floor or chunk is not log.chunks[0]:
@@ -98,7 +116,7 @@ class Retention:
         return self._record(topic, partition, log, cut)
 
     def _trim(self, topic: Topic, partition: Partition, now_ms: int, limit_bytes: int) -> int:
-        log = self._parts.window.log(topic.id, partition.index)
+        log = self._window.log(topic.id, partition.index)
         cut = _Cut(topic, partition, _floor(topic, partition), now_ms, limit_bytes)
         for ref in log.refs:
             left = self._left_of(ref, partition.first_offset)
@@ -113,10 +131,10 @@ class Retention:
     def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int] | None:
         """Messages and bytes of the batch that were not trimmed before it was sealed; None if
         that cannot be read."""
-        if ref.first >= first_offset or self._parts.disk is None:
+        if ref.first >= first_offset or self._history is None:
             return ref.msgs, ref.bytes
         try:
-            return self._parts.disk.history.count_from(ref, first_offset)
+            return self._history.count_from(ref, first_offset)
         except (OSError, ValueError, StorageError) as error:
             _log.error("retention leaves a history batch that cannot be read: %s", error)
             return None
@@ -138,15 +156,15 @@ class Retention:
                     return
 
     def _record(self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut) -> bool:
-        now_ms = self._parts.ledger.now_ms()
+        now_ms = self._ledger.now_ms()
         record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
-        if not self._parts.ledger.record(record):
+        if not self._ledger.record(record):
             return False
         try:
-            self._parts.window.trim(log, cut.before)
+            self._window.trim(log, cut.before)
         except BaseException as error:
-            raise self._parts.ledger.stop_serving(error, is_appended=True) from error
-        self._parts.ledger.wake()
+            raise self._ledger.stop_serving(error, is_appended=True) from error
+        self._ledger.wake()
         return True
 
 

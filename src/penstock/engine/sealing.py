@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from penstock.engine.allocator import give_back
+from penstock.engine.clock import Clock
 from penstock.engine.freshness import Freshness
-from penstock.engine.parts import DataDirectory, Parts
+from penstock.engine.journal import SealedJournal
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.window import Window
 from penstock.model.errors import PenstockError, Unavailable
-from penstock.model.limits import MIB
+from penstock.model.limits import MIB, Limits
+from penstock.storage.data_directory import SealedFiles
 from penstock.storage.history import remove_history
 from penstock.storage.journal_files import remove_journal
+from penstock.storage.log import Log
 from penstock.storage.seal import Sealed
 from penstock.storage.sealer import Sealer
 
@@ -31,7 +37,20 @@ _log = logging.getLogger("penstock.engine")
 
 
 class Sealing:
-    def __init__(self, parts: Parts, disk: DataDirectory) -> None:
+    """Tells `window` and `journal` what a run has moved from the log into files. `files` are the
+    history files that are there."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        log: Log,
+        window: Window,
+        journal: SealedJournal,
+        clock: Clock,
+        scheduler: Scheduler,
+        disk: SealedFiles,
+        files: Iterable[int],
+    ) -> None:
         self.runs = 0
         self._removed_bytes = 0
         self._idle_rounds = 0
@@ -40,20 +59,22 @@ class Sealing:
         self.last_failure_ms = 0
         self._rest_rounds = 0
         self._began_ms = 0
-        self._parts = parts
+        self._log = log
+        self._window = window
+        self._journal = journal
+        self._clock = clock
+        self._scheduler = scheduler
         self._disk = disk
-        self._files = set(disk.files)
+        self._files = set(files)
         self._sealer = Sealer(
             disk.path,
-            parts.state.limits,
-            parts.scheduler.post,
+            limits,
+            scheduler.post,
             self._sealed,
             self._failed,
             disk.vfs.identity(disk.path),
         )
-        parts.log.on_rolled = self.run
-        self.freshness = Freshness(parts.log, parts.clock, parts.scheduler, self)
-        parts.journal.freshen = self.freshness.catch_up
+        self.freshness = Freshness(log, clock, scheduler, self)
 
     @property
     def is_running(self) -> bool:
@@ -71,12 +92,12 @@ class Sealing:
 
     def run(self) -> None:
         """Starts a run if there is something to seal and none is under way."""
-        closed = self._parts.log.closed_segments()
+        closed = self._log.closed_segments()
         if closed and not self.is_running and not self._rest_rounds:
             is_urgent = len(closed) >= MANY_SEGMENTS or self.freshness.is_wanted
             nice = URGENT_NICE if is_urgent else PATIENT_NICE
-            self._began_ms = self._parts.clock.now_ms()
-            self._sealer.start(closed[-1][0], self._files, nice, self._parts.journal.files)
+            self._began_ms = self._clock.now_ms()
+            self._sealer.start(closed[-1][0], self._files, nice, self._journal.files)
 
     def note_removed(self, nbytes: int) -> None:
         """Messages were removed whose bytes should go from disk too."""
@@ -90,7 +111,7 @@ class Sealing:
         is_due = self._removed_bytes >= MANY_REMOVED_BYTES or self._idle_rounds >= IDLE_ROUNDS
         if self._removed_bytes and is_due and not self.is_running:
             self._removed_bytes = 0
-            self._parts.log.roll()
+            self._log.roll()
         self.run()
 
     def log_failed(self, failure: PenstockError) -> None:
@@ -106,9 +127,9 @@ class Sealing:
         if self.failures:
             _log.info("sealing works again, after %d failures in a row", self.failures)
         self.failures = 0
-        self._parts.window.seal(result.added, set(result.dropped))
-        self._parts.journal.sealed(result)
-        self._parts.log.drop_segments(result.first_segment - 1)
+        self._window.seal(result.added, set(result.dropped))
+        self._journal.sealed(result)
+        self._log.drop_segments(result.first_segment - 1)
         self._files.update(result.added_files)
         self._files.difference_update(result.dropped)
         if result.dropped or result.journal_dropped:
@@ -121,9 +142,9 @@ class Sealing:
             result.seconds,
             result.first_segment,
         )
-        self.freshness.run_ended(self._parts.clock.now_ms() - self._began_ms)
+        self.freshness.run_ended(self._clock.now_ms() - self._began_ms)
         if result.records >= MANY_RECORDS:
-            self._parts.scheduler.in_thread(give_back)
+            self._scheduler.in_thread(give_back)
 
     def _remove(self, files: list[int], journal_files: list[int]) -> None:
         for file in files:
@@ -134,12 +155,12 @@ class Sealing:
             remove_history(disk.vfs, disk.path, files)
             remove_journal(disk.vfs, disk.path, journal_files)
 
-        self._parts.scheduler.in_thread(remove)
+        self._scheduler.in_thread(remove)
 
     def _failed(self, text: str) -> None:
         """Logs the first failure and when it is clear that it goes on, not each one between."""
         self.failures += 1
-        self.last_failure_ms = self._parts.clock.now_ms()
+        self.last_failure_ms = self._clock.now_ms()
         self._rest_rounds = min(2 ** min(self.failures, 10), MAX_REST_ROUNDS)
         if self.failures == 1:
             _log.warning(

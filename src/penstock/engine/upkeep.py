@@ -11,9 +11,7 @@ from penstock.core.settle import decide_lapse
 from penstock.core.state import forget_expired_effects
 from penstock.engine.leases import is_unfinished
 from penstock.engine.parts import Parts
-from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Cancellable
-from penstock.engine.sealing import Sealing
 from penstock.engine.tail import Tail
 from penstock.model.errors import Unavailable
 
@@ -23,11 +21,11 @@ BURST = 1000
 
 
 class Upkeep:
-    def __init__(self, parts: Parts, *, pages_to_disk: bool) -> None:
-        self.pages_to_disk = pages_to_disk
-        self.retention = Retention(parts)
+    """The `LedgerListener` of the engine's ledger."""
+
+    def __init__(self, parts: Parts) -> None:
         self.tail = Tail(parts.state, parts.window, parts.scheduler)
-        self.sealing = Sealing(parts, parts.disk) if parts.disk is not None else None
+        self.sealing = parts.sealing
         self.lapses = 0
         self._parts = parts
         self._state = parts.state
@@ -42,10 +40,6 @@ class Upkeep:
 
     def start(self) -> None:
         """Leases end at a restart: whatever was in flight lapses now."""
-        self._ledger.on_turn = self._turn
-        # Leases begin when their items leave.
-        self._ledger.on_released = self._arm
-        self._ledger.on_failure = self._failed
         self._lapsed += self._leases.restore(self._state, self._ledger.now_ms())
         for group in self._state.groups.values():
             for entry in group.unfinished():
@@ -62,27 +56,39 @@ class Upkeep:
             self.sealing.stop()
         self._parts.scheduler.close()
 
-    def reclaim_memory(self) -> None:
-        self.retention.reclaim_memory()
-
     def note_removed(self, nbytes: int) -> None:
         if self.sealing is not None:
             self.sealing.note_removed(nbytes)
 
     # -- each turn ----------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         if self._lapsed:
             self._lapse()
         if self._parts.burials:
             self._parts.burials.run()
         self._parts.writes.drain.turn()
         self._parts.dispatcher.dispatch()
-        if self.pages_to_disk:
+        if self.sealing is not None:
             self.tail.turn()
             if self._parts.window.is_over():
                 self._parts.window.evict()
         self._arm()
+
+    def released(self) -> None:
+        """Leases begin when their items leave."""
+        self._arm()
+
+    def rolled(self) -> None:
+        if self.sealing is not None:
+            self.sealing.run()
+
+    def failed(self, failure: Unavailable) -> None:
+        self._parts.dispatcher.end_all(failure.message)
+        self._parts.caches.log_failed(failure)
+        self._parts.writes.log_failed(failure)
+        if self.sealing is not None:
+            self.sealing.log_failed(failure)
 
     def _arm(self) -> None:
         when_ms = self._leases.next_ms()
@@ -147,17 +153,9 @@ class Upkeep:
         for topic in self._state.topics.values():
             forget_expired_effects(topic, now_ms)
         if self.sealing is None or not self.sealing.is_running:
-            self.note_removed(self.retention.run(now_ms))
+            self.note_removed(self._parts.retention.run(now_ms))
         if self.sealing is not None:
             self.sealing.housekeep()
-        if self.pages_to_disk:
             self.tail.look()
         if self._parts.burials:
             self._ledger.wake()
-
-    def _failed(self, failure: Unavailable) -> None:
-        self._parts.dispatcher.end_all(failure.message)
-        self._parts.caches.log_failed(failure)
-        self._parts.writes.log_failed(failure)
-        if self.sealing is not None:
-            self.sealing.log_failed(failure)

@@ -15,6 +15,8 @@ from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import AlreadyCommitted, decide_commit, describe_writer
 from penstock.core.writers import Storing
+from penstock.engine.caches import Caches
+from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.drain import Drain
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
@@ -22,6 +24,7 @@ from penstock.engine.staging import Staging
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
 from penstock.model.writes import CommitBatch, CommitReport, WriterReport
+from penstock.storage.staging import PieceStore
 
 PATIENCE_MS = 20_000
 """How long a commit is waited for; less than clients and what is between them usually wait."""
@@ -45,17 +48,19 @@ class Writes:
         ledger: Ledger,
         scheduler: Scheduler,
         staging: Staging,
-        drain: Drain,
+        shelf: PieceStore,
+        caches: Caches,
+        dispatcher: Dispatcher,
+        check_memory: Callable[[], None],
     ) -> None:
-        self.drain = drain
         self.staging = staging
         self.stage = staging.stage
-        self.check_memory: Callable[[], None] = _no_limit
+        self.drain = Drain(state, ledger, scheduler, shelf, caches, dispatcher, self._stored)
+        self._check_memory = check_memory
         self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
         self._waiting: dict[tuple[str, int], list[_Waiting]] = {}
-        drain.on_stored = self._stored
 
     def start(self) -> None:
         """Goes on with what a stop or a crash interrupted."""
@@ -117,7 +122,7 @@ class Writes:
         decision = decide_commit(self._state, command, staged, self._ledger.now_ms())
         if isinstance(decision, WriteCommitted):
             if decision.rows:
-                self.check_memory()
+                self._check_memory()
             if not self._ledger.record_together([decision], reserve=False):
                 raise Unavailable("the disk is nearly full; batches are taken when there is room")
             self._begin(decision)
@@ -169,7 +174,3 @@ class Writes:
         if waiting.timer is not None:
             waiting.timer.cancel()
         self._ledger.answer(waiting.done, outcome)
-
-
-def _no_limit() -> None:
-    """Room in memory is not what is short."""

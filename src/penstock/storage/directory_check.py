@@ -43,8 +43,9 @@ from penstock.storage.history_reader import HistoryReader
 from penstock.storage.index_check import IndexFault, find_index_faults, index_error
 from penstock.storage.journal_files import JournalFile, JournalReader, JournalRef
 from penstock.storage.lock import DirectoryLock
+from penstock.storage.log import Replay
 from penstock.storage.manifest import MANIFEST_NAME, Manifest, load_manifest
-from penstock.storage.recovery import Replay, walk_log
+from penstock.storage.recovery import walk_log
 from penstock.storage.segments import TornTail, list_segments
 from penstock.storage.snapshot import snapshot_name
 from penstock.storage.staging import check_pieces

@@ -1,4 +1,4 @@
-"""The log of a broker that keeps nothing: the Wal's interface, with no disk behind it.
+"""The log and the storage of a broker that keeps nothing: there is no disk behind them.
 
 Invariant: what is committed becomes durable in a later turn of the loop, never within `commit`,
 so that the engine meets the same order of events on both logs. Must not know the file system.
@@ -9,33 +9,58 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from penstock.api.durability import Capabilities
+from penstock.core.state import BrokerState
 from penstock.model.errors import Unavailable
+from penstock.model.limits import Limits
+from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.errors import SegmentGone
 from penstock.storage.frames import POSITION_BITS
-from penstock.storage.log import RECORD_OVERHEAD_BYTES, Post, ignore
+from penstock.storage.log import RECORD_OVERHEAD_BYTES, LogListener, NoListener, Post, Replay
+from penstock.storage.staging import StagedInMemory
 
 _FRAME_BYTES = 2 ** (POSITION_BITS - 1)
 
 logger = logging.getLogger("penstock.storage")
 
 
+class MemoryStorage:
+    """See `Storage` for the interface."""
+
+    def __init__(self) -> None:
+        self.capabilities = Capabilities(
+            False, "none", "nothing is kept: all is lost when the broker stops"
+        )
+        self.staged = StagedInMemory()
+        self.sealed = None
+
+    def open(
+        self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
+    ) -> MemoryLog:
+        recover(Checkpoint(BrokerState(limits), [], [], 1))
+        return MemoryLog(post)
+
+
 class MemoryLog:
+    """See `Log` for the interface and its contract."""
+
     def __init__(self, post: Post) -> None:
         self.seq = 1
         self.durable_seq = 0
         self.failed: BaseException | None = None
-        self.on_durable: Callable[[int], object] = ignore
-        self.on_failed: Callable[[BaseException], object] = ignore
-        self.on_rolled: Callable[[], object] = ignore
         self.commits = 0
         self.commit_seconds = 0.0
         self.last_commit_seconds = 0.0
         self.last_commit_frames = 0
         self.last_commit_bytes = 0
+        self._listener: LogListener = NoListener()
         self._post = post
         self._posted = False
         self._closed = False
         self._begin = self._end = self.seq << POSITION_BITS
+
+    def start(self, listener: LogListener) -> None:
+        self._listener = listener
 
     def append(self, records: Sequence[bytes]) -> int:
         nbytes = sum(map(len, records)) + len(records) * RECORD_OVERHEAD_BYTES
@@ -86,10 +111,6 @@ class MemoryLog:
         return self._end
 
     @property
-    def segment_of_open_frame(self) -> int:
-        return 1
-
-    @property
     def size_bytes(self) -> int:
         return 0
 
@@ -119,6 +140,6 @@ class MemoryLog:
         self.durable_seq = self.seq - 1
         self.commits += 1
         try:
-            self.on_durable(self.durable_seq)
+            self._listener.durable(self.durable_seq)
         except Exception:
             logger.exception("a callback of the log failed; the log goes on")

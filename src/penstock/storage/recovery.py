@@ -8,12 +8,13 @@ changes nothing the second time. Must not know what a record means.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from penstock.storage.errors import CorruptLog, StorageError
 from penstock.storage.frames import Frame
+from penstock.storage.log import Replay
 from penstock.storage.segments import (
     Segment,
     SegmentHeader,
@@ -27,9 +28,6 @@ from penstock.storage.segments import (
     walk_frames,
 )
 from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
-
-Replay = Callable[[bytes, int], object]
-"""Takes a record and its position."""
 
 
 class Recovered(msgspec.Struct):

@@ -1,8 +1,8 @@
 """The write-ahead log: records in, durable frames out, in order, many writers to one sync.
 
-Invariant: `on_durable(seq)` is called only when every frame up to `seq` is as durable as the
-mode promises; after a failed write or sync it is never called again. Used from one thread (the
-event loop's), but for `read`. Must not know what a record means, nor the engine above it.
+Invariant: the listener's `durable(seq)` is called only when every frame up to `seq` is as durable
+as the mode promises; after a failed write or sync it is never called again. Used from one thread
+(the event loop's), but for `read`. Must not know what a record means, nor the engine above it.
 
 How a record travels: `append` adds it to the open frame; `commit` closes that frame and hands
 it to the writer thread (wal_writer.py), or, while one write is under way, leaves it to the next,
@@ -27,8 +27,14 @@ from penstock.storage.frames import (
     encode_frame,
 )
 from penstock.storage.lock import DirectoryLock
-from penstock.storage.log import RECORD_OVERHEAD_BYTES, Post, WalOptions, ignore
-from penstock.storage.recovery import Replay
+from penstock.storage.log import (
+    RECORD_OVERHEAD_BYTES,
+    LogListener,
+    NoListener,
+    Post,
+    Replay,
+    WalOptions,
+)
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, Segment, TornTail
 from penstock.storage.stopped_file import Stopped, write_stopped
 from penstock.storage.vfs import Vfs
@@ -47,7 +53,7 @@ logger = logging.getLogger("penstock.storage")
 
 
 class Wal:
-    """See `Log` for the interface. Make one with `Wal.open`."""
+    """See `Log` for the interface and its contract. Made with `Wal.open`."""
 
     def __init__(
         self, vfs: Vfs, directory: str, options: WalOptions, opened: Opened, post: Post
@@ -55,9 +61,6 @@ class Wal:
         self.seq = opened.next_seq
         self.durable_seq = opened.next_seq - 1
         self.failed: BaseException | None = None
-        self.on_durable: Callable[[int], object] = ignore
-        self.on_failed: Callable[[BaseException], object] = ignore
-        self.on_rolled: Callable[[], object] = ignore
         self.torn_tails: list[TornTail] = opened.tails
         self.commits = 0
         self.commit_seconds = 0.0
@@ -74,12 +77,7 @@ class Wal:
         self._segments = opened.segments  # replaced, never changed: `read` is on other threads
         self._active = opened.segments[-1]
         self._roll_wanted = False
-        self._supply = SegmentSupply(
-            vfs, directory, options, spare=opened.spare, free_bytes=opened.free_bytes, post=post
-        )
-        self._supply.on_change = self._supply_changed
-        self._supply.check_directory = self._lock.check
-
+        self._listener: LogListener = NoListener()
         self._records: list[bytes] = []
         self._add = self._records.append
         self._extend = self._records.extend
@@ -91,7 +89,6 @@ class Wal:
         self._opened_seq = self.seq
         self._synced = self.durable_seq
         self._end = self._soft_end = self._room_end = self._produce_end = 0  # as positions
-        self._begin_frame()
 
         self._writer = WalWriter(
             vfs,
@@ -99,11 +96,22 @@ class Wal:
             self._active,
             seq=self.durable_seq,
             post=post,
+            check_directory=self._lock.check,
             on_written=self._written,
             on_failed=self._fail,
         )
-        self._writer.check_directory = self._lock.check
-        self._supply.on_lost = self._writer.fail
+        self._supply = SegmentSupply(
+            vfs,
+            directory,
+            options,
+            spare=opened.spare,
+            free_bytes=opened.free_bytes,
+            post=post,
+            check_directory=self._lock.check,
+            on_change=self._supply_changed,
+            on_lost=self._writer.fail,
+        )
+        self._begin_frame()
 
     @classmethod
     def open(
@@ -129,10 +137,12 @@ class Wal:
         wal._prepare_spare()
         return wal
 
+    def start(self, listener: LogListener) -> None:
+        self._listener = listener
+
     # Appending
 
     def append_one(self, record: bytes) -> int:
-        """The record's position. It is not on its way to disk before `commit`."""
         position = self._end
         end = position + len(record) + RECORD_OVERHEAD_BYTES
         if end > self._soft_end:
@@ -142,8 +152,6 @@ class Wal:
         return position
 
     def append(self, records: Sequence[bytes]) -> int:
-        """The first record's position. All of them share a frame: after a crash all are there,
-        or none."""
         position = self._end
         end = position + sum(map(len, records)) + len(records) * RECORD_OVERHEAD_BYTES
         if end > self._soft_end:
@@ -153,7 +161,6 @@ class Wal:
         return position
 
     def commit(self) -> None:
-        """Everything appended so far goes to disk: now, or when the write under way has ended."""
         if self._busy:
             self._wanted = True
         elif self._records or self._next_batch.writes:
@@ -161,7 +168,6 @@ class Wal:
 
     @property
     def has_pending(self) -> bool:
-        """Something is appended and not durable."""
         return bool(self._records) or self.seq - 1 > self.durable_seq
 
     def _append_to_new_frame(self, records: Sequence[bytes]) -> int:
@@ -234,9 +240,9 @@ class Wal:
             self._mark_closed(batch.writes[-1].segment)
         self._busy = False
         if batch.frames:
-            self._notify(self.on_durable, batch.seq)
+            self._notify(self._listener.durable, batch.seq)
         if batch.rolled:
-            self._notify(self.on_rolled)
+            self._notify(self._listener.rolled)
         if self._wanted:
             self._post(self._commit_wanted)
 
@@ -257,7 +263,7 @@ class Wal:
             return
         logger.error("the log cannot be written any more: %s", error, exc_info=error)
         self.stop_writing(error)
-        self._notify(self.on_failed, error)
+        self._notify(self._listener.failed, error)
 
     def stop_writing(self, error: BaseException) -> None:
         self.failed = error
@@ -276,16 +282,9 @@ class Wal:
     # Room
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
-        """Whether `nbytes` (with RECORD_OVERHEAD_BYTES a record) will find room on disk.
-
-        Without `reserve`, for what may be refused (a produce), only while the disk is not short
-        and prepared room stays behind for what may not: acks, deliveries and the rest ask with
-        `reserve`.
-        """
         return self._end + nbytes <= (self._room_end if reserve else self._produce_end)
 
     def check_space(self) -> None:
-        """To be called about once a second: looks at the disk again, in the background."""
         if not self._closed and self.failed is None:
             self._supply.measure()
             self._prepare_spare()
@@ -317,18 +316,16 @@ class Wal:
     # Segments
 
     def roll(self) -> None:
-        """Asks to close the active segment, so that it can be sealed; `on_rolled` says when."""
         something = self._records or self._active.offsets
         if something and not self._closed and self.failed is None:
             self._roll_wanted = True
             self._roll_if_wanted()
 
     def closed_segments(self) -> list[tuple[int, str]]:
-        """Number and path of those that are on disk whole and not written any more."""
         return [(segment.number, segment.path) for segment in self._segments if segment.closed]
 
     def drop_segments(self, up_to_number: int) -> None:
-        """Removes the closed segments up to and with this one; the files go in the background."""
+        """The files go in the background."""
         gone = [s.path for s in self._segments if s.closed and s.number <= up_to_number]
         if gone:
             self._segments = self._segments[len(gone) :]
@@ -336,7 +333,6 @@ class Wal:
 
     @property
     def first_position(self) -> int:
-        """What lies below it has been dropped."""
         return self._segments[0].first_seq << POSITION_BITS
 
     @property
@@ -345,11 +341,10 @@ class Wal:
 
     @property
     def size_bytes(self) -> int:
-        """What the log's files take on disk, but for the spare."""
+        """Without the spare."""
         return sum(segment.capacity for segment in self._segments)
 
     def read(self, positions: Sequence[int]) -> list[bytes]:
-        """The records at these positions. Blocks; from any thread. SegmentGone once dropped."""
         return read_records(self._vfs, self._segments, self._unwritten, positions)
 
     def _roll_if_wanted(self) -> None:
@@ -383,7 +378,7 @@ class Wal:
     # The end
 
     def close(self) -> None:
-        """Writes and syncs what is appended, in every mode, and lets go of the directory."""
+        """Syncs in every mode."""
         if self._closed:
             return
         if self.failed is None and (self._records or self._next_batch.writes):
@@ -394,7 +389,7 @@ class Wal:
         self._supply.stop()
         if self._writer.written > self.durable_seq:
             self._settle(self._writer.written, self._writer.synced)
-            self._notify(self.on_durable, self.durable_seq)
+            self._notify(self._listener.durable, self.durable_seq)
         if self._writer.failure is not None:
             self._fail(self._writer.failure)
         if self.failed is None:

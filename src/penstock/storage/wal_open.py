@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.storage.errors import CorruptLog
 from penstock.storage.lock import DirectoryLock
-from penstock.storage.log import WalOptions
-from penstock.storage.recovery import Recovered, Replay, cut_tail, settle_last, walk_log
+from penstock.storage.log import Replay, WalOptions
+from penstock.storage.recovery import Recovered, cut_tail, settle_last, walk_log
 from penstock.storage.segments import (
     MIN_SEGMENT_BYTES,
     Segment,

@@ -30,7 +30,7 @@ logger = logging.getLogger("penstock.storage")
 
 class SegmentSupply:
     """`on_change` is called on the loop when there is news of the spare or the disk, `on_lost` when
-    `check_directory` says that the directory is not there any more."""
+    `check_directory` raises DirectoryReplaced."""
 
     def __init__(
         self,
@@ -41,13 +41,16 @@ class SegmentSupply:
         spare: Segment | None,
         free_bytes: int,
         post: Post,
+        check_directory: Callable[[], object],
+        on_change: Callable[[], object],
+        on_lost: Callable[[BaseException], None],
     ) -> None:
         self.spare = spare
         self.free_bytes = free_bytes
         self.preparing = False
-        self.on_change: Callable[[], object] = lambda: None
-        self.check_directory: Callable[[], object] = lambda: None
-        self.on_lost: Callable[[BaseException], None] = lambda _: None
+        self._check_directory = check_directory
+        self._on_change = on_change
+        self._on_lost = on_lost
         self._vfs = vfs
         self._directory = directory
         self._segment_bytes = options.segment_bytes
@@ -115,13 +118,13 @@ class SegmentSupply:
         self.spare, self._offered = segment, None
         if error is not None:
             logger.warning("no room for the log's next segment: %s", error)
-        self.on_change()
+        self._on_change()
 
     def _measured(self, free_bytes: int | None) -> None:
         self._measuring = False
         if free_bytes is not None:
             self.free_bytes = free_bytes
-            self.on_change()
+            self._on_change()
 
     # On the thread
 
@@ -139,13 +142,13 @@ class SegmentSupply:
         segment: Segment | None = None
         failure: OSError | None = None
         try:
-            self.check_directory()
+            self._check_directory()
             remove_if_there(self._vfs, path)
             for segment in prepare_segment(self._vfs, self._directory, number, size):
                 if segment is None and self._stopping.is_set():
                     break
         except DirectoryReplaced as error:
-            self._post(partial(self.on_lost, error))
+            self._post(partial(self._on_lost, error))
             return
         except OSError as error:
             failure = error

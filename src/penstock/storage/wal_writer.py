@@ -65,6 +65,7 @@ class WalWriter:
         *,
         seq: int,
         post: Post,
+        check_directory: Callable[[], object],
         on_written: Callable[[Batch], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -72,13 +73,13 @@ class WalWriter:
         self.written = seq
         self.synced = seq
         self.failure: BaseException | None = None
-        self.check_directory: Callable[[], object] = lambda: None
         self._vfs = vfs
         self._durable = options.fsync == "commit"
         self._put = vfs.write_at_durable if self._durable else vfs.write_at
         self._interval = options.fsync_interval_ms / 1000
         self._sync_due = 0.0
         self._post = post
+        self._check_directory = check_directory
         self._on_written = on_written
         self._on_failed = on_failed
         self._batches: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
@@ -139,7 +140,7 @@ class WalWriter:
     def _begin(self, segment: Segment) -> None:
         """In every mode the old segment is synced before the new one's header is there. Raises
         DirectoryReplaced if another directory is at the path of this one by now."""
-        self.check_directory()
+        self._check_directory()
         old = self.current
         self._vfs.sync(old.fd)
         self.synced = segment.first_seq - 1
