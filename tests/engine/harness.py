@@ -15,7 +15,7 @@ from penstock.api.effects import BegunEffect, EffectCommand
 from penstock.api.messages import Produce, Router, Settle
 from penstock.core.state import BrokerState
 from penstock.engine.clock import ManualClock
-from penstock.engine.consumers import Consumer
+from penstock.engine.consumers import OpenConsumer
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import ManualScheduler
@@ -77,7 +77,7 @@ class Reader:
         self.owner = owner
         self.items: list[Item] = []
         self.ended: list[str] = []
-        self.consumer: Consumer | None = None
+        self.consumer: OpenConsumer | None = None
 
     def write(self, items: list[Item]) -> None:
         self.items += items
@@ -103,7 +103,7 @@ class Reader:
         return taken[0]
 
     @property
-    def live(self) -> Consumer:
+    def live(self) -> OpenConsumer:
         assert self.consumer is not None
         return self.consumer
 
@@ -182,7 +182,7 @@ class Broker:
 
     def seal(self) -> None:
         """All that was recorded so far is in a snapshot and in history, and no more in the log."""
-        sealing = self.engine.upkeep.sealing
+        sealing = self.engine.maintenance.sealing
         assert sealing is not None
         if not self.log._active.offsets:
             return  # nothing was recorded since the last time
@@ -213,7 +213,7 @@ class Broker:
         log = self.log
         if isinstance(log, Wal):
             supply = log._supply
-            sealing = self.engine.upkeep.sealing
+            sealing = self.engine.maintenance.sealing
             if supply.preparing or supply._measuring:
                 return False
             if self.waits_for_sealing and sealing is not None and sealing.is_running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api.metrics import StreamCounts
-from penstock.engine.subscriptions import Subscription
+from penstock.engine.subscriptions import OpenSubscription
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
 from penstock.model.streams import Lag, Publish, Subscribe
@@ -26,7 +26,7 @@ class Listener:
         self.wakes = 0
         self.lags: list[Lag] = []
         self.errors: list[PenstockError] = []
-        self.subscription: Subscription | None = None
+        self.subscription: OpenSubscription | None = None
 
     def wake(self) -> None:
         self.wakes += 1
@@ -46,7 +46,7 @@ class Listener:
         return got
 
     @property
-    def live(self) -> Subscription:
+    def live(self) -> OpenSubscription:
         assert self.subscription is not None
         return self.subscription
 

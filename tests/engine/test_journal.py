@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.engine.freshness import MIN_REST_MS
+from penstock.engine.seal_requests import MIN_REST_MS
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
     FailedPrecondition,
@@ -46,8 +46,8 @@ def fresh(broker: Broker, time_ms: int | None = None) -> JournalReport:
 
 
 def is_resting(broker: Broker) -> bool:
-    sealing = broker.engine.upkeep.sealing
-    return sealing is not None and sealing.freshness._alarm is not None
+    sealing = broker.engine.maintenance.sealing
+    return sealing is not None and sealing.requests._alarm is not None
 
 
 def read(broker: Broker, **wanted: Any) -> pa.Table:
@@ -298,7 +298,7 @@ def test_fresh_is_answered_at_once_when_nothing_was_recorded_since():
 def test_all_who_wait_share_a_run_and_the_next_one_waits_its_time():
     broker = lively()
     fresh(broker)
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     broker.pass_ms(MIN_REST_MS)
     runs = sealing.runs
@@ -320,7 +320,7 @@ def test_all_who_wait_share_a_run_and_the_next_one_waits_its_time():
 
 def test_a_run_that_takes_long_makes_the_next_one_wait_longer():
     broker = lively()
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     sealer: Any = sealing._sealer
     run = sealer._run
@@ -344,7 +344,7 @@ def test_a_run_that_takes_long_makes_the_next_one_wait_longer():
 def test_a_run_that_fails_refuses_those_who_wait():
     broker = lively()
     outcomes = broker.submit(broker.engine.journal.offsets, True, None)
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     sealing._failed("the disk is full")
     assert isinstance(outcomes[0], Unavailable)
@@ -353,7 +353,7 @@ def test_a_run_that_fails_refuses_those_who_wait():
 
 def test_nobody_waits_for_ever_and_nobody_is_left_waiting():
     broker = lively()
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     sealer: Any = sealing._sealer
     sealer.is_held = True

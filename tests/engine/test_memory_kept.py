@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.messages import Produce
 from penstock.core.invariants import check
-from penstock.engine import tail as tail_module
+from penstock.engine import eviction as tail_module
 from penstock.engine import window as window_module
 from penstock.engine.message_size import held_bytes
 from penstock.engine.window import Window

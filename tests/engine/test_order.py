@@ -43,7 +43,7 @@ def drain(broker: Broker, reader: Reader) -> list[int]:
 def test_a_new_group_reads_everything_in_order_from_memory_log_and_history(partitions: int):
     """driftq-21, 22."""
     broker = filled(partitions=partitions)
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     assert sealing.runs, "nothing was sealed: the test is void"
     order = drain(broker, broker.consume(lease_ms=LONG_MS))

@@ -221,7 +221,7 @@ def test_unfinished_entries_of_every_state_are_finished():
     del broker.log.has_room
     broker.pass_ms(70_000)
     check(broker.state)
-    assert not broker.engine.parts.burials
+    assert not broker.engine.parts.dead_letters
     assert "dlq.t" not in broker.state.topics
     assert lag_of(broker) == 1
     reader.live.resume()

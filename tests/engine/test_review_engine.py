@@ -257,7 +257,7 @@ def test_messages_out_of_attempts_are_buried_with_few_reads() -> None:
     reader.live.close()
     before = pages.reads
     broker.pass_ms(100)
-    assert len(broker.engine.parts.burials) == 0
+    assert len(broker.engine.parts.dead_letters) == 0
     assert broker.state.topics["dlq.t"].partitions[0].end_offset == len(given)
     assert pages.reads - before <= 8
     broker.close()

@@ -13,7 +13,7 @@ from tests.engine.inline_sealing import InlineSealer
 def test_sealing_stands_back_until_segments_pile_up() -> None:
     broker = on_disk()
     broker.topic("t")
-    sealing = broker.engine.upkeep.sealing
+    sealing = broker.engine.maintenance.sealing
     assert sealing is not None
     sealer: Any = sealing._sealer
     assert isinstance(sealer, InlineSealer)

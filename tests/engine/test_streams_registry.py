@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from penstock.engine.publish_queue import Arrival
+from penstock.engine.publish_queue import PendingPublish
 from penstock.model.errors import NotFound, Unavailable
 from tests.engine.stream_harness import SECOND, Bank, Listener, S, numbers
 from tests.storage.faulty_vfs import FaultyVfs
@@ -184,9 +184,9 @@ def test_a_publisher_that_tries_again_when_it_is_refused_does_not_stop_the_stop(
 
     def again(outcome: object) -> None:
         if isinstance(outcome, Unavailable):
-            stream.queue.put(Arrival([b"x"], 1, [], again))
+            stream.queue.put(PendingPublish([b"x"], 1, [], again))
 
     for _ in range(3):
-        stream.queue.put(Arrival([b"x"], 1, [], again))
+        stream.queue.put(PendingPublish([b"x"], 1, [], again))
     bank.streams.end_all("the broker is stopping")
     assert bank.queued() == (1, 2)

@@ -11,7 +11,7 @@ from penstock.api.outcomes import Done
 from penstock.core import write_rules
 from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.engine import drain
+from penstock.engine import batch_storing
 from penstock.engine.staging import FORGOTTEN_MS, LOOK_MS
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.errors import (
@@ -296,7 +296,7 @@ def test_rows_of_a_topic_that_was_deleted_meanwhile_are_left_out_and_counted(
     with caplog.at_level(logging.WARNING):
         assert broker.commit_batch(6) == CommitReport("committed", 6)
     assert broker.contents() == numbered(6)[::2]
-    assert broker.engine.writes.drain.skipped == 3
+    assert broker.engine.writes.batches.skipped == 3
     assert "3 rows were left out" in caplog.text
     broker.close()
 
@@ -472,13 +472,13 @@ def test_while_others_are_busy_bursts_are_small_and_have_a_rest_between():
     outcomes = broker.ask_commit(3000)
     stored = []
     while not outcomes:
-        rows = broker.engine.writes.drain.rows
+        rows = broker.engine.writes.batches.rows
         for n in range(3):
             broker.produce("t", f"beside {n}")
         broker.pass_ms(1)
-        stored.append(broker.engine.writes.drain.rows - rows)
+        stored.append(broker.engine.writes.batches.rows - rows)
         assert len(stored) < 1000
-    assert max(stored) <= 2 * drain.SHARED_ROWS
+    assert max(stored) <= 2 * batch_storing.SHARED_ROWS
     assert [row for row in broker.contents() if row.startswith("row")] == numbered(3000)
     broker.close()
 
@@ -486,7 +486,7 @@ def test_while_others_are_busy_bursts_are_small_and_have_a_rest_between():
 def test_what_takes_long_is_answered_with_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
     broker = write_broker()
     broker.stage(numbered(10))
-    monkeypatch.setattr(drain.Drain, "turn", lambda self: None)
+    monkeypatch.setattr(batch_storing.BatchStoring, "turn", lambda self: None)
     first, second = broker.ask_commit(10), broker.ask_commit(10)
     broker.pass_ms(19_000)
     assert first == second == []
@@ -507,7 +507,7 @@ def test_a_broker_that_stops_answers_those_who_wait_and_goes_on_after_its_start(
 ):
     broker = write_broker()
     broker.stage(numbered(10))
-    monkeypatch.setattr(drain.Drain, "turn", lambda self: None)
+    monkeypatch.setattr(batch_storing.BatchStoring, "turn", lambda self: None)
     outcomes = broker.ask_commit(10)
     broker.settle()
     broker.engine.end_streams("the broker is stopping")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.image import take_image
-from penstock.engine import drain
+from penstock.engine import batch_storing
 from penstock.model.errors import InvalidArgument, NotFound
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitReport
@@ -79,7 +79,7 @@ def test_a_durable_cache_has_all_of_a_batch_after_any_crash(
     flavour: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Each burst is one frame with how far the batch is; what was put once is not put again."""
-    monkeypatch.setattr(drain, "BURST_ROWS", 3)
+    monkeypatch.setattr(batch_storing, "BURST_ROWS", 3)
     monkeypatch.setattr(staging, "SLICE_ROWS", 5)
     vfs = Photographer(flavour)
     broker = Both(vfs, options=EVERY_APPEND_A_FRAME)
@@ -118,7 +118,7 @@ def test_a_row_that_cannot_fit_is_left_out_and_the_others_are_put(
     with caplog.at_level(logging.WARNING):
         put(broker, path, table)
     assert broker.keys(path) == {"a", "c"}
-    assert broker.engine.writes.drain.skipped == 1
+    assert broker.engine.writes.batches.skipped == 1
     assert "1 rows were left out" in caplog.text
     broker.close()
 
@@ -128,7 +128,7 @@ def test_a_cache_that_is_deleted_meanwhile_gets_nothing():
     broker.stage(entries(5), cache=path)
     broker.drop(path)
     assert broker.commit_batch(5) == CommitReport("committed", 5)
-    assert broker.engine.writes.drain.skipped == 5
+    assert broker.engine.writes.batches.skipped == 5
     assert isinstance(broker.stage_in_vain(entries(5), cache=path, batch=1), NotFound)
     broker.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.engine import drain
+from penstock.engine import batch_storing
 from penstock.model.writes import CommitReport, PartCommit
 from penstock.storage import staging
 from tests.engine.write_harness import (
@@ -34,8 +34,8 @@ COMMIT = [PartCommit(0, "a", 2, 26), PartCommit(1, "a", 1, 11)]
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few rows are many frames."""
-    monkeypatch.setattr(drain, "BURST_ROWS", 4)
-    monkeypatch.setattr(drain, "SHARED_ROWS", 3)
+    monkeypatch.setattr(batch_storing, "BURST_ROWS", 4)
+    monkeypatch.setattr(batch_storing, "SHARED_ROWS", 3)
     monkeypatch.setattr(staging, "SLICE_ROWS", 6)
 
 
@@ -83,7 +83,7 @@ def test_a_crash_anywhere_leaves_a_batch_whole_or_not_begun(
 ):
     """With a disk that is written once for each burst, and with one that takes several."""
     if is_slow:
-        monkeypatch.setattr(drain, "MAX_UNSYNCED_BYTES", 0)
+        monkeypatch.setattr(batch_storing, "MAX_UNSYNCED_BYTES", 0)
     photographs = live(flavour)
     assert len(photographs) > (60 if is_slow else 40)
     decided = []
@@ -143,13 +143,13 @@ def test_storing_goes_on_where_it_was_however_often_it_is_interrupted(
 
 
 def _store_few_in_a_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole_turn = drain.Drain.turn
+    whole_turn = batch_storing.BatchStoring.turn
 
-    def turn(self: drain.Drain) -> None:
+    def turn(self: batch_storing.BatchStoring) -> None:
         if self.rows < 8:
             whole_turn(self)
 
-    monkeypatch.setattr(drain.Drain, "turn", turn)
+    monkeypatch.setattr(batch_storing.BatchStoring, "turn", turn)
 
 
 def interrupt(broker: WriteBroker, stop: str) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from penstock.engine import drain
+from penstock.engine import batch_storing
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import KIB, MIB
 from penstock.model.writes import CommitReport
@@ -118,7 +118,7 @@ def test_a_damaged_piece_stops_its_batch_and_nothing_else_until_it_is_restored(
     broker.put("t", "produced")
     assert broker.contents() == ["of another producer", "produced"]
     broker.disk.plant(path, sound)
-    broker.pass_ms(drain.UNREADABLE_RETRY_MS)
+    broker.pass_ms(batch_storing.UNREADABLE_RETRY_MS)
     assert broker.commit_batch(5000).rows == 5000
     assert broker.contents()[2:] == numbered(5000)
     broker.close()
@@ -178,7 +178,7 @@ def test_damage_anywhere_in_a_committed_piece_is_in_the_log_and_nothing_of_it_is
     broker = write_broker()
     broker.stage(numbered(40))
     with monkeypatch.context() as patches:
-        patches.setattr(drain.Drain, "turn", lambda self: None)
+        patches.setattr(batch_storing.BatchStoring, "turn", lambda self: None)
         broker.ask_commit(40)
         broker.settle()
         broker.close()
@@ -194,7 +194,7 @@ def test_damage_anywhere_in_a_committed_piece_is_in_the_log_and_nothing_of_it_is
         assert "is damaged at byte" in caplog.text
         assert broker.contents() == []
         broker.disk.plant(path, sound)
-        broker.pass_ms(drain.UNREADABLE_RETRY_MS)
+        broker.pass_ms(batch_storing.UNREADABLE_RETRY_MS)
         assert broker.commit_batch(40).rows == 40
         assert broker.contents() == numbered(40)
         broker.close()
@@ -228,7 +228,7 @@ def test_a_piece_of_another_batch_under_the_number_of_a_committed_one_is_not_sto
     broker = write_broker()
     broker.stage(numbered(4))
     with monkeypatch.context() as patches:
-        patches.setattr(drain.Drain, "turn", lambda self: None)
+        patches.setattr(batch_storing.BatchStoring, "turn", lambda self: None)
         broker.ask_commit(4)
         broker.settle()
         broker.close()

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from penstock.engine.drain import Drain
+from penstock.engine.batch_storing import BatchStoring
 from penstock.model.errors import PenstockError
 from penstock.model.journal import JournalRequest
 from penstock.model.limits import KIB, Limits
@@ -87,12 +87,12 @@ class Built(msgspec.Struct):
 @contextmanager
 def nothing_is_stored() -> Iterator[None]:
     """Committed batches wait for the next start."""
-    turn = Drain.turn
-    Drain.turn = lambda self: None  # type: ignore[method-assign]  # put back below
+    turn = BatchStoring.turn
+    BatchStoring.turn = lambda self: None  # type: ignore[method-assign]  # put back below
     try:
         yield
     finally:
-        Drain.turn = turn  # type: ignore[method-assign]
+        BatchStoring.turn = turn  # type: ignore[method-assign]
 
 
 def build(name: str, *, seals: bool, is_stopped: bool) -> Built:

@@ -107,7 +107,7 @@ class Observed(RuleBasedStateMachine):
         """A broker is there. Dead letters are answered to nobody: they are noted as decided."""
         self.follower = Follower(self.broker)
         dispatcher: Any = self.broker.engine.parts.dispatcher
-        tell = dispatcher.buried
+        tell = dispatcher.dead_lettered
         self.copies = {}
 
         def buried(entry: Unfinished, copy: Message) -> None:
@@ -115,7 +115,7 @@ class Observed(RuleBasedStateMachine):
             self.copies.setdefault(topic, {})[copy.offset] = copy
             tell(entry, copy)
 
-        dispatcher.buried = buried
+        dispatcher.dead_lettered = buried
 
     def hear_of_copies(self, topic: str, up_to: float = inf) -> None:
         """Each once: retention may have taken it since, before anyone looked."""

@@ -25,7 +25,7 @@ IN_FLIGHT = 0
 WAITING = 1
 """Backing off until `retry_at`. It stays WAITING until it is delivered: time writes no record."""
 READY = 2
-"""To be delivered again as soon as there is room."""
+"""Waits to be delivered again as soon as there is room."""
 DYING = 3
 """Out of attempts; waits to be copied to the dead-letter topic."""
 
@@ -92,7 +92,7 @@ class Progress:
         self.free_bytes = 0
 
     def floor(self) -> int:
-        """The lowest offset not done; everything below may go."""
+        """Returns the lowest offset that is not done; everything below may be removed."""
         return min(self.unfinished, default=self.cursor)
 
     def count_finished(self, size: int, msgs: int = 1) -> None:

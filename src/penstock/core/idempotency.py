@@ -12,7 +12,8 @@ from collections import deque
 
 
 def produce_identity(tenant_id: str, topic_id: int, key: str) -> str:
-    """No two identities share a text: neither the id nor the length can hold the separator."""
+    """Returns one text for the three. No two identities share a text: neither the id nor the
+    length can hold the separator."""
     return f"{topic_id}/{len(tenant_id)}/{tenant_id}{key}"
 
 
@@ -39,7 +40,7 @@ class ProducedKeys:
         order, expires = self._order, self._expires
         while order and order[0][0] <= now_ms:
             expired_ms, identity = order.popleft()
-            # Stored again since, under another TTL or clock: a later entry speaks for it.
+            # Stored again under another TTL or clock: a later entry of the order counts.
             if expires.get(identity) == expired_ms:
                 del expires[identity]
 

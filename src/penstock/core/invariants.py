@@ -1,4 +1,4 @@
-"""Every promise the core's modules make of their state, in one place, to be checked in tests.
+"""Checks every promise that core modules make of their state, for tests.
 
 `check` reads the whole state and changes nothing but the backlog's cache. It must not know how a
 state came about: live, replayed, or restored from an image, the same promises hold.
@@ -175,7 +175,8 @@ def _check_entry(topic: Topic, entry: Entry, place: tuple[object, ...]) -> None:
 
 
 def _check_counters(partition: Partition, progress: Progress, place: tuple[object, ...]) -> None:
-    """Free history counts as unfinished until it is finished, without being charged."""
+    """Checks the counters of a group in a partition. Free history counts as unfinished until it
+    is finished, without being charged."""
     backlog, unfinished = partition.backlog, progress.unfinished
     _must(progress.free_msgs >= 0 and progress.free_bytes >= 0, "what is free is left", *place)
     _must(

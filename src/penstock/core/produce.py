@@ -1,7 +1,7 @@
-"""What a produce becomes: a message in one partition, a duplicate, or a refusal.
+"""Decides a produce: a message in one partition, a duplicate, or a refusal.
 
-Routing precedence is router, then producer's envelope, then the hash of the key. A refusal stores
-nothing and leaves its idempotency key free.
+The router goes before the producer's envelope, and that before the hash of the key. A refusal
+stores nothing and leaves its idempotency key free.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from penstock.model.units import utf8_bytes
 
 
 def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> Topic:
-    """With an id only that topic, and not one that was made later under its name."""
+    """Returns the topic of this name. With an id only that topic is meant, and none that was
+    made later under the same name."""
     topic = state.topics.get(name)
     if topic is None:
         raise NotFound(
@@ -33,7 +34,7 @@ def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> To
 
 
 def decide_produce(state: BrokerState, command: Produce, now_ms: int) -> tuple[Message, int] | None:
-    """The message to store and its size, or None when its identity is already committed."""
+    """Returns the message to store and its size, or None when its identity is already committed."""
     envelope, key, value = command.envelope, command.key, command.value
     if envelope is None:
         topic = find_topic(state, command.topic)
@@ -73,7 +74,7 @@ def choose_partition(topic: Topic, key: str, envelope: Envelope) -> int:
 
 
 def routed(state: BrokerState, command: Produce, decision: RoutingDecision) -> Produce:
-    """The command with the router's answer written into it; raises if the answer is nonsense."""
+    """Returns the command with the router's answer in it. Raises if the answer is nonsense."""
     envelope = command.envelope or Envelope()
     changes: dict[str, str | int] = {}
     if decision.target_topic:

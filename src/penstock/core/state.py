@@ -87,7 +87,7 @@ class BrokerState:
             self.caches[entry.id] = Cache(entry, 0, self.cache_memory)
         self.next_id = 1
         self.last_ts = 0
-        # Nothing of the journal from here on is archived, as far as the broker was told.
+        # The first position of the journal that is not archived, as far as the broker was told.
         self.journal_archived = 0
 
 
@@ -111,7 +111,7 @@ def apply_message(state: BrokerState, message: Message, size: int) -> None:
 
 
 def apply_messages(state: BrokerState, messages: Sequence[Message], runs: Iterable[Run]) -> None:
-    """`apply_message` for each, in order. `runs` are the same by partition."""
+    """Does what `apply_message` does for each message, in order. `runs` has them by partition."""
     for run in runs:
         last = run[-1][0]
         topic = state.topics_by_id[last.topic_id]
@@ -238,7 +238,8 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
 
 
 def _open_effect(group: Group, key: str, ts: int) -> None:
-    """While a message with the key is unfinished its entry stays; one past its time goes first."""
+    """Keeps the effect while a message with the key is unfinished. An expired one is dropped
+    first."""
     already = group.open_effects.get(key, 0)
     group.open_effects[key] = already + 1
     effect = group.topic.effects.get(group.name, key)
@@ -247,8 +248,8 @@ def _open_effect(group: Group, key: str, ts: int) -> None:
 
 
 def _returned(state: BrokerState, record: Returned) -> None:
-    """Puts deliveries back, uncounted, before the retries; never delivered ones come first, in
-    offset order, whichever came back first."""
+    """Puts deliveries back, uncounted, before the retries. Those that were never delivered come
+    first, in offset order, whichever came back first."""
     progress = progress_of(state, record.group_id, record.partition)
     ready = progress.ready
     untried = list(takewhile(lambda offset: not ready[offset].attempts, ready))
@@ -286,7 +287,7 @@ def _advanced(state: BrokerState, record: Advanced) -> None:
 
 
 def _drop(state: BrokerState, progress: Progress, offset: int, ts: int) -> Unfinished:
-    """The entry is unfinished no more; it has yet to be counted."""
+    """Removes the entry from the unfinished ones; the caller counts it."""
     entry = progress.unfinished.pop(offset)
     _leave(progress, entry)
     if entry.effect_key:
@@ -304,7 +305,7 @@ def _close_effect(state: BrokerState, group: Group, key: str, ts: int) -> None:
 
 
 def _leave(progress: Progress, entry: Unfinished) -> None:
-    """Takes the entry out of the index of the state it is in."""
+    """Takes the entry out of the counts and lists of its state."""
     if entry.state == IN_FLIGHT:
         progress.in_flight -= 1
     elif entry.state == READY:

@@ -1,9 +1,9 @@
-"""Caches as commands: decide, record, apply, answer, and tell those who watch.
+"""Commands on caches: decide, record, apply, answer, and tell watches.
 
-Invariant: what is said of a durable cache, refusals and misses too, is said when all that was
-decided before is durable; an ephemeral cache answers at once and is in no log. The records of one
-command on durable caches are one frame. A TTL is counted from the moment its put is answered.
-Must not know the wire.
+Invariant: every answer about a durable cache, also a refusal or a miss, waits until all that was
+decided before it is durable; an ephemeral cache answers at once and is in no log. The records of
+one command on durable caches are one frame. A TTL counts from the moment its put is answered. Must
+not know the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.core.cache_rules import (
 )
 from penstock.core.state import BrokerState
 from penstock.engine.ledger import Ledger
-from penstock.engine.registrar import Registrar
+from penstock.engine.registry import RegistryCommands
 from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -41,25 +41,26 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 _EVICTION_BURST = 10_000
-"""Records of tightened bounds that share a frame; they need not stand or fall together."""
+"""The number of eviction records, after bounds became tighter, that share a frame. A crash may keep
+some frames and not others."""
 
 Countdown = tuple[Cache, CacheStored, CacheEntry]
-"""A durable cache's entry whose time begins to run when the record's command is answered."""
+"""An entry of a durable cache whose TTL starts when the command of the record is answered."""
 
 
 class Caches:
-    """`watches.count` and, of each of `all()`, hits, misses, evictions and expirations are for
-    who measures."""
+    """Metrics read `watches.count`, and the counters of each cache in `all()`."""
 
-    def __init__(self, state: BrokerState, ledger: Ledger, registrar: Registrar) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger, registry: RegistryCommands) -> None:
         self._state = state
         self._ledger = ledger
         self._now_ms = ledger.now_ms
         self.watches = Watches(state.limits.event_queue_bytes)
-        registrar.listeners.append(self._registry_changed)
+        registry.listeners.append(self._registry_changed)
 
     def start(self) -> None:
-        """An ephemeral cache's versions go on from the clock; limits may be tighter than before."""
+        """Moves the versions of ephemeral caches on to the clock, and evicts where limits are
+        tighter than they were at the last run."""
         version = self._now_ms() * VERSIONS_PER_MS
         for cache in self._state.caches.values():
             if not cache.is_durable:
@@ -104,7 +105,7 @@ class Caches:
             return
 
         def released(outcome: list[CacheEntry | None] | PenstockError) -> None:
-            # What has expired while it was held back is not returned either.
+            # Entries that expired while the answer was held are not returned either.
             done(outcome if isinstance(outcome, PenstockError) else self._values(outcome))
 
         self._ledger.answer(released, found)
@@ -144,7 +145,7 @@ class Caches:
         try:
             self._record(decide_look(self._state, cache, keys, now_ms))
         except Unavailable:
-            # It is not seen, recorded or not; whoever comes next tries again.
+            # Nobody sees it, recorded or not; the next read tries again.
             return
 
     def _values(self, found: list[CacheEntry | None]) -> list[CacheValue | None]:
@@ -182,13 +183,13 @@ class Caches:
         self._change(decide_transact, command, paths, done)
 
     def check_targets(self, targets: list[tuple[Path, str]]) -> None:
-        """Refuses targets of `invalidate` that cannot be."""
+        """Raises for targets of `invalidate` that cannot exist."""
         for path, key in targets:
             find_cache(self._state, path)
             check_key(key)
 
     def invalidate(self, targets: list[tuple[Path, str]]) -> bool:
-        """Removes these keys. True: whoever relies on it waits for the ledger."""
+        """Removes these keys. Returns True if the caller must wait for the ledger."""
         is_durable = self._is_durable({path for path, _ in targets})
         if is_durable and self._ledger.failure is not None:
             raise self._ledger.failure
@@ -196,8 +197,9 @@ class Caches:
         return is_durable
 
     def write(self, path: Path, rows: Sequence[CacheRow], also: Record) -> bool:
-        """Puts and deletes these in order. What of it is in the log is one frame with `also`, which
-        always is. False without room; raises if a transaction of them would be refused."""
+        """Puts and deletes these rows in order. Their records of durable caches share a frame with
+        `also`, which is always recorded. Returns False without room; raises if a transaction of the
+        rows would be refused."""
         ops: list[Put | Delete | Increment] = [_op(path, row) for row in rows]
         decision = decide_transact(self._state, Txn([], ops), self._now_ms())
         try:
@@ -234,7 +236,7 @@ class Caches:
             self._ledger.answer(done, outcome)
 
     def _is_durable(self, paths: Iterable[Path]) -> bool:
-        """An unknown cache counts too: that it is unknown may not be durable yet."""
+        """Counts an unknown cache as durable: that it is unknown may not be durable yet."""
         registered = self._state.registry.caches
         for path in paths:
             entry = registered.get(path)
@@ -253,7 +255,7 @@ class Caches:
         countdowns: list[Countdown] = []
         if decision.is_durable or also:
             self._write(records, also)
-        # From here on it has happened, wholly or (a broken invariant) in part.
+        # It has happened by now, wholly or (a broken invariant) in part.
         try:
             if decision.is_durable or also:
                 countdowns = self._hold(decision.anew)
@@ -267,10 +269,10 @@ class Caches:
     def _write(
         self, records: Sequence[CacheStored | CacheRemoved], also: Sequence[Record] = ()
     ) -> None:
-        """Puts those of durable caches into the log and applies them, or Unavailable."""
+        """Records and applies changes of durable caches, or raises Unavailable."""
         caches = self._state.caches
         durable: list[Record] = [record for record in records if caches[record.cache_id].is_durable]
-        # A value may be refused for want of room; what frees memory takes from the reserve.
+        # A value may be refused without room; removals free memory and may use the reserve.
         reserve = not also and not any(isinstance(record, CacheStored) for record in durable)
         durable += also
         if durable:
@@ -279,7 +281,7 @@ class Caches:
             self._ledger.wake()
 
     def _apply(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
-        """Applies those of ephemeral caches, and counts."""
+        """Applies changes of ephemeral caches, and counts."""
         caches = self._state.caches
         for record in records:
             cache = caches[record.cache_id]
@@ -297,14 +299,14 @@ class Caches:
     # -- time to live --------------------------------------------------------------------------
 
     def _hold(self, anew: list[CacheStored]) -> list[Countdown]:
-        """What was given a TTL does not expire before that was answered."""
+        """Keeps entries that were given a TTL from expiring before that was answered."""
         countdowns: list[Countdown] = []
         for record in anew:
             cache = self._state.caches[record.cache_id]
             if cache.is_durable:
                 cache.unanswered.pop(record.key, None)
                 entry = cache.entries.get(record.key)
-                # Later in the same transaction it may have been removed, or written over.
+                # The same transaction may have removed it, or written over it.
                 if entry is not None and entry.expires == record.expires > record.ts:
                     cache.unanswered[record.key] = record.version
                     countdowns.append((cache, record, entry))
@@ -319,7 +321,7 @@ class Caches:
                     del cache.unanswered[record.key]
                     current = cache.entries.get(record.key)
                     if current is not None and current.expires == record.expires:
-                        # An increment since then has taken the expiry over.
+                        # An increment has replaced the entry and kept its expiry.
                         current.late_ms = now_ms - record.ts
         done(answer)
 
@@ -328,7 +330,7 @@ class Caches:
     def watch(self, command: Watch, sink: WatchSink, done: Done[CacheWatch]) -> None:
         try:
             if (command.key is None) == (command.prefix is None):
-                raise InvalidArgument("a watch is of one key or of one prefix")
+                raise InvalidArgument("a watch needs either a key or a prefix")
             if command.key is not None or command.prefix:
                 check_key(command.key or command.prefix or "")
             cache = find_cache(self._state, command.path)
@@ -355,7 +357,7 @@ class Caches:
         self.watches.end_all(error)
 
     def log_failed(self, failure: Unavailable) -> None:
-        """What happens to a durable cache cannot be told any more."""
+        """Ends the watches of durable caches: nothing more can be told."""
         self.watches.end_all(failure, durable_only=True)
 
     def _tell(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
@@ -409,7 +411,7 @@ def _op(path: Path, row: CacheRow) -> Put | Delete:
 
 
 def _nobody(answer: PenstockError | None) -> None:
-    """Nobody waits for it."""
+    """Ignores the answer."""
 
 
 def _only(outcome: list[CacheValue | None] | PenstockError) -> CacheValue | PenstockError | None:

@@ -23,7 +23,7 @@ MAX_STEP_MS = 60_000
 """A larger step ahead is a jump. Time servers correct less than this in ordinary operation."""
 
 TRUST_MS = 10 * 60_000
-"""How long a jump must last before broker time follows it."""
+"""The time that a jump must last before broker time follows it."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -38,7 +38,8 @@ class Clock(Protocol):
         ...
 
     def ahead_ms(self) -> int:
-        """How far broker time is ahead of the machine's clock; below zero when it is behind."""
+        """Returns how far broker time is ahead of the machine's clock; below 0 when it is
+        behind."""
         ...
 
     def start_at(self, floor_ms: int) -> None:
@@ -93,7 +94,7 @@ class SystemClock:
         return self.now_ms() - int(self._wall() * 1000)
 
     def _follow(self, carried: float, lead: float) -> float:
-        """How far to step ahead, now that the clocks are or were far apart."""
+        """Returns how far to step ahead, when the clocks are or were far apart."""
         if lead > MAX_STEP_MS:
             return self._follow_jump(carried, lead)
         if self._jumped_at is not None:

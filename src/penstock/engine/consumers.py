@@ -1,13 +1,15 @@
-"""Connected consumers: who may be given the next delivery, and what has not left yet.
+"""Connected consumers: which of them can take a delivery, and what has not left yet.
 
-Invariant: `unwritten` holds exactly the deliveries decided for a consumer and not yet handed to
-its sink; on close or lapse those go back uncounted. A consumer is in its group's `available` ring
-if and only if it can take another delivery; the ring's order is the round robin.
+Invariant: `unwritten` holds exactly the deliveries decided for a consumer and not yet handed to its
+sink; when the consumer closes or a lease ends, those are returned uncounted. A consumer is in the
+`available` ring of its group if and only if it can take another delivery; the order of the ring is
+the round robin.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -21,18 +23,23 @@ _log = logging.getLogger("penstock.engine")
 
 
 Leaving = tuple[Unfinished, Item]
-"""A delivery on its way: the item is that of one attempt, the entry may have had others since."""
+"""A delivery that is about to leave. The item belongs to one attempt; the entry may have had others
+since."""
 
-Lot = tuple["Consumer", list[Leaving]]
-"""What one consumer was given of a partition at once."""
+Share = tuple["OpenConsumer", list[Leaving]]
+"""The deliveries of one partition that a consumer was given at once."""
 
 
-class Feed:
-    """Where a group reads in a partition: a page and the place in it. `is_loading` the next page,
-    `is_fetching` one for a redelivery. `lots` are on their way to consumers. `is_set_back`: a first
-    delivery of one went back, and until all of them have arrived none may pass it over."""
+class PartitionFeed:
+    """The place in a partition where a group reads: a page, and an index in it.
 
-    __slots__ = ("index", "is_fetching", "is_loading", "is_set_back", "lots", "messages")
+    `is_loading` is set while the next page is read, `is_fetching` while one for a redelivery is.
+    `shares` counts the shares that wait to become durable. `is_set_back` is set when a first
+    delivery of one of them was returned: until all of them have arrived, no new message may be
+    given, since it would pass the returned one.
+    """
+
+    __slots__ = ("index", "is_fetching", "is_loading", "is_set_back", "messages", "shares")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -40,30 +47,51 @@ class Feed:
         self.is_loading = False
         self.is_fetching = False
         self.is_set_back = False
-        self.lots = 0
+        self.shares = 0
+
+    def take(self, cursor: int) -> Message | None:
+        """Takes the first message at or after `cursor`, if it is the next one of the page."""
+        messages, index = self.messages, self.index
+        if (
+            index < len(messages)
+            and messages[index].offset >= cursor
+            and (index == 0 or messages[index - 1].offset < cursor)
+        ):
+            self.index = index + 1
+            return messages[index]
+        return None
+
+    def turn_to(self, page: list[Message], cursor: int) -> Message | None:
+        """Goes on with `page`, and takes its first message at or after `cursor`."""
+        index = bisect_left(page, cursor, key=_offset_of)
+        if index == len(page):
+            return None
+        self.messages, self.index = page, index + 1
+        return page[index]
 
 
 def weight(item: Item | Message) -> int:
-    """What an item adds to what is not written yet."""
+    """Returns the bytes that an item adds to those not written yet."""
     return len(item.key) + len(item.value)
 
 
-class GroupRun:
+class ActiveGroup:
     """A group that has consumers."""
 
     __slots__ = ("available", "consumers", "feeds", "group", "starved")
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.consumers: dict[int, Consumer] = {}
-        self.available: OrderedDict[Consumer, None] = OrderedDict()
-        # Partitions that may have something to give, while nobody can take it.
+        self.consumers: dict[int, OpenConsumer] = {}
+        self.available: OrderedDict[OpenConsumer, None] = OrderedDict()
+        # Partitions that may have something to give while no consumer can take it.
         self.starved: dict[Progress, None] = {}
-        self.feeds = [Feed() for _ in group.progress]
+        self.feeds = [PartitionFeed() for _ in group.progress]
 
 
-class Consumer:
-    """One open stream, which the server pauses while the connection is full, and closes."""
+class OpenConsumer:
+    """A consumer with an open connection. The server pauses it while the connection is full, and
+    closes it."""
 
     __slots__ = (
         "_changed",
@@ -83,12 +111,12 @@ class Consumer:
     def __init__(
         self,
         consumer_id: int,
-        run: GroupRun,
+        run: ActiveGroup,
         owner: str,
         lease_ms: int,
         prefetch: int,
         sink: Sink,
-        changed: Callable[[Consumer], None],
+        changed: Callable[[OpenConsumer], None],
     ) -> None:
         self.id = consumer_id
         self.run = run
@@ -112,7 +140,7 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """The connection is above its high-water mark: nothing is handed to it."""
+        """Stops handing out: the connection is above its high-water mark."""
         self.paused = True
         self._changed(self)
 
@@ -121,26 +149,26 @@ class Consumer:
         self._changed(self)
 
     def close(self) -> None:
-        """The connection is gone."""
         if not self.closed:
             self.closed = True
             self._changed(self)
 
     def end(self, reason: str) -> None:
-        """The broker ends the stream."""
+        """Ends the stream from the broker's side."""
         try:
             self.sink.end(reason)
         except Exception:  # noqa: BLE001 - one departed client must not stop the others
             _log.exception("a stream could not be ended; the others go on")
 
     def expect(self, entry: Unfinished, item: Item) -> None:
-        """A delivery was decided for this consumer; it leaves when its record is durable."""
+        """Adds a delivery that was decided for this consumer. It leaves when its record is
+        durable."""
         self.unwritten[entry] = item
         self.unwritten_bytes += weight(item)
         self.outstanding += 1
 
     def forget(self, entry: Unfinished) -> bool:
-        """The delivery will not be written after all. False if it has been."""
+        """Removes a delivery that will not be written. Returns False if it has been written."""
         item = self.unwritten.pop(entry, None)
         if item is None:
             return False
@@ -148,11 +176,12 @@ class Consumer:
         return True
 
     def is_wanted(self, entry: Unfinished, item: Item) -> bool:
-        """Is this very delivery still to be written? It may have been answered or given back."""
+        """Says whether this delivery is still to be written. It may have been settled or
+        returned."""
         return self.unwritten.get(entry) is item
 
     def write(self, leaving: list[Leaving]) -> None:
-        """Hands what is still wanted of `leaving` to the sink."""
+        """Hands the deliveries that are still wanted to the sink."""
         items = []
         for entry, item in leaving:
             if self.is_wanted(entry, item):
@@ -164,3 +193,7 @@ class Consumer:
                 self.sink.write(items)
             except Exception:  # noqa: BLE001 - one departed client must not stop the others
                 _log.exception("items could not be written; the other consumers go on")
+
+
+def _offset_of(message: Message) -> int:
+    return message.offset

@@ -1,13 +1,12 @@
-"""Decides who gets what next: every delivery of a first time or again goes through here.
+"""Decides which consumer gets which message next. All deliveries, first ones and retries, start
+here.
 
-For a (group, partition) marked dirty it gives out what came back, then what is new, in turn to
-the consumers that can take more, until the in-flight limit is reached. Messages that are not in
-memory are asked for and given out when they have come; nobody else waits for them.
+For a (group, partition) that is marked dirty it gives out retries, then new messages, to the
+consumers that can take more, in turn, until the in-flight limit is reached. Messages that are not
+in memory are loaded and given out when they have come; no other partition waits for them.
 """
 
 from __future__ import annotations
-
-from bisect import bisect_left
 
 from penstock.api.consumers import Sink
 from penstock.core.deliver import (
@@ -21,8 +20,15 @@ from penstock.core.deliver import (
 from penstock.core.groups import IN_FLIGHT, Progress, Unfinished
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
-from penstock.engine.consumers import Consumer, Feed, GroupRun, Leaving, Lot, weight
-from penstock.engine.departures import item_of, part
+from penstock.engine.consumers import (
+    ActiveGroup,
+    Leaving,
+    OpenConsumer,
+    PartitionFeed,
+    Share,
+    weight,
+)
+from penstock.engine.deliveries import divide, make_item
 from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
@@ -32,7 +38,8 @@ from penstock.model.errors import PenstockError
 from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Message
 
-Give = tuple[DeliveredItem, Message]
+Given = dict[OpenConsumer, list[tuple[DeliveredItem, Message]]]
+"""What each consumer was assigned and is not recorded yet."""
 
 
 class Dispatcher:
@@ -44,15 +51,15 @@ class Dispatcher:
         self._window = window
         self._pages = pages
         self._ledger = ledger
-        self._runs: dict[int, GroupRun] = {}
-        self._consumers: dict[int, Consumer] = {}
+        self._runs: dict[int, ActiveGroup] = {}
+        self._consumers: dict[int, OpenConsumer] = {}
         self._next_consumer = 1
         # An ordered set: groups are served in the order they asked.
         self._dirty: dict[Progress, None] = {}
         # Had something to give when there was no room to record it. Nothing is read for them
-        # meanwhile: what cannot be given would push each other out of the cache all the time.
+        # meanwhile: pages that cannot be given would push each other out of the cache.
         self._unrecorded: dict[Progress, None] = {}
-        # Never left, and will not: to be given back when that can be recorded.
+        # Did not leave and will not: returned when that can be recorded.
         self._unreturned: dict[Unfinished, None] = {}
         self.deliveries = 0
         self.redeliveries = 0
@@ -60,11 +67,13 @@ class Dispatcher:
 
     # -- consumers ---------------------------------------------------------------------------
 
-    def open(self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink) -> Consumer:
+    def open(
+        self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink
+    ) -> OpenConsumer:
         run = self._runs.get(group_id)
         if run is None:
-            run = self._runs[group_id] = GroupRun(self._state.groups[group_id])
-        consumer = Consumer(
+            run = self._runs[group_id] = ActiveGroup(self._state.groups[group_id])
+        consumer = OpenConsumer(
             self._next_consumer, run, owner, lease_ms, prefetch, sink, self._consumer_changed
         )
         self._next_consumer += 1
@@ -80,7 +89,7 @@ class Dispatcher:
         return len(run.consumers) if run is not None else 0
 
     def end_group(self, group_id: int, reason: str) -> None:
-        """The group is gone: its streams end, and nothing of it goes back anywhere."""
+        """Ends the streams of a deleted group. Nothing of it is returned."""
         run = self._runs.pop(group_id, None)
         if run is None:
             return
@@ -97,7 +106,7 @@ class Dispatcher:
             consumer.end(reason)
             consumer.close()
 
-    def _consumer_changed(self, consumer: Consumer) -> None:
+    def _consumer_changed(self, consumer: OpenConsumer) -> None:
         run = consumer.run
         if consumer.closed:
             if self._consumers.pop(consumer.id, None) is not None:
@@ -112,14 +121,14 @@ class Dispatcher:
             self._refresh(consumer)
             self._ledger.wake()
 
-    def _start_leases(self, consumer: Consumer, leaving: list[Leaving]) -> None:
-        """A lease runs from the moment its item leaves, however long the commit took."""
+    def _start_leases(self, consumer: OpenConsumer, leaving: list[Leaving]) -> None:
+        """Starts leases when their items leave, however long the commit took."""
         until = self._ledger.now_ms() + consumer.lease_ms
         for entry, item in leaving:
             if consumer.is_wanted(entry, item):
                 self._leases.extend(entry, until)
 
-    def _refresh(self, consumer: Consumer) -> None:
+    def _refresh(self, consumer: OpenConsumer) -> None:
         run = consumer.run
         if not consumer.can_take():
             run.available.pop(consumer, None)
@@ -132,18 +141,18 @@ class Dispatcher:
     # -- what makes a partition worth looking at ----------------------------------------------
 
     def mark(self, progress: Progress) -> None:
-        """Something of this (group, partition) may be deliverable now."""
+        """Notes that this (group, partition) may have something to deliver now."""
         run = self._runs.get(progress.group.id)
         if run is not None:
             (self._dirty if run.available else run.starved)[progress] = None
 
     def mark_topic(self, topic: Topic, partition: int) -> None:
-        """The partition has a new message, for every group."""
+        """Marks the partition for every group: it has a new message."""
         for group in topic.groups.values():
             self.mark(group.progress[partition])
 
     def try_again(self) -> None:
-        """What found no room to be recorded may find some now."""
+        """Retries what could not be recorded for lack of room."""
         unrecorded, self._unrecorded = self._unrecorded, {}
         for progress in unrecorded:
             self._mark_and_wake(progress)
@@ -151,14 +160,14 @@ class Dispatcher:
         if unreturned:
             self.give_back([entry for entry in unreturned if is_unfinished(entry)])
 
-    def buried(self, entry: Unfinished, copy: Message) -> None:
-        """The entry is done, which may let its partition give more; its copy is a new message."""
+    def dead_lettered(self, entry: Unfinished, copy: Message) -> None:
+        """Marks the partitions that a dead letter changes: its source, and the one of its copy."""
         self.mark(entry.progress)
         self.mark_topic(self._state.topics_by_id[copy.topic_id], copy.partition)
 
     def left_flight(self, entry: Unfinished) -> None:
-        """A record ended the entry's delivery or its wait. Its place is free: its consumer may take
-        more, its partition give more."""
+        """Frees the entry's place after a record ended its delivery or its wait: its consumer can
+        take more, its partition can give more."""
         consumer = self._consumers.get(self._leases.settle(entry))
         self._unreturned.pop(entry, None)
         if consumer is not None:
@@ -169,18 +178,20 @@ class Dispatcher:
         self.mark(entry.progress)
 
     def is_unwritten(self, entry: Unfinished) -> bool:
-        """Decided, and never left: its consumer is slow, or gone and not rid of it yet."""
+        """Says whether the delivery was decided and has not left: its consumer is slow, or closed
+        and the return could not be recorded yet."""
         consumer = self._consumers.get(self._leases.consumer_of(entry))
         return entry in (self._unreturned if consumer is None else consumer.unwritten)
 
     def give_back(self, entries: list[Unfinished]) -> None:
-        """Returns deliveries that never left, uncounted; another consumer gets them at once."""
+        """Returns deliveries that never left to their group, uncounted. Another consumer gets them
+        at once."""
         in_flight = [entry for entry in entries if entry.state == IN_FLIGHT]
         self._unreturned.update(dict.fromkeys(self.release(in_flight)))
 
     def release(self, entries: list[Unfinished]) -> list[Unfinished]:
-        """Returns deliveries in flight, uncounted, to their places in the order. The answer: those
-        that stay in flight, because there is no room to record their return."""
+        """Returns deliveries in flight to their places in the order, uncounted. The result lists
+        those that stay in flight because their return could not be recorded."""
         by_progress: dict[Progress, list[Unfinished]] = {}
         for entry in entries:
             by_progress.setdefault(entry.progress, []).append(entry)
@@ -198,7 +209,7 @@ class Dispatcher:
     # -- dispatch -----------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Serves every dirty (group, partition) once; what has more to give asks again."""
+        """Serves every dirty (group, partition) once. One with more to give is marked again."""
         dirty, self._dirty = self._dirty, {}
         for progress in dirty:
             run = self._runs.get(progress.group.id)
@@ -211,12 +222,12 @@ class Dispatcher:
         if self._dirty:
             self._ledger.wake()
 
-    def _serve(self, run: GroupRun, progress: Progress) -> bool:
-        """Gives out up to a burst. True when there may be more to give at once."""
+    def _serve(self, run: ActiveGroup, progress: Progress) -> bool:
+        """Gives out up to a burst. Returns True when there may be more to give at once."""
         room = min(self._state.limits.max_in_flight - progress.in_flight, DISPATCH_BURST)
         if room <= 0:
             return False
-        given: dict[Consumer, list[Give]] = {}
+        given: Given = {}
         again = self._leases.ready(progress, room)
         more, is_passable = self._give_again(run, progress, again, given)
         room -= len(again)
@@ -228,15 +239,14 @@ class Dispatcher:
         return more and is_recorded and bool(run.available)
 
     def _give_again(
-        self,
-        run: GroupRun,
-        progress: Progress,
-        entries: list[Unfinished],
-        given: dict[Consumer, list[Give]],
+        self, run: ActiveGroup, progress: Progress, entries: list[Unfinished], given: Given
     ) -> tuple[bool, bool]:
-        """What came back, oldest wait first. Was there one to give? The others are being read from
-        disk, and ask again when they have come. And may something new be given, or would it pass
-        over one that was never delivered?"""
+        """Assigns entries that came back, oldest first.
+
+        Entries that must be read from disk are skipped; their partition is marked again when they
+        have come. Returns whether one was assigned, and whether new messages may follow: they may
+        not pass an entry that was never delivered.
+        """
         group = run.group
         is_any_given, is_passable = False, not run.feeds[progress.partition].is_set_back
         log = self._window.log(group.topic.id, progress.partition)
@@ -260,8 +270,8 @@ class Dispatcher:
             is_any_given = True
         return is_any_given, is_passable
 
-    def _fetch(self, run: GroupRun, progress: Progress, offset: int) -> None:
-        """Reads the page of a redelivery, one at a time: it may have the others in it too."""
+    def _fetch(self, run: ActiveGroup, progress: Progress, offset: int) -> None:
+        """Loads the page of a redelivery, one at a time: it may hold the others too."""
         feed = run.feeds[progress.partition]
         if feed.is_fetching or progress in self._unrecorded:
             return
@@ -275,9 +285,13 @@ class Dispatcher:
         self._pages.load(log, offset, fetched)
 
     def _give_new(
-        self, run: GroupRun, progress: Progress, room: int, given: dict[Consumer, list[Give]]
+        self,
+        run: ActiveGroup,
+        progress: Progress,
+        room: int,
+        given: Given,
     ) -> bool:
-        """First deliveries, in offset order."""
+        """Assigns first deliveries, in offset order. Returns whether there may be more."""
         group = run.group
         partition = group.topic.partitions[progress.partition]
         feed = run.feeds[progress.partition]
@@ -287,7 +301,7 @@ class Dispatcher:
             return False
         while room > 0 and run.available:
             if cursor >= partition.end_offset:
-                # An idle group holds on to nothing that memory has let go of.
+                # An idle group must not keep evicted messages in memory.
                 feed.messages = []
                 return False
             message = self._next(run, progress, feed, cursor)
@@ -298,7 +312,7 @@ class Dispatcher:
             if item.effect_key and is_effect_committed(
                 group, item.effect_key, self._ledger.now_ms()
             ):
-                # Skipping moves the cursor, so what was given before it is recorded before it.
+                # Skipping moves the cursor, so earlier deliveries must be recorded first.
                 if not self._deliver(progress, given):
                     return False
                 if not self._skip(progress, item):
@@ -315,13 +329,9 @@ class Dispatcher:
         return is_recorded
 
     def _assign(
-        self,
-        run: GroupRun,
-        item: DeliveredItem,
-        message: Message,
-        given: dict[Consumer, list[Give]],
+        self, run: ActiveGroup, item: DeliveredItem, message: Message, given: Given
     ) -> None:
-        """The next consumer in turn gets it, and goes to the end of the ring."""
+        """Gives the item to the next consumer in turn, which goes to the end of the ring."""
         consumer, _ = run.available.popitem(last=False)
         gives = given.setdefault(consumer, [])
         gives.append((item, message))
@@ -330,30 +340,23 @@ class Dispatcher:
         if consumer.can_take():
             run.available[consumer] = None
 
-    def _next(self, run: GroupRun, progress: Progress, feed: Feed, cursor: int) -> Message | None:
-        """The first message at or after `cursor`; None while it is being read from disk."""
-        messages, index = feed.messages, feed.index
-        if (
-            index < len(messages)
-            and messages[index].offset >= cursor
-            and (index == 0 or messages[index - 1].offset < cursor)
-        ):
-            feed.index = index + 1
-            return messages[index]
+    def _next(
+        self, run: ActiveGroup, progress: Progress, feed: PartitionFeed, cursor: int
+    ) -> Message | None:
+        """Returns the first message at or after `cursor`, or None while it is read from disk."""
+        message = feed.take(cursor)
+        if message is not None:
+            return message
         log = self._window.log(run.group.topic.id, progress.partition)
         page = self._pages.page(log, cursor)
-        if page is None:
-            if not feed.is_loading and progress not in self._unrecorded:
-                feed.is_loading = True
-                self._pages.load(log, cursor, lambda: self._fed(progress, feed))
-            return None
-        index = bisect_left(page, cursor, key=_offset_of)
-        if index == len(page):
-            return None
-        feed.messages, feed.index = page, index + 1
-        return page[index]
+        if page is not None:
+            return feed.turn_to(page, cursor)
+        if not feed.is_loading and progress not in self._unrecorded:
+            feed.is_loading = True
+            self._pages.load(log, cursor, lambda: self._fed(progress, feed))
+        return None
 
-    def _fed(self, progress: Progress, feed: Feed) -> None:
+    def _fed(self, progress: Progress, feed: PartitionFeed) -> None:
         feed.is_loading = False
         self._mark_and_wake(progress)
 
@@ -361,9 +364,10 @@ class Dispatcher:
         self.mark(progress)
         self._ledger.wake()
 
-    def _deliver(self, progress: Progress, given: dict[Consumer, list[Give]]) -> bool:
-        """Records what was given, all consumers' in one frame, so that a crash keeps all or none:
-        the cursor must never pass an offset that is in nobody's record. False without room."""
+    def _deliver(self, progress: Progress, given: Given) -> bool:
+        """Records what was given, for all consumers in one frame, so that a crash keeps all or
+        none: the cursor must never pass an offset that no record names. Returns False without room.
+        """
         if not given:
             return True
         now_ms = self._ledger.now_ms()
@@ -384,17 +388,21 @@ class Dispatcher:
         given.clear()
         return is_recorded
 
-    def _expect(self, progress: Progress, given: dict[Consumer, list[Give]], now_ms: int) -> None:
-        lots = [
-            (consumer, self._lot(progress, consumer, gives, now_ms))
+    def _expect(self, progress: Progress, given: Given, now_ms: int) -> None:
+        shares = [
+            (consumer, self._share(progress, consumer, gives, now_ms))
             for consumer, gives in given.items()
         ]
-        feed = lots[0][0].run.feeds[progress.partition]
-        feed.lots += 1
-        self._ledger.when_durable(lambda error: self._leave(progress, feed, lots, error))
+        feed = shares[0][0].run.feeds[progress.partition]
+        feed.shares += 1
+        self._ledger.when_durable(lambda error: self._leave(progress, feed, shares, error))
 
-    def _lot(
-        self, progress: Progress, consumer: Consumer, gives: list[Give], now_ms: int
+    def _share(
+        self,
+        progress: Progress,
+        consumer: OpenConsumer,
+        gives: list[tuple[DeliveredItem, Message]],
+        now_ms: int,
     ) -> list[Leaving]:
         leaving: list[Leaving] = []
         group_id = progress.group.id
@@ -402,7 +410,7 @@ class Dispatcher:
         for item, message in gives:
             entry = unfinished[item.offset]
             self._leases.give(entry, consumer.id)
-            delivery = item_of(entry, message, group_id)
+            delivery = make_item(entry, message, group_id)
             consumer.expect(entry, delivery)
             leaving.append((entry, delivery))
             if entry.attempts > 1:
@@ -413,24 +421,24 @@ class Dispatcher:
         return leaving
 
     def _leave(
-        self, progress: Progress, feed: Feed, lots: list[Lot], error: PenstockError | None
+        self,
+        progress: Progress,
+        feed: PartitionFeed,
+        shares: list[Share],
+        error: PenstockError | None,
     ) -> None:
-        """The record is durable: its items leave, if their connections take them."""
+        """Hands the items of a durable record to their connections, or returns them."""
         if error is not None:
             return
-        feed.lots -= 1
-        if feed.is_set_back or any(consumer.paused for consumer, _ in lots):
-            lots, back = part(feed, lots)
+        feed.shares -= 1
+        if feed.is_set_back or any(consumer.paused for consumer, _ in shares):
+            shares, back = divide(feed, shares)
             self.give_back(back)
-        for consumer, leaving in lots:
+        for consumer, leaving in shares:
             if not consumer.closed:
                 self._start_leases(consumer, leaving)
                 consumer.write(leaving)
                 self._refresh(consumer)
-        if feed.is_set_back and not feed.lots:
+        if feed.is_set_back and not feed.shares:
             feed.is_set_back = False
             self._mark_and_wake(progress)
-
-
-def _offset_of(message: Message) -> int:
-    return message.offset

@@ -35,12 +35,12 @@ from penstock.core.topic_rules import (
     decide_delete_group,
     decide_delete_topic,
 )
-from penstock.engine.consumers import Consumer
+from penstock.engine.consumers import OpenConsumer
+from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
-from penstock.engine.parts import Parts
 from penstock.engine.report import report_effect, report_topic
 from penstock.engine.routing import RoutingGate, route_many
-from penstock.engine.upkeep import Upkeep
+from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Message, Record
@@ -56,12 +56,12 @@ class EmbeddedEngine:
         self.routing = (
             RoutingGate(parts.state, router, parts.ledger.now_ms) if router is not None else None
         )
-        self.upkeep = Upkeep(parts)
+        self.maintenance = Maintenance(parts)
         self._state = parts.state
         self._ledger = parts.ledger
         self._dispatcher = parts.dispatcher
-        self._intake = parts.intake
-        self.rejected = self._intake.rejected
+        self._producing = parts.producing
+        self.rejected = self._producing.rejected
         self.ranges = parts.ranges
         self.journal = parts.journal
         self.registry = parts.registry
@@ -69,32 +69,32 @@ class EmbeddedEngine:
         self.streams = parts.streams
         self.writes = parts.writes
         self._is_closed = False
-        self._ledger.start(self.upkeep)
+        self._ledger.start(self.maintenance)
         self.caches.start()
         self.writes.start()
-        self.upkeep.start()
+        self.maintenance.start()
 
     # -- produce -------------------------------------------------------------------------------
 
     def produce(self, command: Produce, done: Done[Message | None]) -> None:
         if self.routing is None:
-            self._ledger.answer(done, self._intake.store(command))
+            self._ledger.answer(done, self._producing.store(command))
             return
         try:
             self.routing.pass_through(
-                command, lambda final: self._ledger.answer(done, self._intake.store(final))
+                command, lambda final: self._ledger.answer(done, self._producing.store(final))
             )
         except PenstockError as error:
             self._ledger.answer(done, error)
 
     def produce_many(self, commands: list[Produce], done: Done[list[ProduceOutcome]]) -> None:
         if self.routing is None:
-            self._ledger.answer(done, self._intake.store_many(commands))
+            self._ledger.answer(done, self._producing.store_many(commands))
         else:
             route_many(
                 self.routing,
                 commands,
-                lambda routed: self._ledger.answer(done, self._intake.store_many(routed)),
+                lambda routed: self._ledger.answer(done, self._producing.store_many(routed)),
             )
 
     # -- settle --------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class EmbeddedEngine:
             self._confirm(decision, partial(settled, index))
 
     def _ack(self, command: Settle, now_ms: int) -> AlreadyDone | PenstockError | None:
-        """None once it is recorded, or was before."""
+        """Returns None once the ack is recorded, now or earlier."""
         mark = self._ledger.position
         try:
             self._check_writable()
@@ -152,7 +152,8 @@ class EmbeddedEngine:
     def _confirm(
         self, decision: AlreadyDone, settled: Callable[[PenstockError | None], None]
     ) -> None:
-        """Offsets are shared among partitions: is this one in the partition that was named?"""
+        """Checks that the offset is in the partition that was named: partitions share their
+        offsets."""
         log = self.parts.window.log(decision.topic_id, decision.partition)
         if decision.offset < log.first_offset:
             settled(None)
@@ -183,7 +184,7 @@ class EmbeddedEngine:
             self._record(decision)
             self._dispatcher.left_flight(entry)
             if decision.retry_at == DEAD:
-                self.parts.burials.add(entry)
+                self.parts.dead_letters.add(entry)
             self._ledger.wake()
 
         self._decide(decide, done)
@@ -277,16 +278,16 @@ class EmbeddedEngine:
             topic = self._state.topics[name]
             groups = list(topic.groups.values())
             entries = [entry for group in groups for entry in group.unfinished()]
-            # Even an empty topic has records in the log that need not stay.
+            # Even an empty topic has records in the log that can be removed.
             removed = 1 + sum(p.backlog.retained_bytes() for p in topic.partitions)
             self._record(record)
             self.parts.leases.drop(entries)
             for group in groups:
                 self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
             self.parts.window.drop_topic(record.topic_id)
-            self.upkeep.note_removed(removed)
-            self._intake.forget(name)
-            self.parts.burials.forget(name)
+            self.maintenance.note_removed(removed)
+            self._producing.forget(name)
+            self.parts.dead_letters.forget(name)
 
         self._decide(decide, done)
 
@@ -347,7 +348,7 @@ class EmbeddedEngine:
         lease_ms: int,
         prefetch: int,
         sink: Sink,
-        done: Done[Consumer],
+        done: Done[OpenConsumer],
     ) -> None:
         def opened(outcome: int | PenstockError) -> None:
             if isinstance(outcome, PenstockError):
@@ -380,26 +381,26 @@ class EmbeddedEngine:
             return Health(False, self._ledger.failure.message)
         if self._is_closed:
             return Health(False, "the broker is stopping")
-        sealing = self.upkeep.sealing
+        sealing = self.maintenance.sealing
         return Health(True, warning=sealing.warning if sealing is not None else "")
 
     def metrics(self) -> EngineMetrics:
         failures = self.routing.failures if self.routing is not None else 0
-        return measure(self.parts, self.upkeep, failures)
+        return measure(self.parts, self.maintenance, failures)
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self.end_streams("the broker is stopping")
-        self.upkeep.stop()
+        self.maintenance.stop()
         self._ledger.log.close()
 
     def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
         self._ledger.answer(done, self._ledger.attempt(decide))
 
     def _decide_record(self, decide: Callable[[int], Record | None], done: Done[None]) -> None:
-        """For a command that is one record, or none, and answers nothing."""
+        """Runs a command that writes one record, or none, and answers with nothing."""
 
         def run() -> None:
             record = decide(self._ledger.now_ms())
@@ -430,5 +431,5 @@ def _released(
 
 
 def _only(outcome: list[PenstockError | None] | PenstockError) -> PenstockError | None:
-    """The outcome of a batch of one."""
+    """Returns the outcome of a batch of one."""
     return outcome if isinstance(outcome, PenstockError) else outcome[0]

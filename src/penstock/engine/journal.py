@@ -1,10 +1,9 @@
-"""The journal, read by whoever asks: what happened to messages, from sealed files.
+"""Reads of the journal: what happened to messages, from sealed files.
 
 Invariant: a range is fixed when it is opened and each of its rows is given once and in order,
-whatever is sealed or merged meanwhile; if retention takes something of it first, the read fails.
-How far the journal is archived never goes back.
-Everything that can be read lies below the log's first position, and so is durable. Must not know
-what the rows say.
+whatever is sealed or merged meanwhile. If retention removes a part of it first, the read fails. The
+archived position never goes back. Everything that can be read lies below the first position of the
+log, and so is durable. Must not know what the rows say.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from functools import partial
 
 from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
+from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.ledger import Ledger, Then
-from penstock.engine.lookups import Lookups
 from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import (
@@ -45,8 +44,8 @@ TURNED_OFF = "the journal is turned off: journal_retention_ms is 0"
 
 
 class SealedJournal:
-    """The sealed batches of the journal, oldest first, and the files they are in. `start` is the
-    first position that is kept; below 0 while nothing is sealed."""
+    """The sealed batches of the journal, oldest first, and their files. `start` is the first
+    position that is kept; below 0 while nothing is sealed."""
 
     def __init__(self, index: JournalIndex) -> None:
         self.start = index.start
@@ -54,8 +53,8 @@ class SealedJournal:
         self.refs: list[JournalRef] = [ref for file in index.files for ref in file.batches]
 
     def sealed(self, result: Sealed) -> None:
-        """A sealing run has added to the journal, dropped what is old, merged what is small. What
-        it added lies behind all that stays."""
+        """Takes over the result of a sealing run, which added batches behind all others, dropped
+        old ones and merged small ones."""
         gone = set(result.journal_dropped)
         added = [ref for file in result.journal_added for ref in file.batches]
         self.start = result.journal_start
@@ -64,9 +63,9 @@ class SealedJournal:
         self.files -= gone
 
 
-class Journal:
-    """`refusal` says why there is none. `freshen` calls back once all that is durable now can be
-    read."""
+class JournalCommands:
+    """`refusal` says why there is no journal; empty if there is one. `freshen` calls back once all
+    that is durable now can be read."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Journal:
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
-        lookups: Lookups,
+        lookups: DiskLookups,
     ) -> None:
         self.refusal = (
             NO_DISK if reader is None else "" if state.limits.journal_retention_ms else TURNED_OFF
@@ -149,14 +148,15 @@ class Journal:
         self._lookups.run(look, done)
 
     def set_archived(self, next_: int, done: Done[JournalArchive]) -> None:
-        """Never goes back. Nothing is recorded if no rows lie between: the record itself would move
-        the end of the journal, and an archiver that always wants all of it would never finish."""
+        """Moves the archived position, never back. Nothing is recorded if no rows lie between: the
+        record itself would move the end of the journal, and an archiver that always wants all of it
+        would never finish."""
         try:
             self._opened()
             if self._ledger.failure is not None:
                 raise self._ledger.failure
             if next_ > self.next:
-                raise NotYet(f"the journal ends at {self.next}; {next_} was said to be archived")
+                raise NotYet(f"the journal ends at {self.next}; {next_} cannot be archived yet")
             if self._has_rows(self._state.journal_archived, next_):
                 record = JournalArchived(self._ledger.now_ms(), next_)
                 if not self._ledger.record(record):
@@ -172,7 +172,7 @@ class Journal:
 
     @property
     def next(self) -> int:
-        """What is not sealed yet cannot be read."""
+        """The end of what can be read: what is not sealed yet cannot."""
         return self._log.first_position
 
     @property
@@ -208,7 +208,7 @@ class Journal:
         return partial(no_rows, end)
 
     def _search(self, time_ms: int) -> Callable[[], JournalReport]:
-        """How to find the first position of that time or later; times never go back."""
+        """Returns how to find the first position of that time or later; times never go back."""
         reader, earliest, next_ = self._opened(), self.earliest, self.next
         archived = self._archived
         ref = next((ref for ref in self._index.refs if ref.last_ts >= time_ms), None)
@@ -224,7 +224,7 @@ class Journal:
         return at < len(self._index.refs) and self._index.refs[at].first < end
 
     def _index_of(self, position: int) -> int:
-        """The first batch that has rows at `position` or behind it."""
+        """Returns the index of the first batch with rows at or behind `position`."""
         return bisect_left(self._index.refs, position, key=_last)
 
 

@@ -1,12 +1,12 @@
-"""Decisions become durable here: append, apply at once, answer when it is on disk.
+"""Makes decisions durable: append, apply at once, answer when the record is on disk.
 
-Invariant: nothing leaves the broker before the log position it was decided at is durable; and
-after the log has failed nothing held back is ever released, only refused. A callback that raises
-is logged and never stops the others.
+Invariant: nothing leaves the broker before the log position it was decided at is durable. After the
+log has failed nothing held back is released, only refused. A callback that raises is logged and
+never stops the others.
 
 State and log never differ while the broker serves. An exception between an append and the end of
-its apply, or in a turn, is a broken invariant: serving ends, and nothing that is not on its way to
-disk is written any more, so that a restart has the log's truth.
+its apply, or in a turn, is a broken invariant: serving ends, and nothing more is written except
+what is on its way to disk, so that a restart has what the log says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Then = Done[None]
 
 LOT_BYTES = 256 * KIB
-"""What a lot gathers before it is appended, unless one message is larger."""
+"""The bytes that a lot gathers before it is appended, unless one message is larger."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -76,13 +76,13 @@ class Ledger:
         self._state = state
         self._window = window
         self._scheduler = scheduler
-        # Of what was appended last; in the sequence of the log it is durable when its frame is.
+        # The position of the last append.
         self.position = 0
         self._held: deque[tuple[int, Done[Any], Any]] = deque()
         self._is_awake = False
         self._broken = Unavailable("the broker met a defect of its own; restart it")
         self._defect: BaseException | None = None
-        # When the oldest answer of each commit was asked for.
+        # The time at which the oldest answer of each commit was asked for.
         self._asked: deque[tuple[int, float]] = deque()
         self._listener: LedgerListener
 
@@ -140,12 +140,13 @@ class Ledger:
         return Lot(self, self._state, self._window)
 
     def append(self, encoded: Sequence[bytes]) -> int:
-        """Appends records for which there is room; the position of the first."""
+        """Appends records for which there is room. Returns the position of the first."""
         position = self.position = self.log.append(encoded)
         return position
 
     def can_store(self, size: int) -> bool:
-        """Is there room to produce a message of `size` bytes? Its envelope is an estimate."""
+        """Says whether there is room to produce a message of `size` bytes. Its envelope is
+        estimated."""
         return self.log.has_room(size + 4 * KIB)
 
     def store_with(self, message: Message, size: int, also: Record) -> bool:
@@ -166,8 +167,8 @@ class Ledger:
     def store_all(
         self, messages: Sequence[Message], sizes: Sequence[int], also: Record
     ) -> Collection[tuple[int, int]] | None:
-        """Appends and applies messages and a record as one; the partitions they are in, by topic.
-        None without room to produce."""
+        """Appends and applies messages and a record as one. Returns the partitions they are in, by
+        topic; None without room to produce."""
         encoded = [encode_record(message) for message in messages]
         encoded.append(encode_record(also))
         lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
@@ -189,7 +190,7 @@ class Ledger:
         return runs.keys()
 
     def attempt(self, decide: Callable[[], T]) -> T | PenstockError:
-        """Runs a command: its outcome, or the PenstockError that refuses it."""
+        """Runs a command. Returns its outcome, or the PenstockError that refuses it."""
         mark = self.position
         try:
             if self.failure is not None:
@@ -201,8 +202,8 @@ class Ledger:
             return self.break_off(error, mark)
 
     def break_off(self, error: BaseException, mark: int) -> PenstockError:
-        """Ends a command that met `error`, and had begun when the log ended at `mark`. If it has
-        appended anything it is half done, and serving ends; else nothing has happened yet."""
+        """Ends a command that raised `error`; `mark` is where the log ended when it began. If it
+        has appended something it is half done, and serving ends. Otherwise nothing has happened."""
         if self.position == mark:
             raise error
         failure = self.stop_serving(error, is_appended=True)
@@ -231,7 +232,7 @@ class Ledger:
         self.answer(then, None)
 
     def wake(self) -> None:
-        """Asks for a turn, in which what is deliverable is dispatched and the log committed."""
+        """Asks for a turn, which dispatches and commits the log."""
         if not self._is_awake:
             self._scheduler.soon(self._turn)
             self._is_awake = True
@@ -245,22 +246,22 @@ class Ledger:
             if self.failure is None:
                 self.log.commit()
         except BaseException as error:
-            # Part of a turn may be done: what memory says can no longer be trusted.
+            # Part of a turn may be done: memory can no longer be trusted.
             if error is not self.failure:
                 self.stop_serving(error, is_appended=True)
                 self._end_serving()
                 raise
 
     def stop_serving(self, error: BaseException, *, is_appended: bool) -> BaseException:
-        """Ends serving after a broken invariant, unless `error` only refused an append; returns
-        the error to raise. What memory says can no longer be trusted, what is in the log can:
-        nothing more is written, and a restart begins with the log."""
+        """Ends serving after a broken invariant, unless `error` only refused an append. Returns the
+        error to raise. Memory can no longer be trusted, but the log can: nothing more is written,
+        and a restart begins with the log."""
         is_refusal = isinstance(error, PenstockError) and not is_appended
         if is_refusal or error is self.failure:
             return error
         if self.failure is None:
-            # It may be the stack that is exhausted: without another call nothing is served from
-            # here on. The rest is done on another stack, or by whoever asks next.
+            # The stack may be exhausted, so serving ends here without another call. The rest is
+            # done on another stack, or by the next command.
             self.failure = self._broken
             self._defect = error
             try:
@@ -316,10 +317,10 @@ class Ledger:
 
 
 class Lot:
-    """New messages that are appended together; use it in a `with`.
+    """New messages that are appended together; used in a `with`.
 
-    Each is given its room in the log and applied when it is stored: the next is decided with it
-    in view, and appending them at the end does not fail.
+    Each gets its room in the log and is applied when it is stored, so that the next is decided with
+    it in view and appending all of them at the end does not fail.
     """
 
     __slots__ = ("_encoded", "_ledger", "_nbytes", "_room", "_runs", "_state", "_window", "places")
@@ -341,7 +342,7 @@ class Lot:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """After an error too: what is applied must be in the log."""
+        """Appends after an error too: what is applied must be in the log."""
         if self._ledger.failure is None:
             self._append()
 

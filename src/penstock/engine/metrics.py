@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from penstock.api.metrics import CacheMetrics, EngineMetrics
 from penstock.core.cache import Cache
-from penstock.engine.parts import Parts
+from penstock.engine.maintenance import Maintenance
 from penstock.engine.report import report_topic
-from penstock.engine.upkeep import Upkeep
+from penstock.engine.wiring import Parts
 
 
-def measure(parts: Parts, upkeep: Upkeep, router_failures: int) -> EngineMetrics:
+def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> EngineMetrics:
     dispatcher, ledger, log, window = parts.dispatcher, parts.ledger, parts.log, parts.window
     sealing, writes = parts.sealing, parts.writes
     return EngineMetrics(
         topics=[
             report_topic(topic, dispatcher.consumer_count) for topic in parts.state.topics.values()
         ],
-        dead_letters=dict(parts.burials.counts),
-        rejected=dict(parts.intake.rejected),
+        dead_letters=dict(parts.dead_letters.counts),
+        rejected=dict(parts.producing.rejected),
         deliveries=dispatcher.deliveries,
         redeliveries=dispatcher.redeliveries,
-        lease_lapses=upkeep.lapses,
+        lease_lapses=maintenance.lapses,
         router_failures=router_failures,
         log_commits=log.commits,
         log_bytes=log.size_bytes,
@@ -40,8 +40,8 @@ def measure(parts: Parts, upkeep: Upkeep, router_failures: int) -> EngineMetrics
         staged_bytes=writes.staging.bytes,
         staged_pieces=writes.staging.pieces,
         storing_batches=writes.storing,
-        written_rows=writes.drain.rows,
-        skipped_rows=writes.drain.skipped,
+        written_rows=writes.batches.rows,
+        skipped_rows=writes.batches.skipped,
     )
 
 

@@ -9,10 +9,10 @@ from penstock.api.messages import Router
 from penstock.core.state import apply, apply_message
 from penstock.engine.clock import Clock, SystemClock
 from penstock.engine.embedded import EmbeddedEngine
-from penstock.engine.parts import Parts
+from penstock.engine.eviction import Eviction
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.tail import Tail
 from penstock.engine.window import Window
+from penstock.engine.wiring import Parts
 from penstock.model.limits import Limits
 from penstock.model.records import Message, TopicCreated, TopicDeleted, Trimmed, decode_record
 from penstock.model.units import utf8_bytes
@@ -83,7 +83,7 @@ class Recovery:
             for partition in topic.partitions:
                 window.log(topic.id, partition.index).first_offset = partition.first_offset
         window.restore(checkpoint.refs)
-        self._tail = Tail(checkpoint.state, window, self._scheduler)
+        self._eviction = Eviction(checkpoint.state, window, self._scheduler)
         return self._take
 
     def _take(self, data: bytes, position: int) -> None:
@@ -93,7 +93,7 @@ class Recovery:
             size = utf8_bytes(record.key) + utf8_bytes(record.value)
             apply_message(state, record, size)
             window.add(record, size, position)
-            self._tail.turn()
+            self._eviction.turn()
             if window.is_over():
                 window.evict()
             return

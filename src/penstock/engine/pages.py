@@ -1,8 +1,8 @@
-"""Messages that are no longer in memory, read back from disk in pages, never on the loop.
+"""Reads messages back from disk in pages, off the loop.
 
-Owns a bounded cache of pages, an eighth of the memory for messages and part of it, and the reads
-under way. A page starts at the offset it was asked
-for. A reader that fails is logged and tried again; the messages are still on disk.
+Owns a bounded cache of pages, which takes an eighth of the memory for messages, and the reads under
+way. A page starts at the offset it was asked for. A read that fails is logged and tried again; the
+messages are still on disk.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class Pages:
         self._history = history
         self._scheduler = scheduler
         self._pages: OrderedDict[_Key, list[Message]] = OrderedDict()
-        # By partition, where its pages start: a page serves every offset that it covers.
+        # The first offsets of the pages of each partition.
         self._starts: dict[tuple[int, int], list[int]] = {}
         self._limit_bytes = window.memory_bytes // 8
         self._loading: dict[_Key, list[Loaded]] = {}
         self.reads = 0
 
     def page(self, log: PartitionLog, offset: int) -> list[Message] | None:
-        """Messages from the first one at or after `offset` on (and maybe some before), or None."""
+        """Returns messages from the first one at or after `offset` on, perhaps with some before it;
+        None if they are not in memory."""
         resident = self._window.resident(log, offset)
         if resident:
             return resident
@@ -69,7 +70,8 @@ class Pages:
         return page
 
     def contains(self, log: PartitionLog, offset: int, answer: Callable[[bool], None]) -> None:
-        """Is there a message at exactly `offset`? Answered at once if memory knows."""
+        """Tells `answer` whether there is a message at exactly `offset`, at once if memory
+        knows."""
 
         def look() -> None:
             answer(self.message(log, offset) is not None)
@@ -90,7 +92,7 @@ class Pages:
         offset: int,
         answer: Callable[[bool], None],
     ) -> None:
-        """In a sealed batch the offsets are found without the messages."""
+        """Looks the offset up in a sealed batch, without reading messages."""
 
         def work() -> None:
             try:
@@ -108,7 +110,7 @@ class Pages:
         self._scheduler.in_thread(work)
 
     def message(self, log: PartitionLog, offset: int) -> Message | None:
-        """The message at exactly `offset`, if it is in memory."""
+        """Returns the message at exactly `offset`, if it is in memory."""
         page = self.page(log, offset)
         if page is None:
             return None
@@ -116,7 +118,7 @@ class Pages:
         return page[index] if index < len(page) and page[index].offset == offset else None
 
     def load(self, log: PartitionLog, offset: int, loaded: Loaded) -> None:
-        """Reads the page at `offset` and calls `loaded`; then `page` knows it for a while."""
+        """Reads the page at `offset`, then calls `loaded`. `page` finds it for a while."""
         key = (log.topic_id, log.partition, offset)
         waiting = self._loading.get(key)
         if waiting is not None:
@@ -135,7 +137,7 @@ class Pages:
                 # Sealed or rewritten between the look-up and the read: look again.
                 self._scheduler.post(lambda: self._start(key, log))
             except NotYetInLog:
-                # Evicted in the very turn that stored it.
+                # Evicted in the turn that stored it.
                 self._scheduler.post(lambda: self._again(key, log, SOON_MS))
             except (OSError, ValueError, StorageError, MsgspecError) as error:
                 _log.error("cannot read topic %d partition %d: %s", key[0], key[1], error)
@@ -149,7 +151,7 @@ class Pages:
         self._scheduler.later(delay_ms, lambda: self._start(key, log))
 
     def _reader(self, log: PartitionLog, offset: int) -> _Read:
-        """How to read from `offset` on; looked up on the loop, run elsewhere."""
+        """Returns how to read from `offset` on. Called on the loop; the result runs elsewhere."""
         ref, history = log.ref_at(offset), self._history
         if ref is not None and history is not None:
             return lambda: history.read(ref, offset, PAGE_MSGS)

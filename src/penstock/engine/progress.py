@@ -1,8 +1,9 @@
-"""Progress of a group that others keep count of, such as a query that reads ranges.
+"""Commands that set the progress of a group, for readers that keep count themselves, such as a
+query that reads ranges.
 
-Invariant: how much it finishes is known exactly before it is decided, and what the consumers of
-the group have in flight below it is finished like an ack of theirs. One call is one frame of the
-log: a crash keeps all of it or none.
+Invariant: how much is finished by it is known exactly before it is decided, and deliveries in
+flight below it are finished like an ack. One command is one frame of the log: a crash keeps all of
+it or none.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from penstock.core.produce import find_topic
 from penstock.core.progress_rules import ProgressTarget, below, check_reach, decide_progress
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
+from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
-from penstock.engine.lookups import Lookups
-from penstock.engine.outline import Outline
+from penstock.engine.partition_index import PartitionIndex
 from penstock.engine.window import Window
 from penstock.model.errors import NotFound, PenstockError, Unavailable
 from penstock.model.progress import Reached
@@ -29,7 +30,7 @@ from penstock.storage.log import Log
 _Counted = tuple[Topic, list[ProgressTarget]]
 
 
-class GroupProgress:
+class ProgressCommands:
     def __init__(
         self,
         state: BrokerState,
@@ -38,7 +39,7 @@ class GroupProgress:
         history: HistoryReader | None,
         ledger: Ledger,
         dispatcher: Dispatcher,
-        lookups: Lookups,
+        lookups: DiskLookups,
     ) -> None:
         self._state = state
         self._window = window
@@ -74,15 +75,16 @@ class GroupProgress:
         self._lookups.run(look, counted)
 
     def _counter(self, topic: Topic, reached: Reached) -> Callable[[], ProgressTarget]:
-        """How to count what was ever stored below an offset: all, but for what is behind it."""
+        """Returns how to count all that was ever stored below an offset: everything, without what
+        lies behind it."""
         index, offset = reached.partition, reached.next
         partition = topic.partitions[index]
         msgs, nbytes = partition.backlog.stored_msgs, partition.backlog.stored_bytes
         start = max(offset, partition.first_offset)
-        outline = Outline(self._window.log(topic.id, index), start, self._log, self._history)
+        rows = PartitionIndex(self._window.log(topic.id, index), start, self._log, self._history)
 
         def count() -> ProgressTarget:
-            behind_msgs, behind_bytes = outline.count()
+            behind_msgs, behind_bytes = rows.count()
             return ProgressTarget(index, offset, msgs - behind_msgs, nbytes - behind_bytes)
 
         return count

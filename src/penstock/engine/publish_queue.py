@@ -1,9 +1,10 @@
-"""A stream's publish queue: what was accepted and has not fanned out, and who waits to be.
+"""The publish queue of a stream: publishes that were accepted and have not fanned out, and
+publishes that wait to be accepted.
 
-Invariant: the order of acceptance is the order of arrival, and `seq` counts it; nothing overtakes a
-publish that waits. A publish is accepted once, whole, and answered once; one that was refused is
-never fanned out and invalidates nothing. What it invalidates is gone before it is accepted, and it
-leaves the queue, and is answered, only when that is durable. Subscribers are not known here.
+Invariant: publishes are accepted in the order of arrival, and `seq` counts them. A publish is
+accepted once, whole, and answered once; one that was refused is never fanned out and invalidates
+nothing. The keys that it invalidates are removed before it is accepted, and it leaves the queue,
+and is answered, only when that is durable. Must not know subscribers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from penstock.model.limits import MIB
 from penstock.model.tenancy import Path
 
 QUEUE_BYTES = 64 * MIB
-"""Depth counts events, which may be large; a queue accepts this many bytes."""
+"""The bytes that a queue accepts: its depth counts events, which may be large."""
 
 PAYLOAD_BYTES = 64
-"""Memory of a payload beside its bytes: the object, and its place in the batch."""
+"""The memory of a payload beside its bytes: the object, and its place in the batch."""
 
 Target = tuple[Path, str]
 """A cache, and a key of it."""
@@ -50,7 +51,7 @@ class Invalidates(Protocol):
         ...
 
 
-class WaitingRoom:
+class WaitingPublishes:
     """Counts the publishes that wait for any queue, and the memory that they hold.
 
     All streams share one, since all share the broker's memory. A publisher that sends ahead of its
@@ -63,23 +64,23 @@ class WaitingRoom:
         self.publishes = 0
         self.nbytes = 0
 
-    def has_room(self, arrival: Arrival) -> bool:
-        """An empty room takes any publish, however large."""
+    def has_room(self, publish: PendingPublish) -> bool:
+        """Says whether the publish may wait. The first one may, however large."""
         return not self.publishes or (
             self.publishes < limits.MAX_WAITING_PUBLISHES
-            and self.nbytes + arrival.held_bytes <= limits.MAX_WAITING_PUBLISH_BYTES
+            and self.nbytes + publish.held_bytes <= limits.MAX_WAITING_PUBLISH_BYTES
         )
 
-    def enter(self, arrival: Arrival) -> None:
+    def enter(self, publish: PendingPublish) -> None:
         self.publishes += 1
-        self.nbytes += arrival.held_bytes
+        self.nbytes += publish.held_bytes
 
-    def leave(self, arrival: Arrival) -> None:
+    def leave(self, publish: PendingPublish) -> None:
         self.publishes -= 1
-        self.nbytes -= arrival.held_bytes
+        self.nbytes -= publish.held_bytes
 
 
-class Arrival:
+class PendingPublish:
     """A publish that is not accepted yet; `timer` is set while it waits."""
 
     __slots__ = ("done", "nbytes", "payloads", "targets", "timer")
@@ -95,7 +96,7 @@ class Arrival:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes while it waits."""
+        """The memory that it takes while it waits."""
         return self.nbytes + PAYLOAD_BYTES * len(self.payloads)
 
 
@@ -105,7 +106,7 @@ class PublishQueue:
         name: str,
         settings: StreamSettings,
         counts: StreamCounts,
-        waiting_room: WaitingRoom,
+        waiting_room: WaitingPublishes,
         caches: Invalidates,
         ledger: Ledger,
         scheduler: Scheduler,
@@ -126,71 +127,74 @@ class PublishQueue:
         self._runs: deque[EventRun] = deque()
         # Batches whose invalidation is not durable yet, by their numbers.
         self._held: set[int] = set()
-        self._waiting: OrderedDict[Arrival, None] = OrderedDict()
+        self._waiting: OrderedDict[PendingPublish, None] = OrderedDict()
 
     @property
     def waiting(self) -> int:
-        """How many publishes wait to be accepted."""
+        """The number of publishes that wait to be accepted."""
         return len(self._waiting)
 
     def configure(self, settings: StreamSettings) -> None:
-        """The stream is set otherwise; who waits already keeps the time it was given."""
+        """Takes new settings. Publishes that wait already keep the time they were given."""
         self._settings = settings
         self._burst = (burst_events(settings), burst_bytes(settings))
         self._let_in()
 
     # -- coming in -----------------------------------------------------------------------------
 
-    def put(self, arrival: Arrival) -> None:
-        if not self._waiting and self._has_room(arrival):
-            self._accept(arrival)
+    def put(self, publish: PendingPublish) -> None:
+        if not self._waiting and self._has_room(publish):
+            self._accept(publish)
         elif not self._settings.publish_queue_wait_timeout_ms:
-            self._refuse(arrival, "and publishes do not wait for it")
-        elif self._waiting_room.has_room(arrival):
-            self._wait(arrival)
+            self._refuse(publish, "and publishes do not wait for it")
+        elif self._waiting_room.has_room(publish):
+            self._wait(publish)
         else:
-            self._refuse(arrival, "and too many publishes wait already", "waiting_publishes")
+            self._refuse(publish, "and too many publishes wait already", "waiting_publishes")
 
-    def _has_room(self, arrival: Arrival) -> bool:
-        """An empty queue takes any publish, or one larger than the queue never could be made."""
+    def _has_room(self, publish: PendingPublish) -> bool:
+        """Says whether the queue has room. An empty one takes any publish, or one larger than the
+        queue could never be made."""
         if not self._runs:
             return True
-        events = self.events + len(arrival.payloads)
-        nbytes = self._nbytes + arrival.nbytes
+        events = self.events + len(publish.payloads)
+        nbytes = self._nbytes + publish.nbytes
         return events <= self._settings.pub_queue_depth and nbytes <= QUEUE_BYTES
 
-    def _accept(self, arrival: Arrival) -> None:
+    def _accept(self, publish: PendingPublish) -> None:
         try:
-            must_hold = bool(arrival.targets) and self._caches.invalidate(arrival.targets)
+            must_hold = bool(publish.targets) and self._caches.invalidate(publish.targets)
         except PenstockError as error:
-            answer(arrival.done, error)
+            answer(publish.done, error)
             return
         first = self.seq + 1
-        for run in cut(arrival.payloads, arrival.nbytes, *self._burst):
+        for run in cut(publish.payloads, publish.nbytes, *self._burst):
             self.seq += 1
             run.batch.seq = self.seq
             run.batch.publish = first
             self._runs.append(run)
-        self.events += len(arrival.payloads)
-        self._nbytes += arrival.nbytes
+        self.events += len(publish.payloads)
+        self._nbytes += publish.nbytes
         if must_hold:
             batches = range(first, self.seq + 1)
             self._held.update(batches)
-            self._ledger.when_durable(partial(self._settled, batches, arrival))
+            self._ledger.when_durable(partial(self._settled, batches, publish))
         else:
-            self._counts.published += len(arrival.payloads)
+            self._counts.published += len(publish.payloads)
             self._on_ready()
-            answer(arrival.done, None)
+            answer(publish.done, None)
 
-    def _settled(self, batches: range, arrival: Arrival, failure: PenstockError | None) -> None:
-        """What the publish invalidated is durable, or will never be."""
+    def _settled(
+        self, batches: range, publish: PendingPublish, failure: PenstockError | None
+    ) -> None:
+        """Continues a publish whose invalidation is durable, or failed."""
         self._held.difference_update(batches)
         if failure is None:
-            self._counts.published += len(arrival.payloads)
+            self._counts.published += len(publish.payloads)
         else:
             self._drop(batches)
         self._on_ready()
-        answer(arrival.done, failure)
+        answer(publish.done, failure)
 
     def _drop(self, batches: range) -> None:
         for run in [run for run in self._runs if run.batch.seq in batches]:
@@ -200,23 +204,23 @@ class PublishQueue:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _wait(self, arrival: Arrival) -> None:
+    def _wait(self, publish: PendingPublish) -> None:
         timeout_ms = self._settings.publish_queue_wait_timeout_ms
-        arrival.timer = self._scheduler.later(timeout_ms, partial(self._time_out, arrival))
-        self._waiting[arrival] = None
-        self._waiting_room.enter(arrival)
+        publish.timer = self._scheduler.later(timeout_ms, partial(self._time_out, publish))
+        self._waiting[publish] = None
+        self._waiting_room.enter(publish)
 
-    def _time_out(self, arrival: Arrival) -> None:
-        self._end_wait(arrival)
-        self._refuse(arrival, "and had no room in time")
-        # It may have been in the way of a smaller one.
+    def _time_out(self, publish: PendingPublish) -> None:
+        self._end_wait(publish)
+        self._refuse(publish, "and had no room in time")
+        # A smaller one behind it may fit.
         self._let_in()
 
-    def _end_wait(self, arrival: Arrival) -> None:
-        if arrival.timer is not None:
-            arrival.timer.cancel()
-        del self._waiting[arrival]
-        self._waiting_room.leave(arrival)
+    def _end_wait(self, publish: PendingPublish) -> None:
+        if publish.timer is not None:
+            publish.timer.cancel()
+        del self._waiting[publish]
+        self._waiting_room.leave(publish)
 
     def _let_in(self) -> None:
         while self._waiting:
@@ -226,11 +230,11 @@ class PublishQueue:
             self._end_wait(first)
             self._accept(first)
 
-    def _refuse(self, arrival: Arrival, why: str, limit: str = "pub_queue_depth") -> None:
+    def _refuse(self, publish: PendingPublish, why: str, limit: str = "pub_queue_depth") -> None:
         self._counts.refused_publishes += 1
         settings = self._settings
         answer(
-            arrival.done,
+            publish.done,
             ResourceExhausted(
                 f"the broker is overloaded: the publish queue of stream {self._name!r} is full, "
                 f"{why} (pub_queue_depth is {settings.pub_queue_depth}, "
@@ -243,14 +247,14 @@ class PublishQueue:
     # -- going out -----------------------------------------------------------------------------
 
     def head(self) -> EventRun | None:
-        """The next to fan out, if it may yet."""
+        """Returns the next run to fan out, if it is durable."""
         runs = self._runs
         if not runs or (self._held and runs[0].batch.seq in self._held):
             return None
         return runs[0]
 
     def pop(self) -> None:
-        """The head fans out now, which makes room."""
+        """Removes the head, which fans out now."""
         self._free(self._runs.popleft())
         if self._waiting:
             self._let_in()
@@ -260,14 +264,14 @@ class PublishQueue:
         self._nbytes -= run.nbytes
 
     def end(self, error: PenstockError) -> None:
-        """Drops what was accepted, and refuses who waits."""
+        """Drops accepted publishes, and refuses those that wait."""
         self._runs.clear()
         self.events = self._nbytes = 0
         waiting = list(self._waiting)
-        for arrival in waiting:
-            self._end_wait(arrival)
-        for arrival in waiting:
-            answer(arrival.done, error)
+        for publish in waiting:
+            self._end_wait(publish)
+        for publish in waiting:
+            answer(publish.done, error)
 
 
 def answer(done: Done[None], outcome: PenstockError | None) -> None:

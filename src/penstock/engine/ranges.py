@@ -1,9 +1,9 @@
-"""Ranges of a partition, read again and again by whoever asks, without a lease.
+"""Reads ranges of a partition, without a lease and as often as somebody asks.
 
 Invariant: a range is fixed when it is opened, everything in it is durable, and each of its rows is
-given once and in order, whatever is sealed or rewritten meanwhile; if retention or a deletion takes
-something of it first, the read fails. Reads are off the loop, on threads that consumers' pages do
-not need.
+given once and in order, whatever is sealed or rewritten meanwhile. If retention or a deletion
+removes a part of it first, the read fails. Reads run off the loop, on threads that consumers' pages
+do not need.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
+from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.ledger import Ledger
-from penstock.engine.lookups import Lookups
-from penstock.engine.outline import Outline
+from penstock.engine.partition_index import PartitionIndex
 from penstock.engine.reading import Piece, RangeRead, bounds_within
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Chunk, PartitionLog, Window
@@ -66,7 +66,7 @@ class Ranges:
         history: HistoryReader | None,
         ledger: Ledger,
         scheduler: Scheduler,
-        lookups: Lookups,
+        lookups: DiskLookups,
     ) -> None:
         self._lookups = lookups
         self._state = state
@@ -146,12 +146,12 @@ class Ranges:
         partition = find_partition(topic, request.partition)
         start, end = _bounds(partition, request)
         held = self._window.log(topic.id, partition.index)
-        outline = Outline(held, start, self._log, self._history)
+        index = PartitionIndex(held, start, self._log, self._history)
         rows, max_rows = request.rows, request.max_rows
-        return lambda: split(outline.pieces(), start, end, rows, max_rows, MAX_SPLITS)
+        return lambda: split(index.pieces(), start, end, rows, max_rows, MAX_SPLITS)
 
     def _search(self, topic: Topic, partition: Partition, time_ms: int) -> Callable[[], int]:
-        """How to find the first offset of that time or later; times never go back."""
+        """Returns how to find the first offset of that time or later; times never go back."""
         log, history = self._window.log(topic.id, partition.index), self._history
         ref = next((ref for ref in log.refs if ref.last_ts >= time_ms), None)
         if ref is not None and history is not None:
@@ -172,7 +172,7 @@ class Ranges:
     def _next_piece(
         self, topic_id: int, partition: int, selection: Selection, form: Form, at: int, end: int
     ) -> Piece:
-        """How to read what comes next."""
+        """Returns how to read the next piece."""
         topic = self._state.topics_by_id.get(topic_id)
         if topic is None:
             raise NotFound("the topic was deleted while it was read")
@@ -234,8 +234,8 @@ def _bounds(partition: Partition, request: RangeRequest | SplitRequest) -> tuple
 
 
 def _without_nulls(selection: Selection, log: PartitionLog, start: int, end: int) -> Selection:
-    """The same without columns that are null in the whole range. What is not sealed yet may have
-    any; a batch that is rewritten meanwhile keeps what it has."""
+    """Returns the selection without columns that are null in the whole range. Rows that are not
+    sealed yet may have any column; a batch that is rewritten meanwhile keeps its columns."""
     wanted = schema_of(selection).names
     if log.sealed_end() < end:
         return selection
@@ -253,7 +253,8 @@ def _without_nulls(selection: Selection, log: PartitionLog, start: int, end: int
 
 
 def _chunks(log: PartitionLog, start: int, end: int) -> list[Chunk]:
-    """Neighbouring chunks from `start` on, all in memory or none, as many as make a piece."""
+    """Returns neighbouring chunks from `start` on, all in memory or none, as many as make a
+    piece."""
     found: list[Chunk] = []
     rows = nbytes = 0
     for chunk in log.chunks_from(start):

@@ -1,9 +1,9 @@
-"""One reader's way through a range that was fixed when it was opened: rows of a partition, or of
-the journal.
+"""A read of a range that was fixed when it was opened: rows of a partition, or of the journal.
 
 Invariant: each row of the range is given once and in order, whatever is sealed or rewritten
-meanwhile, or the read fails. Pieces are read off the loop, on threads that consumers' pages do not
-need, one at a time. Must not know where rows are kept: it is told how to read the next of them.
+meanwhile, or the read fails. Pieces are read off the loop, one at a time, on threads that
+consumers' pages do not need. Must not know where rows are kept: it is told how to read the next of
+them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ MOVED = (SegmentGone, HistoryGone, NotYetInLog)
 UNREADABLE = (OSError, ValueError, StorageError, msgspec.MsgspecError)
 
 RELEASE_BYTES = 4 * MIB
-"""Of a range that had so much, and has ended, memory is given back: it takes some 0.3 ms."""
+"""A range that was larger gives memory back to the system when it ends, which takes about 0.3 ms.
+"""
 
 Piece = Callable[[], EncodedRows]
-"""Reads rows, and says where the next ones begin. Blocking."""
+"""Reads rows; returns them and where the next ones begin. Blocks."""
 NextPiece = Callable[[int, int], Piece]
-"""For a range that goes on from here to there: how to read what comes next. Called on the loop; a
-PenstockError ends the read."""
+"""Returns how to read the next piece of a range, from the first position to the second. Called on
+the loop; a PenstockError ends the read."""
 GotPiece = Callable[[RowBytes | PenstockError | None], None]
 """Takes the next bytes, None after the last, or why there are no more."""
 
@@ -76,7 +77,7 @@ class RangeRead:
         self._scheduler.in_background(partial(self._read, piece, got))
 
     def _read(self, piece: Piece, got: GotPiece) -> None:
-        """On a thread."""
+        """Runs on a thread."""
         try:
             data, end = piece()
         except MOVED:
@@ -102,7 +103,7 @@ class RangeRead:
 def bounds_within(
     oldest: int, newest: int, start: int | None, end: int | None, what: str
 ) -> tuple[int, int]:
-    """The range asked for; None is as far as there is."""
+    """Returns the bounds of the range asked for. None means as far as there is."""
     start = oldest if start is None else start
     end = newest if end is None else end
     if start < oldest:

@@ -1,9 +1,9 @@
-"""Removes what every group has finished and a topic's limits no longer keep.
+"""Removes messages that every group has finished and that the limits of their topic no longer keep.
 
-Invariant: of a topic with `after_archive` nothing goes before the group `archive` has finished it,
-and nothing at all while there is no such group. Sealed batches go whole. Of what is not sealed yet,
-single messages go where they are in memory, and whole chunks where they are not. It rests while a
-sealing run is under way, which would not know what went meanwhile.
+Invariant: of a topic with `after_archive` nothing is removed before the group `archive` has
+finished it, and nothing at all while there is no such group. Sealed batches are removed whole. Of
+what is not sealed yet, single messages are removed where they are in memory, and whole chunks where
+they are not. It pauses during a sealing run, which would not know what was removed meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from penstock.storage.history_reader import HistoryReader
 _log = logging.getLogger("penstock.engine")
 
 RECLAIM_CHUNKS = 64
-"""Looked at for one produce that finds no memory; the next one looks further."""
+"""The chunks that one produce looks at when memory is full; the next one looks further."""
 
 
-class _Cut:
-    """How much goes from the front of a partition: grown unit by unit."""
+class _Trim:
+    """What is removed from the front of a partition: grown unit by unit."""
 
     def __init__(
         self, topic: Topic, partition: Partition, floor: int, now_ms: int, limit_bytes: int = -1
@@ -43,7 +43,8 @@ class _Cut:
         self._limit_bytes = limit_bytes
 
     def takes(self, last: int, last_ts: int, msgs: int, size: int) -> bool:
-        """Takes the unit in if it may go; a unit goes for its bytes only if enough is left."""
+        """Adds the unit if it may be removed. Returns False if it may not. The bytes limit removes
+        a unit only if enough is left."""
         if last >= self._floor:
             return False
         is_old = last_ts < self._oldest_ts
@@ -72,7 +73,7 @@ class Retention:
         self._ledger = ledger
 
     def run(self, now_ms: int) -> int:
-        """Trims every topic that has limits; the bytes removed."""
+        """Trims every topic that has limits. Returns the bytes removed."""
         removed = 0
         for topic in self._state.topics.values():
             if topic.retention_ms or topic.retention_bytes:
@@ -109,7 +110,7 @@ class Retention:
         floor = _floor(topic, partition)
         if not topic.groups or chunk.last >= floor or chunk is not log.chunks[0]:
             return False
-        cut = _Cut(topic, partition, floor, 0)
+        cut = _Trim(topic, partition, floor, 0)
         for message in chunk.messages or ():
             if message.offset >= partition.first_offset:
                 cut.take(message.offset, 1, utf8_bytes(message.key) + utf8_bytes(message.value))
@@ -117,7 +118,7 @@ class Retention:
 
     def _trim(self, topic: Topic, partition: Partition, now_ms: int, limit_bytes: int) -> int:
         log = self._window.log(topic.id, partition.index)
-        cut = _Cut(topic, partition, _floor(topic, partition), now_ms, limit_bytes)
+        cut = _Trim(topic, partition, _floor(topic, partition), now_ms, limit_bytes)
         for ref in log.refs:
             left = self._left_of(ref, partition.first_offset)
             if left is None or not cut.takes(ref.last, ref.last_ts, *left):
@@ -129,8 +130,8 @@ class Retention:
         return 0
 
     def _left_of(self, ref: BatchRef, first_offset: int) -> tuple[int, int] | None:
-        """Messages and bytes of the batch that were not trimmed before it was sealed; None if
-        that cannot be read."""
+        """Returns the messages and bytes of the batch that were not trimmed before it was sealed;
+        None if that cannot be read."""
         if ref.first >= first_offset or self._history is None:
             return ref.msgs, ref.bytes
         try:
@@ -139,7 +140,7 @@ class Retention:
             _log.error("retention leaves a history batch that cannot be read: %s", error)
             return None
 
-    def _trim_unsealed(self, log: PartitionLog, cut: _Cut) -> None:
+    def _trim_unsealed(self, log: PartitionLog, cut: _Trim) -> None:
         for chunk in log.chunks:
             if chunk.last < cut.before:
                 continue
@@ -155,7 +156,7 @@ class Retention:
                 if not cut.takes(message.offset, message.ts, 1, size):
                     return
 
-    def _record(self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Cut) -> bool:
+    def _record(self, topic: Topic, partition: Partition, log: PartitionLog, cut: _Trim) -> bool:
         now_ms = self._ledger.now_ms()
         record = Trimmed(topic.id, partition.index, now_ms, cut.before, cut.msgs, cut.bytes)
         if not self._ledger.record(record):
@@ -169,14 +170,15 @@ class Retention:
 
 
 def _share(topic: Topic, retained_bytes: int, total: int) -> int:
-    """The limit is the topic's: a partition has the share of it that it has of the bytes."""
+    """Returns the share of the topic's limit for a partition, by its part of the bytes."""
     if not topic.retention_bytes:
         return -1
     return topic.retention_bytes * retained_bytes // total if total else topic.retention_bytes
 
 
 def _floor(topic: Topic, partition: Partition) -> int:
-    """The lowest offset that has to stay: some group has not finished it, or nobody archives."""
+    """Returns the lowest offset that must stay: some group has not finished it, or nobody
+    archives."""
     if topic.after_archive and ARCHIVE_GROUP not in topic.groups:
         return partition.first_offset
     floors = (group.progress[partition.index].floor() for group in topic.groups.values())

@@ -1,7 +1,7 @@
-"""The router's turn in a produce, and the idempotency keys that are PENDING meanwhile.
+"""Asks the router about produce commands, and keeps their idempotency keys PENDING meanwhile.
 
-Invariant: a command whose router fails, is late or answers nonsense is stored unrouted and
-counted; a produce never waits for a router beyond the router's own time limit.
+Invariant: a command whose router fails, is late or answers nonsense is stored unrouted and counted.
+A produce never waits for a router beyond the router's own time limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import FailedPrecondition, PenstockError
 
 ROUTED_AT_ONCE = 256
-"""Of one batch, so that it leaves the router to others too."""
+"""The commands of one batch that are routed at once, so that others get the router too."""
 
 Identity = tuple[str, str, str]
 
@@ -55,12 +55,13 @@ class RoutingGate:
         self._router.route(command, decided)
 
     def free_among(self, commands: list[Produce]) -> frozenset[Identity]:
-        """Those keys of a batch that are not PENDING elsewhere."""
+        """Returns the keys of a batch that are not PENDING elsewhere."""
         identities = {identity for command in commands if (identity := identity_of(command))}
         return frozenset(identities - self._pending)
 
     def _is_committed(self, identity: Identity) -> bool:
-        """Stored before: what is under way is a repetition too, and so is this."""
+        """Says whether the key was stored before. Then this is a repetition, and so is what is
+        under way."""
         tenant_id, name, key = identity
         topic = self._state.topics.get(name)
         return topic is not None and self._state.produced.is_committed(
@@ -120,7 +121,8 @@ def route_many(
 
 
 def identity_of(command: Produce) -> Identity | None:
-    """The identity before routing: the router may move the topic, and then decides for both."""
+    """Returns the identity before routing: the router may change the topic, and then decides for
+    both."""
     envelope = command.envelope
     if envelope is None or not envelope.idempotency_key:
         return None

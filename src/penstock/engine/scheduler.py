@@ -1,4 +1,4 @@
-"""How the engine gets its turns: on an event loop, or by hand in a test."""
+"""Gives the engine its turns: on an event loop, or by hand in a test."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LoopScheduler:
 
 
 def _logged(work: Turn) -> None:
-    """A pool keeps exceptions to itself: nobody would hear of this one."""
+    """Logs exceptions: a pool keeps them to itself."""
     try:
         work()
     except Exception:  # noqa: BLE001 - whatever it was, the log says so

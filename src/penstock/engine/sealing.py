@@ -1,15 +1,16 @@
-"""When closed segments are turned into history: as soon as there is one, one run at a time."""
+"""Starts sealing runs as soon as there is a closed segment, one at a time, and takes over their
+results."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
-from penstock.engine.allocator import give_back
 from penstock.engine.clock import Clock
-from penstock.engine.freshness import Freshness
 from penstock.engine.journal import SealedJournal
+from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.seal_requests import SealRequests
 from penstock.engine.window import Window
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import MIB, Limits
@@ -24,14 +25,14 @@ MANY_REMOVED_BYTES = 8 * MIB
 MANY_SEGMENTS = 4
 PATIENT_NICE = 19
 URGENT_NICE = 5
-"""On a machine with one busy core sealing takes what is left over, until so many segments wait
-that a restart would be slow: then it takes its share."""
+"""Sealing takes only idle time of the CPU until so many segments wait that a restart would be slow;
+then it takes its share."""
 MANY_RECORDS = 500_000
-"""Sealed in one run, they leave room in memory that is worth giving back."""
+"""A run that sealed more records leaves free memory that is worth giving back."""
 IDLE_ROUNDS = 60
 MAX_REST_ROUNDS = 60
 KEEPS_FAILING = 3
-"""Failures in a row after which it is more than an accident: operators are told."""
+"""After so many failures in a row operators are told."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -74,7 +75,7 @@ class Sealing:
             self._failed,
             disk.vfs.identity(disk.path),
         )
-        self.freshness = Freshness(log, clock, scheduler, self)
+        self.requests = SealRequests(log, clock, scheduler, self)
 
     @property
     def is_running(self) -> bool:
@@ -82,7 +83,8 @@ class Sealing:
 
     @property
     def warning(self) -> str:
-        """What operators should know, without what only the log may say; empty if all is well."""
+        """The message for operators, without details that belong in the log; empty if all is
+        well."""
         if self.failures < KEEPS_FAILING:
             return ""
         return (
@@ -94,18 +96,19 @@ class Sealing:
         """Starts a run if there is something to seal and none is under way."""
         closed = self._log.closed_segments()
         if closed and not self.is_running and not self._rest_rounds:
-            is_urgent = len(closed) >= MANY_SEGMENTS or self.freshness.is_wanted
+            is_urgent = len(closed) >= MANY_SEGMENTS or self.requests.is_wanted
             nice = URGENT_NICE if is_urgent else PATIENT_NICE
             self._began_ms = self._clock.now_ms()
             self._sealer.start(closed[-1][0], self._files, nice, self._journal.files)
 
     def note_removed(self, nbytes: int) -> None:
-        """Messages were removed whose bytes should go from disk too."""
+        """Notes that messages were removed whose bytes should be removed from disk too."""
         self._removed_bytes += nbytes
 
     def housekeep(self) -> None:
-        """Once a second. A run gives removed bytes back: at once if many, else in a while."""
-        self.freshness.housekeep()
+        """Called once a second. Starts a run that removes bytes from disk: at once if they are
+        many, otherwise after some time."""
+        self.requests.housekeep()
         self._idle_rounds += 1
         self._rest_rounds = max(0, self._rest_rounds - 1)
         is_due = self._removed_bytes >= MANY_REMOVED_BYTES or self._idle_rounds >= IDLE_ROUNDS
@@ -115,10 +118,10 @@ class Sealing:
         self.run()
 
     def log_failed(self, failure: PenstockError) -> None:
-        self.freshness.give_up(failure)
+        self.requests.give_up(failure)
 
     def stop(self) -> None:
-        self.freshness.stop()
+        self.requests.stop()
         self._sealer.close()
 
     def _sealed(self, result: Sealed) -> None:
@@ -142,9 +145,9 @@ class Sealing:
             result.seconds,
             result.first_segment,
         )
-        self.freshness.run_ended(self._clock.now_ms() - self._began_ms)
+        self.requests.run_ended(self._clock.now_ms() - self._began_ms)
         if result.records >= MANY_RECORDS:
-            self._scheduler.in_thread(give_back)
+            self._scheduler.in_thread(trim_memory)
 
     def _remove(self, files: list[int], journal_files: list[int]) -> None:
         for file in files:
@@ -158,7 +161,7 @@ class Sealing:
         self._scheduler.in_thread(remove)
 
     def _failed(self, text: str) -> None:
-        """Logs the first failure and when it is clear that it goes on, not each one between."""
+        """Logs the first failure, and once more when failures go on."""
         self.failures += 1
         self.last_failure_ms = self._clock.now_ms()
         self._rest_rounds = min(2 ** min(self.failures, 10), MAX_REST_ROUNDS)
@@ -173,4 +176,4 @@ class Sealing:
                 MAX_REST_ROUNDS,
                 text,
             )
-        self.freshness.give_up(Unavailable("the log could not be sealed; try again later"))
+        self.requests.give_up(Unavailable("the log could not be sealed; try again later"))

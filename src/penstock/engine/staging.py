@@ -1,7 +1,8 @@
-"""Pieces come in here: checked, written and kept until their batch is committed or dropped.
+"""Stages pieces of batches: checks and writes them, and keeps them until their batch is committed
+or dropped.
 
-Invariant: a piece is known once it is on disk, and what is known is what a commit finds; the newest
-of the same name counts. What is staged stays within `max_staged_bytes`, what is being checked
+Invariant: a piece is known once it is on disk, and a commit finds what is known; of several with
+the same name the newest counts. Staged bytes stay within `max_staged_bytes`, bytes being checked
 within MAX_CHECKING_BYTES. Checking and writing are off the loop. Must not know how a batch is
 stored.
 """
@@ -34,20 +35,20 @@ from penstock.storage.errors import StorageError
 from penstock.storage.staging import PackedPiece, PieceStore, pack
 
 MAX_CHECKING_BYTES = 128 * MIB
-"""Bodies that are held until they are checked; a single one may be larger."""
+"""The bytes of bodies that may be held for checking; a single one may be larger."""
 FORGOTTEN_MS = 24 * 3600 * 1000
-"""Whoever staged a piece so long ago does not commit it any more."""
+"""Pieces that were staged so long ago are dropped."""
 
 LOOK_MS = 60_000
 
 Check = Callable[[int], CheckedRows]
-"""Says what a body holds, given the time; on a thread. Raises a PenstockError."""
+"""Checks a body, given the time, and returns its rows. Runs on a thread. Raises a PenstockError."""
 
 _log = logging.getLogger("penstock.engine")
 
 
-class Staging:
-    """`bytes` counts what is committed and not yet removed too."""
+class PieceStaging:
+    """`bytes` also counts pieces that are committed and not yet removed."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Staging:
         self._sizes: dict[int, int] = {}
 
     def start(self, committed: Iterable[int]) -> None:
-        """Finds what is on disk. Pieces of these numbers are committed: they stay, damaged or not.
-        Of the others, the rows are checked in the background before a commit is likely to come."""
+        """Finds the pieces on disk. Those with `committed` numbers stay, damaged or not. The rows
+        of the others are checked in the background."""
         kept = set(committed)
         found = self._shelf.found
         self._next_number = max([0, *found, *kept]) + 1
@@ -119,7 +120,7 @@ class Staging:
         self._check_next(others)
 
     def _uncommitted(self, number: int) -> StagedPiece | None:
-        """The piece of this number, unless its batch was committed or dropped."""
+        """Returns the piece of this number, unless its batch was committed or dropped."""
         for batches in self._batches.values():
             for pieces in batches.values():
                 for piece in pieces.values():
@@ -128,7 +129,8 @@ class Staging:
         return None
 
     def _drop_damaged(self, number: int, damage: StorageError) -> None:
-        """Whoever commits its batch is told that the piece is missing, and stages it again."""
+        """Drops a damaged piece. The commit of its batch is told that the piece is missing, and the
+        client stages it again."""
         _log.warning("a staged piece cannot be read and is dropped: %s", damage)
         self.remove([number])
 
@@ -184,7 +186,9 @@ class Staging:
         if self.pieces >= MAX_STAGED_PIECES:
             raise ResourceExhausted(f"{self.pieces} pieces are staged", limit="staged_pieces")
         if self._checking_bytes and self._checking_bytes + nbytes > MAX_CHECKING_BYTES:
-            raise ResourceExhausted("too many pieces come at once", limit="checking_bytes")
+            raise ResourceExhausted(
+                "too many pieces are sent at once; send fewer in parallel", limit="checking_bytes"
+            )
         if not self._ledger.can_store(nbytes):
             raise Unavailable("the disk is nearly full; pieces are staged when there is room")
 
@@ -234,7 +238,7 @@ class Staging:
         finish(PieceReport(piece.rows, piece.bytes))
 
     def _work(self, work: Callable[[], Turn], finish: Done[PieceReport]) -> None:
-        """Does it on a thread, and what it returns on the loop."""
+        """Does the work on a thread, then calls its result on the loop."""
 
         def run() -> None:
             self._scheduler.post(_outcome_of(work, finish))
@@ -247,8 +251,9 @@ class Staging:
         return self._batches.get(producer, {}).get(batch, {})
 
     def committed(self, producer: str, batch: int, numbers: Iterable[int]) -> list[int]:
-        """These pieces are the batch, and known here no longer; nor is what else there is of it and
-        of earlier ones: the numbers of those, which can go once the commit is durable."""
+        """Forgets the pieces of a committed batch, and all pieces of earlier batches. Returns the
+        numbers of those that are not in the batch: they can be removed once the commit is durable.
+        """
         kept, others = set(numbers), []
         for earlier in [each for each in self._batches.get(producer, ()) if each <= batch]:
             others += self._forget(producer, earlier)
@@ -258,7 +263,7 @@ class Staging:
         self.remove(self._forget(producer, batch))
 
     def housekeep(self, now_ms: int) -> None:
-        """Drops batches of which nothing came for long."""
+        """Drops batches that got no piece for long."""
         if now_ms < self._next_look_ms:
             return
         self._next_look_ms = now_ms + LOOK_MS
@@ -266,7 +271,9 @@ class Staging:
             for batch, pieces in list(batches.items()):
                 last_ms = max(piece.staged_ms for piece in pieces.values())
                 if last_ms + FORGOTTEN_MS <= now_ms:
-                    _log.info("batch %d of %r was not committed: its pieces go", batch, producer)
+                    _log.info(
+                        "batch %d of %r was not committed: its pieces are dropped", batch, producer
+                    )
                     self.drop(producer, batch)
 
     def _forget(self, producer: str, batch: int) -> list[int]:
@@ -291,7 +298,7 @@ class Staging:
         self.pieces += 1
 
     def remove(self, numbers: list[int]) -> None:
-        """Nobody needs these pieces any more."""
+        """Removes these pieces, in the background."""
         for number in numbers:
             size = self._sizes.pop(number, None)
             if size is not None:
@@ -311,7 +318,7 @@ class Staging:
 
 
 def _outcome_of(work: Callable[[], Turn], finish: Done[PieceReport]) -> Turn:
-    """On a thread: what is to be done next, on the loop."""
+    """Does the work on a thread and returns what is to be done next, on the loop."""
     try:
         return work()
     except PenstockError as error:

@@ -1,10 +1,10 @@
-"""Streams: what is published fans out to everybody who is subscribed at that moment.
+"""Streams: events fan out to all who are subscribed when they are published.
 
 Invariant: a subscription is offered exactly the events accepted after it was confirmed, each once,
-in the order of acceptance; what it does with them holds up neither publishers nor the others.
-Fan-out has turns of its own, in bursts, and the streams take turns at it. Nothing here is durable
-or waits for the log, but for refusals, since that a stream is not there may not be durable yet.
-The wire is not known.
+in the order of acceptance. A slow one delays neither publishers nor other subscriptions. Fan-out
+has turns of its own, in bursts, and the streams take turns at it. Nothing here is durable or waits
+for the log, except refusals: that a stream does not exist may not be durable yet. Must not know the
+wire.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, c
 from penstock.core.tenancy import find
 from penstock.engine.ledger import Ledger
 from penstock.engine.publish_queue import (
-    Arrival,
     Invalidates,
+    PendingPublish,
     PublishQueue,
     Target,
-    WaitingRoom,
+    WaitingPublishes,
 )
-from penstock.engine.registrar import Registrar
+from penstock.engine.registry import RegistryCommands
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.subscriptions import Subscription, Surroundings
+from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
 from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import Entry, Path, StreamConfig
 
 TURN_OFFERS = 512
-"""Offers of a batch to a subscription in one turn of fan-out, over all streams: each may end in a
-write to a socket, and others wait for the loop meanwhile."""
+"""The offers of a batch to a subscription in one turn of fan-out, over all streams. Each may end in
+a write to a socket, and others wait for the loop meanwhile."""
 
 
-class Stream:
+class OpenStream:
     """A stream that has been used: its queue, its subscriptions, and the batch that fans out."""
 
-    def __init__(self, settings: StreamSettings, queue: PublishQueue, around: Surroundings) -> None:
+    def __init__(
+        self, settings: StreamSettings, queue: PublishQueue, around: StreamContext
+    ) -> None:
         self.settings = settings
         self.queue = queue
         self.around = around
         self.is_busy = False
-        self.subscriptions: dict[str, Subscription] = {}
-        self._audience: list[Subscription] | None = None
+        self.subscriptions: dict[str, OpenSubscription] = {}
+        self._audience: list[OpenSubscription] | None = None
         self._run: EventRun | None = None
-        self._left: Iterator[Subscription] = iter(())
+        self._left: Iterator[OpenSubscription] = iter(())
 
     def configure(self, settings: StreamSettings) -> None:
         self.settings = settings
@@ -59,18 +61,18 @@ class Stream:
         for subscription in list(self.subscriptions.values()):
             subscription.configure(settings)
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: OpenSubscription) -> None:
         self.subscriptions[subscription.id] = subscription
         self.around.counts.subscribers += 1
         self._audience = None
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: OpenSubscription) -> None:
         del self.subscriptions[subscription.id]
         self.around.counts.subscribers -= 1
         self._audience = None
 
     def end(self, error: PenstockError) -> None:
-        """Nothing more of it reaches anybody."""
+        """Ends all subscriptions and drops what was not fanned out."""
         self._run = None
         self._left = iter(())
         for subscription in list(self.subscriptions.values()):
@@ -81,7 +83,7 @@ class Stream:
         return self._run is not None or self.queue.head() is not None
 
     def fan_out(self, max_offers: int) -> int:
-        """Fans a burst out, or the rest of one; how many offers it took, at least one."""
+        """Fans a burst out, or the rest of one. Returns how many offers it took, at least 1."""
         offers = events = nbytes = 0
         while offers < max_offers:
             run = self._run or self._next(events, nbytes)
@@ -100,7 +102,7 @@ class Stream:
         return offers or 1
 
     def _next(self, events: int, nbytes: int) -> EventRun | None:
-        """The next batch, if with it the burst stays within its bounds."""
+        """Returns the next batch, if the burst stays within its bounds with it."""
         run = self.queue.head()
         if run is None:
             return None
@@ -122,7 +124,7 @@ class Streams:
         self,
         state: BrokerState,
         ledger: Ledger,
-        registrar: Registrar,
+        registry: RegistryCommands,
         caches: Invalidates,
         scheduler: Scheduler,
     ) -> None:
@@ -131,14 +133,14 @@ class Streams:
         self._caches = caches
         self._ledger = ledger
         self._scheduler = scheduler
-        self._streams: dict[Path, Stream] = {}
-        self._waiting_room = WaitingRoom()
+        self._streams: dict[Path, OpenStream] = {}
+        self._waiting_room = WaitingPublishes()
         self._subscribed = 0
-        self._busy: deque[Stream] = deque()
-        self._woken: list[Subscription] = []
+        self._busy: deque[OpenStream] = deque()
+        self._woken: list[OpenSubscription] = []
         self._is_asked = False
         self._is_held = False
-        registrar.listeners.append(self._registry_changed)
+        registry.listeners.append(self._registry_changed)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -154,9 +156,9 @@ class Streams:
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
-        stream.queue.put(Arrival(command.payloads, nbytes, targets, done))
+        stream.queue.put(PendingPublish(command.payloads, nbytes, targets, done))
 
-    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[Subscription]) -> None:
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[OpenSubscription]) -> None:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
@@ -164,7 +166,7 @@ class Streams:
             self._ledger.answer(done, error)
             return
         self._subscribed += 1
-        subscription = Subscription(
+        subscription = OpenSubscription(
             self._subscribed,
             stream.queue.seq,
             sink,
@@ -192,7 +194,7 @@ class Streams:
     # -- what there is -------------------------------------------------------------------------
 
     def metrics(self) -> list[StreamMetrics]:
-        """Of every stream that has been used."""
+        """Returns the metrics of every stream that has been used."""
         return [
             StreamMetrics(
                 path, copy(stream.around.counts), stream.queue.events, stream.queue.waiting
@@ -215,13 +217,13 @@ class Streams:
         for stream in list(self._streams.values()):
             stream.end(Unavailable(reason))
 
-    def _open(self, path: Path) -> Stream:
+    def _open(self, path: Path) -> OpenStream:
         entry = find(self._registry, "stream", path)
         settings = stream_settings(entry.stream or StreamConfig(), self._limits)
         name = "/".join(path)
         counts = StreamCounts()
         scheduler = self._scheduler
-        stream: Stream
+        stream: OpenStream
         queue = PublishQueue(
             name,
             settings,
@@ -232,7 +234,7 @@ class Streams:
             scheduler,
             lambda: self._ready(stream),
         )
-        around = Surroundings(
+        around = StreamContext(
             name,
             counts,
             self._woken,
@@ -240,20 +242,20 @@ class Streams:
             self._ledger.now_ms,
             lambda subscription: stream.remove(subscription),
         )
-        stream = self._streams[path] = Stream(settings, queue, around)
+        stream = self._streams[path] = OpenStream(settings, queue, around)
         return stream
 
     # -- fan-out -------------------------------------------------------------------------------
 
     def hold_fanout(self) -> None:
-        """For tests: what is accepted stays in the queues, until `release_fanout`."""
+        """For tests: keeps accepted events in the queues until `release_fanout`."""
         self._is_held = True
 
     def release_fanout(self) -> None:
         self._is_held = False
         self._ask()
 
-    def _ready(self, stream: Stream) -> None:
+    def _ready(self, stream: OpenStream) -> None:
         if not stream.is_busy:
             stream.is_busy = True
             self._busy.append(stream)
@@ -266,8 +268,8 @@ class Streams:
             self._scheduler.soon(self._turn)
 
     def _turn(self) -> None:
-        """Bursts of the streams in turn; then the sinks are woken, and have their own turns before
-        the next burst."""
+        """Fans out bursts of the streams in turn, then wakes the sinks, which have turns of their
+        own before the next burst."""
         try:
             if not self._is_held:
                 self._fan_out()

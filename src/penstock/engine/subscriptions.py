@@ -1,8 +1,8 @@
-"""One subscription: what waits for its reader, how far behind that is, and when it is given up.
+"""One subscription: its buffer, its lag, and when it is closed for being too slow.
 
-Invariant: the sink is woken once for each time that something waits where nothing did, and is told
-nothing after the subscription closed but why the broker ended it. A sink that raises loses its own
-subscription and nobody else's. Streams and their queues are not known here.
+Invariant: the sink is woken once each time that something waits where nothing did, and is told
+nothing after the subscription closed except why the broker ended it. A sink that raises loses its
+own subscription and no other.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _log = logging.getLogger("penstock.engine")
 _ASLEEP, _TO_WAKE, _AWAKE = range(3)
 
 
-class Surroundings(msgspec.Struct, frozen=True):
-    """What the subscriptions of a stream share. `woken` gathers those whose sinks are to be woken
-    when the burst is over."""
+class StreamContext(msgspec.Struct, frozen=True):
+    """Shared by the subscriptions of a stream. `woken` collects those whose sinks are woken when
+    the burst is over."""
 
     name: str
     counts: StreamCounts
-    woken: list[Subscription]
+    woken: list[OpenSubscription]
     scheduler: Scheduler
     now_ms: Callable[[], int]
-    left: Callable[[Subscription], None]
+    left: Callable[[OpenSubscription], None]
 
 
-class Subscription:
-    """`since` is the last batch that was accepted before it: what comes later is for it."""
+class OpenSubscription:
+    """`since` is the last batch that was accepted before it; later ones are offered to it."""
 
     __slots__ = (
         "_alert_above",
@@ -69,7 +69,7 @@ class Subscription:
         since: int,
         sink: EventSink,
         settings: StreamSettings,
-        around: Surroundings,
+        around: StreamContext,
         *,
         own_depth: int | None,
         wants_lag: bool,
@@ -93,7 +93,7 @@ class Subscription:
         self.configure(settings)
 
     def configure(self, settings: StreamSettings) -> None:
-        """The stream is set otherwise, from now on. What is buffered stays, even if it is more."""
+        """Takes new settings. What is buffered stays, even if it is more than allowed now."""
         self._buffer.depth = self._own_depth or settings.event_queue_depth
         self._buffer.max_bytes = settings.event_queue_bytes
         self._alert_above, self._alert_until = alert_bounds(settings.lag_alert_events)
@@ -104,9 +104,9 @@ class Subscription:
     # -- from the stream -----------------------------------------------------------------------
 
     def offer(self, run: EventRun) -> None:
-        """Buffers what there is room for; the rest is lost, for this subscription. It keeps the
-        beginning of a publish that does not fit: once an event of it is lost, so are all behind
-        that one, even if its reader makes room meanwhile."""
+        """Buffers what there is room for, and drops the rest for this subscription. Of a publish
+        that does not fit it keeps the beginning: once one event is dropped, so are all behind it,
+        even if the reader makes room meanwhile."""
         buffer = self._buffer
         publish = run.batch.publish
         kept = 0 if publish == self._lost_publish else buffer.offer(run)
@@ -120,7 +120,7 @@ class Subscription:
             self._look_at_alert()
 
     def wake(self) -> None:
-        """The burst is over."""
+        """Wakes the sink after a burst."""
         if self.is_closed or self._wakefulness != _TO_WAKE:
             return
         if not self._buffer.events:
@@ -130,7 +130,7 @@ class Subscription:
         self._tell(self._sink.wake)
 
     def end(self, error: PenstockError) -> None:
-        """The broker ends it."""
+        """Ends the subscription with a reason."""
         if not self.is_closed:
             self.close()
             self._tell(self._sink.ended, error)
@@ -138,7 +138,7 @@ class Subscription:
     # -- from its reader -----------------------------------------------------------------------
 
     def take(self, max_events: int) -> list[EventRun]:
-        """The next events in order, which then count as delivered; a batch may be split."""
+        """Takes the next events in order; they count as delivered. A batch may be split."""
         buffer = self._buffer
         before = buffer.events
         runs = buffer.take(max_events)
@@ -166,11 +166,11 @@ class Subscription:
         )
 
     def close(self) -> None:
-        """Discards what was not taken."""
+        """Closes it, and discards what was not taken."""
         if self.is_closed:
             return
         self.is_closed = True
-        # A burst that is under way passes it by.
+        # The current burst skips it.
         self.since = NEVER
         self._buffer.clear()
         self._slow_since_ms = None
@@ -210,7 +210,8 @@ class Subscription:
             self._tell(self._sink.lagging, self.lag())
 
     def _arm(self) -> None:
-        """Slow is who lost something and has not been down to half of its buffer since then."""
+        """Says whether it is slow: it lost something, and its buffer has not been half empty since
+        then."""
         if self._slow_timer is not None:
             self._slow_timer.cancel()
             self._slow_timer = None

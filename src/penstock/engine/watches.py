@@ -1,9 +1,9 @@
-"""Watches of caches: who is told of which change, and what waits until it is taken.
+"""Watches of caches: which of them hear of a change, and the events that wait to be taken.
 
-Invariant: a watch has every change of its keys in order, one event each, and where its buffer was
-full one gap in their place. Its sink is woken once for each time that something waits where
-nothing did; all that belongs to a change is in the buffers before anybody is woken. A sink that
-raises loses its own watch and nobody else's. Must not know when a change is durable.
+Invariant: a watch has every change of its keys in order, one event each; where its buffer was full,
+one gap stands in their place. Its sink is woken once each time that something waits where nothing
+did; all events of a change are in the buffers before anybody is woken. A sink that raises loses its
+own watch and no other. Must not know when a change is durable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CacheWatch:
         self._bytes = 0
         self._is_woken = False
         if command.since_version is not None and command.since_version != cache.version:
-            # From a version that is to come nothing follows: all may be missing.
+            # A version of the future says nothing: everything may be missing.
             since = command.since_version if command.since_version < cache.version else 0
             self._waiting.append(WatchEvent("gap", cache.version, from_version=since))
 
@@ -73,7 +73,7 @@ class CacheWatch:
             self._leave(self)
 
     def end(self, error: PenstockError) -> None:
-        """What waits can still be taken."""
+        """Ends the watch. Events that wait can still be taken."""
         if self.is_open:
             self.is_open = False
             self._leave(self)
@@ -107,7 +107,7 @@ class CacheWatch:
 
 
 class _OfCache:
-    """The watches of one cache, in the order they came. A change looks up its key's."""
+    """The watches of one cache, in the order of opening, by key and by prefix."""
 
     __slots__ = ("by_key", "by_prefix")
 
@@ -121,7 +121,7 @@ class _OfCache:
 
 
 class Watches:
-    """`count` is how many there are."""
+    """`count` is the number of open watches."""
 
     def __init__(self, max_bytes: int) -> None:
         self.count = 0
@@ -141,7 +141,7 @@ class Watches:
         return watch
 
     def notices(self, records: Iterable[CacheStored | CacheRemoved]) -> list[Notice]:
-        """Who is to be told what."""
+        """Returns which watches to tell which events."""
         found: list[Notice] = []
         for record in records:
             of_cache = self._of.get(record.cache_id)

@@ -1,10 +1,11 @@
-"""The newest messages in memory, and where the others are.
+"""The newest messages in memory, and the places of all others.
 
 Invariant, per partition: every retained message is in exactly one place to read from. Those at or
-above `dropped_end` are in a chunk, which is resident (its messages in memory) or evicted (their
-positions in the log remain); those below it are in a sealed batch of history. The resident chunks
+above `dropped_end` are in a chunk, which is resident (its messages are in memory) or evicted (their
+positions in the log are kept); those below it are in a sealed batch of history. The resident chunks
 of a partition are its newest ones. `used_bytes` counts exactly what is resident, and stays within
-the memory given: chunks that every group has finished go first (engine/tail.py), then the oldest.
+the memory given: chunks that every group has finished are evicted first (engine/eviction.py), then
+the oldest.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ if TYPE_CHECKING:
     from penstock.storage.history import BatchRef
 
 Added = tuple[Message, int, int]
-"""A message, its size, and its place in the log counted from that of others added with it."""
+"""A message, its size, and its place in the log relative to that of the whole run."""
 
 CHUNK_MSGS = 256
 CHUNK_BYTES = MIB
 CHUNK_SPAN = 2**62
-"""How far apart in the log a chunk's first and last message may be."""
+"""The largest distance in the log between the first and last message of a chunk."""
 MOST_REMOVED = 1000
-"""Removed chunks that may wait in the queue of those to evict, however few there are."""
+"""The number of removed chunks that may stay in the eviction queue, however short it is."""
 
 
 class Chunk:
-    """Up to CHUNK_MSGS neighbouring messages of a partition. `bytes` are those of keys and values,
-    `held` what the chunk takes in memory while it is resident, and `added_end` how much had been
-    added to the whole window when its newest message was."""
+    """Up to CHUNK_MSGS neighbouring messages of a partition.
+
+    `bytes` counts keys and values, `held` the memory that the chunk takes while it is resident.
+    `added_end` is `Window.added_bytes` after its newest message.
+    """
 
     __slots__ = (
         "added_end",
@@ -66,21 +69,21 @@ class Chunk:
         self.places = array("Q")
 
     def positions_from(self, first: int) -> list[int]:
-        """Where in the log the messages are, without what lies below `first`."""
+        """Returns the positions of the messages in the log, without those below `first`."""
         base = self.base
         return [base + place for place in self.places if base + place >= first]
 
     def evict(self) -> None:
-        """The messages go. Their positions are all that is kept of what waits for its sealing,
-        which may be millions; of neighbours in the log they fit in half the bytes."""
+        """Drops the messages and keeps their positions, in half the bytes where they are close
+        together: millions of them may wait to be sealed."""
         self.messages = None
         if self.places[-1] < 2**32:
             self.places = array("I", self.places)
 
 
 class PartitionLog:
-    """Where one partition's messages are, oldest first: sealed batches, then chunks, the last
-    `residents` of which are in memory."""
+    """The places of one partition's messages, oldest first: sealed batches, then chunks. The last
+    `residents` chunks are in memory."""
 
     __slots__ = (
         "chunks",
@@ -102,14 +105,15 @@ class PartitionLog:
         self.residents = 0
 
     def oldest_resident(self) -> Chunk:
-        """The oldest chunk in memory, of a partition that has one."""
+        """Returns the oldest chunk in memory. There must be one."""
         return self.chunks[-self.residents]
 
     def sealed_end(self) -> int:
         return self.refs[-1].last + 1 if self.refs else 0
 
     def chunk_at(self, offset: int) -> Chunk | None:
-        """The chunk with the first message at or after `offset`, which is not below dropped_end."""
+        """Returns the chunk with the first message at or after `offset`, which is not below
+        `dropped_end`."""
         chunks = self.chunks
         if chunks and chunks[-1].first <= offset <= chunks[-1].last:
             return chunks[-1]
@@ -117,11 +121,11 @@ class PartitionLog:
         return chunks[index] if index < len(chunks) else None
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:
-        """`chunk_at`, and those behind it."""
+        """Returns `chunk_at`, and the chunks behind it."""
         return islice(self.chunks, bisect_left(self.chunks, offset, key=_last_of), None)
 
     def refs_from(self, offset: int) -> list[BatchRef]:
-        """The sealed batches with messages at or after `offset`."""
+        """Returns the sealed batches with messages at or after `offset`."""
         return self.refs[bisect_left(self.refs, offset, key=_last_of) :]
 
     def ref_at(self, offset: int) -> BatchRef | None:
@@ -130,8 +134,8 @@ class PartitionLog:
 
 
 class Window:
-    """`used_bytes` are those of resident messages, `page_bytes` those of pages read back, which
-    have their share of `memory_bytes`; `added_bytes` only ever grows."""
+    """`used_bytes` counts resident messages, `page_bytes` pages that were read back, which have
+    their share of `memory_bytes`. `added_bytes` only grows."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -173,7 +177,7 @@ class Window:
         chunk.added_end = self.added_bytes
 
     def add_run(self, run: Sequence[Added], start: int) -> None:
-        """What `add` does, for messages of one partition in their order, a chunk at a time."""
+        """Does what `add` does, for messages of one partition in their order, a chunk at a time."""
         first = run[0][0]
         log = self._topics[first.topic_id][first.partition]
         at = 0
@@ -198,7 +202,7 @@ class Window:
     def _open_chunk(
         self, log: PartitionLog, offset: int, position: int
     ) -> tuple[Chunk, list[Message]]:
-        """The chunk that takes the next message, which is at `position` in the log."""
+        """Returns the chunk that takes the next message, which is at `position` in the log."""
         if log.chunks:
             chunk = log.chunks[-1]
             if (
@@ -221,7 +225,7 @@ class Window:
         return self.used_bytes + self.page_bytes > self.memory_bytes
 
     def evict(self) -> None:
-        """Lets the oldest chunks go until what is resident fits; they can be read back."""
+        """Evicts the oldest chunks until what is resident fits. They can be read back."""
         while self.is_over() and self._resident:
             log, chunk = self._resident.popleft()
             self._evict(log, chunk)
@@ -229,18 +233,19 @@ class Window:
 
     @property
     def resident_partitions(self) -> int:
-        """How many partitions have messages in memory."""
+        """The number of partitions with messages in memory."""
         return len(self._with_residents)
 
     def next_resident(self) -> PartitionLog:
-        """The partitions with messages in memory, one after the other; there must be one."""
+        """Returns a partition with messages in memory, each time the next one. There must be
+        one."""
         log, _ = self._with_residents.popitem(last=False)
         self._with_residents[log] = None
         return log
 
     def evict_finished(self, log: PartitionLog, floor: int, added_end: int) -> None:
-        """Lets chunks go whose messages are all below the offset `floor`, and older than what came
-        after the first `added_end` bytes that were ever added; they can be read back."""
+        """Evicts chunks whose messages are all below the offset `floor`, and that were complete
+        when `added_bytes` was `added_end`. They can be read back."""
         before = log.residents
         while log.residents:
             chunk = log.oldest_resident()
@@ -251,7 +256,7 @@ class Window:
         _drop_sealed(log)
 
     def take_oldest(self) -> tuple[PartitionLog, Chunk] | None:
-        """The chunk whose turn it is to go; it goes, or is put back to the end of the queue."""
+        """Takes the oldest resident chunk from the queue. It must be removed, or put back."""
         while self._resident:
             log, chunk = self._resident.popleft()
             if chunk.messages is not None:
@@ -262,14 +267,15 @@ class Window:
         self._resident.append((log, chunk))
 
     def resident(self, log: PartitionLog, offset: int) -> list[Message] | None:
-        """The messages of the chunk around the first one at or after `offset`, if in memory."""
+        """Returns the messages of the chunk around the first one at or after `offset`, if it is in
+        memory."""
         if offset < log.dropped_end:
             return None
         chunk = log.chunk_at(offset)
         return chunk.messages if chunk is not None else None
 
     def seal(self, refs: list[BatchRef], dropped_files: set[int]) -> None:
-        """History has taken over these batches; `dropped_files` were rewritten or removed."""
+        """Adds batches that are in history now; `dropped_files` were rewritten or removed."""
         if dropped_files:
             for logs in self._topics.values():
                 for log in logs:
@@ -286,7 +292,8 @@ class Window:
             _drop_sealed(log)
 
     def restore(self, refs: list[BatchRef]) -> None:
-        """At a start: history is all there is below the log that is about to be replayed."""
+        """Adds the batches that a start found. Nothing else lies below the log that is about to be
+        replayed."""
         self.seal(refs, set())
         for logs in self._topics.values():
             for log in logs:
@@ -301,13 +308,14 @@ class Window:
         log.dropped_end = max(log.dropped_end, before)
 
     def _remove(self, log: PartitionLog, chunks: list[Chunk]) -> None:
-        """These hold nothing that is wanted any more, in memory or elsewhere."""
+        """Removes chunks whose messages nobody needs."""
         for chunk in chunks:
             self._evict(log, chunk)
         self._count_removed(len(chunks))
 
     def _count_removed(self, chunks: int) -> None:
-        """So many chunks went before their turn. Takes them out of the queue when they are many."""
+        """Counts chunks that were removed before their turn. Takes them out of the queue when they
+        are many."""
         self._removed += chunks
         if self._removed > MOST_REMOVED and self._removed * 2 > len(self._resident):
             self._removed = 0
@@ -324,7 +332,7 @@ class Window:
 
 
 def _drop_sealed(log: PartitionLog) -> None:
-    """Chunks that are evicted and sealed have nothing left to say."""
+    """Drops chunks that are both evicted and sealed."""
     sealed_end = log.sealed_end()
     gone = 0
     for chunk in log.chunks:

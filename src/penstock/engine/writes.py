@@ -1,9 +1,9 @@
-"""Writes by batch: what staging, committing, dropping and looking come to.
+"""Writes by batch: stage, commit, abort and describe.
 
-Invariant: a commit is decided once, in the log; whoever asks for the same batch again shares its
-outcome. It is answered when every row is stored and durable or, after PATIENCE_MS, with how far it
-is: from then on nothing but time is missing. Files go when the record that makes them needless is
-durable.
+Invariant: a commit is decided once, in the log; repeated commits of the same batch share its
+outcome. A commit is answered when every row is stored and durable or, after PATIENCE_MS, with how
+many are stored: from then on it only takes time. Files are removed when the record that makes them
+needless is durable.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import AlreadyCommitted, decide_commit, describe_writer
 from penstock.core.writers import Storing
+from penstock.engine.batch_storing import BatchStoring
 from penstock.engine.caches import Caches
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.drain import Drain
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
-from penstock.engine.staging import Staging
+from penstock.engine.staging import PieceStaging
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
 from penstock.model.writes import CommitBatch, CommitReport, WriterReport
 from penstock.storage.staging import PieceStore
 
 PATIENCE_MS = 20_000
-"""How long a commit is waited for; less than clients and what is between them usually wait."""
+"""The time that a commit is waited for; less than clients and proxies usually wait."""
 
 
 class _Waiting:
-    """Somebody who waits for a batch."""
+    """A request that waits for a batch."""
 
     __slots__ = ("done", "rows", "timer")
 
@@ -47,7 +47,7 @@ class Writes:
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
-        staging: Staging,
+        staging: PieceStaging,
         shelf: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
@@ -55,7 +55,9 @@ class Writes:
     ) -> None:
         self.staging = staging
         self.stage = staging.stage
-        self.drain = Drain(state, ledger, scheduler, shelf, caches, dispatcher, self._stored)
+        self.batches = BatchStoring(
+            state, ledger, scheduler, shelf, caches, dispatcher, self._stored
+        )
         self._check_memory = check_memory
         self._state = state
         self._ledger = ledger
@@ -63,16 +65,16 @@ class Writes:
         self._waiting: dict[tuple[str, int], list[_Waiting]] = {}
 
     def start(self) -> None:
-        """Goes on with what a stop or a crash interrupted."""
+        """Resumes batches that a stop or a crash interrupted."""
         storing = [each for writer in self._state.writers for each in writer.storing.values()]
         self.staging.start(piece.number for each in storing for piece in each.pieces)
         for writer in self._state.writers:
             if writer.storing:
-                self.drain.add(writer)
+                self.batches.add(writer)
 
     @property
     def storing(self) -> int:
-        """Batches that are committed and not stored to the end."""
+        """The number of batches that are committed and not stored to the end."""
         return sum(len(writer.storing) for writer in self._state.writers)
 
     def commit(self, command: CommitBatch, done: Done[CommitReport]) -> None:
@@ -104,7 +106,8 @@ class Writes:
             self._ledger.answer(done, outcome)
 
     def end_waits(self) -> None:
-        """The broker is about to stop: what is committed is stored after the next start."""
+        """Answers all who wait: the broker is about to stop, and stores the rest after the next
+        start."""
         for key in list(self._waiting):
             for waiting in list(self._waiting.get(key, ())):
                 self._give_up(key, waiting)
@@ -130,12 +133,12 @@ class Writes:
 
     def _begin(self, record: WriteCommitted) -> None:
         numbers = [piece.number for piece in record.pieces]
-        # Until the commit is durable a crash may still undo it, and all that is staged counts.
+        # A crash may still undo a commit that is not durable: the pieces are kept until then.
         self._remove_when_durable(self.staging.committed(record.producer, record.batch, numbers))
         self._ledger.wake()
         writer = self._state.writers.get(record.producer, record.ts)
         if writer is not None and writer.storing:
-            self.drain.add(writer)
+            self.batches.add(writer)
 
     def _remove_when_durable(self, numbers: list[int]) -> None:
         def durable(failure: PenstockError | None) -> None:
@@ -158,7 +161,7 @@ class Writes:
         self._waiting.setdefault(key, []).append(waiting)
 
     def _give_up(self, key: tuple[str, int], waiting: _Waiting) -> None:
-        """Says how far it is; it goes on all the same."""
+        """Answers with how many rows are stored. Storing goes on."""
         several = self._waiting.get(key, [])
         if waiting not in several:
             return

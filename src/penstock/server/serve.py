@@ -20,7 +20,7 @@ from functools import partial
 import uvloop
 
 from penstock.api.engine import Engine
-from penstock.engine.allocator import give_back
+from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
@@ -73,7 +73,7 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
         answers = AnswerBudget(
             settings.answer_memory_bytes,
             settings.stalled_timeout_ms,
-            give_back=partial(loop.run_in_executor, None, give_back),
+            give_back=partial(loop.run_in_executor, None, trim_memory),
         )
         address = _address(settings, listener)
         dispatch = RequestDispatch(

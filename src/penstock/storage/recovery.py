@@ -1,8 +1,8 @@
-"""Reading a whole log from its directory, and making it fit to be appended to.
+"""Reads a whole log from its directory, and makes it fit to be appended to.
 
-Invariant: the records replayed are a prefix of those ever written, in order; it holds all that
-were reported durable, or CorruptLog is raised and nothing has been changed. Recovering twice
-changes nothing the second time. Must not know what a record means.
+Invariant: the records replayed are a prefix of those ever written, in order. It holds all that were
+reported durable, or CorruptLog is raised and nothing has been changed. Recovering twice changes
+nothing the second time. Must not know what a record means.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from penstock.storage.vfs import ZERO_STEP_BYTES, Vfs
 
 
 class Recovered(msgspec.Struct):
-    """What `walk_log` found. `blanks` are the files without a header: prepared, never begun."""
+    """The result of `walk_log`. `blanks` are files without a header: prepared, never begun."""
 
     segments: list[Segment] = []
     blanks: list[Segment] = []
     tails: list[TornTail] = []
     next_seq: int = 1
     synced: int = 0
-    """Every frame up to here is known to have been on disk before the log ended."""
+    """The last frame that is known to have been on disk before the log ended."""
     records: int = 0
     has_closing_mark: bool = False
-    """The last frame is one without records, as an orderly stop writes."""
+    """True if the last frame has no records, as an orderly stop writes it."""
 
 
 def walk_log(
@@ -79,7 +79,8 @@ def walk_log(
 
 
 def _check_begins(found: Recovered, path: str, number: int, header: SegmentHeader) -> None:
-    """Everything before a segment that has begun was on disk: nothing there may be amiss."""
+    """Raises CorruptLog if something before this segment is damaged or missing. All of it was on
+    disk before the segment began."""
     if header.number != number:
         raise CorruptLog(path, 0, f"the header is that of segment {header.number}")
     blank = found.blanks[0] if found.blanks else None
@@ -122,8 +123,8 @@ def _walk_segment(
 def _replay_frame(
     path: str, frame: Frame, records: Iterable[tuple[int, bytes]], replay: Replay
 ) -> None:
-    """CorruptLog if a record does not fit what came before it: then the snapshot, or a segment, is
-    not the one that belongs here."""
+    """Replays the records of a frame. Raises CorruptLog if one does not fit what came before it:
+    then the snapshot, or a segment, does not belong here."""
     try:
         for position, record in records:
             replay(record, position)
@@ -138,7 +139,7 @@ def _replay_frame(
 
 
 def cut_tail(vfs: Vfs, tail: TornTail) -> None:
-    """Zeros where the torn tail was, on disk before anything is appended there."""
+    """Writes zeros over the torn tail, on disk before anything is appended there."""
     fd = vfs.open(tail.path)
     try:
         end = tail.position + tail.bytes
@@ -153,7 +154,7 @@ def settle_last(vfs: Vfs, segment: Segment, synced: int) -> None:
     """Puts every frame of the open segment on disk.
 
     A frame behind `synced` may have been read from memory only: its sync never ended, or failed,
-    after which the kernel may call the page clean. Written again, it is on disk or an error.
+    after which the kernel may call the page clean. Writing it again puts it on disk, or raises.
     """
     index = max(0, synced + 1 - segment.first_seq)
     if index < len(segment.offsets):

@@ -1,15 +1,15 @@
-"""The write-ahead log: records in, durable frames out, in order, many writers to one sync.
+"""The write-ahead log: makes records durable in frames, in order; many appends share one sync.
 
 Invariant: the listener's `durable(seq)` is called only when every frame up to `seq` is as durable
 as the mode promises; after a failed write or sync it is never called again. Used from one thread
-(the event loop's), but for `read`. Must not know what a record means, nor the engine above it.
+(the event loop's), except for `read`. Must not know what a record means, nor the engine above it.
 
-How a record travels: `append` adds it to the open frame; `commit` closes that frame and hands
-it to the writer thread (wal_writer.py), or, while one write is under way, leaves it to the next,
-which takes all that has come by then. Frames are given their place in a segment when they are
-closed. The next segment is prepared ahead (wal_supply.py), so that a full disk is noticed before
-anything is decided, never by a write: room is what has been prepared, and free disk only while
-there is far more of it than is asked for.
+The way of a record: `append` adds it to the open frame. `commit` closes that frame and hands it to
+the writer thread (wal_writer.py); while a write is under way, the frame waits for the next one,
+which takes all that has come by then. Frames get their place in a segment when they are closed. The
+next segment is prepared ahead (wal_supply.py), so that a full disk is noticed before anything is
+decided, never by a write. Room is what has been prepared; free disk counts only while there is far
+more of it than is asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from penstock.storage.wal_writer import Batch, WalWriter, Write
 __all__ = ["FsyncMode", "Wal", "WalOptions"]
 
 _SLACK_BYTES = 1024
-"""Frame headers beyond the first, when what `has_room` was asked for is appended in parts."""
+"""Room for more frame headers, when what `has_room` was asked for is appended in parts."""
 _NO_ROOM = -1
 
 logger = logging.getLogger("penstock.storage")
@@ -125,10 +125,11 @@ class Wal:
         first_segment: int = 1,
         lock: DirectoryLock | None = None,
     ) -> Wal:
-        """Blocks while it calls `replay(record, position)` for each record, in order.
+        """Opens the log. Blocks while it calls `replay(record, position)` for each record, in
+        order.
 
-        Segments below `first_segment` are what an interrupted clean-up left: removed. A `lock`
-        taken earlier is handed over; without one, it is taken here. `close` releases it.
+        Segments below `first_segment` were left by an interrupted clean-up and are removed. A
+        `lock` taken earlier is handed over; without one, it is taken here. `close` releases it.
         """
         opened = open_log(vfs, directory, options, first_segment, replay, lock)
         wal = cls(vfs, directory, options, opened, post)
@@ -225,9 +226,12 @@ class Wal:
         self._writer.hand_over(batch)
 
     def _written(self, batch: Batch) -> None:
-        """On the loop, after each write. Those who are told come again at once, most of them: the
-        next write is started a turn later, so that it takes them along with who waits already.
-        One commit of all is worth more than two of a half each, started a little earlier."""
+        """Called on the loop after each write.
+
+        Most clients that are answered send the next request at once. So the next write starts a
+        turn later and takes those along with what waits already: one commit of all is better than
+        two of a half each, the first a little earlier.
+        """
         if self._closed or self.failed is not None:
             return
         self._settle(batch.seq, batch.synced)
@@ -257,8 +261,7 @@ class Wal:
         self._synced = synced
 
     def _fail(self, error: BaseException) -> None:
-        """A write or a sync failed, and what it left is erased: nothing is written until restart,
-        nothing more is told."""
+        """Ends writing until restart, after a write or sync failed and what it left was erased."""
         if self.failed is not None:
             return
         logger.error("the log cannot be written any more: %s", error, exc_info=error)
@@ -290,7 +293,8 @@ class Wal:
             self._prepare_spare()
 
     def _set_limits(self) -> None:
-        """How far the open frame may grow, as positions, so that `has_room` is one comparison."""
+        """Computes how far the open frame may grow, as positions, so that `has_room` is one
+        comparison."""
         prepared = self._active.room
         kept_back = self._options.segment_bytes // 8
         spare = self._supply.spare
@@ -325,7 +329,7 @@ class Wal:
         return [(segment.number, segment.path) for segment in self._segments if segment.closed]
 
     def drop_segments(self, up_to_number: int) -> None:
-        """The files go in the background."""
+        """Files are removed in the background."""
         gone = [s.path for s in self._segments if s.closed and s.number <= up_to_number]
         if gone:
             self._segments = self._segments[len(gone) :]
@@ -341,14 +345,14 @@ class Wal:
 
     @property
     def size_bytes(self) -> int:
-        """Without the spare."""
+        """Does not count the spare."""
         return sum(segment.capacity for segment in self._segments)
 
     def read(self, positions: Sequence[int]) -> list[bytes]:
         return read_records(self._vfs, self._segments, self._unwritten, positions)
 
     def _roll_if_wanted(self) -> None:
-        """Without waiting for the next record; behind what is appended already."""
+        """Rolls behind what is appended, without waiting for the next record."""
         if self._roll_wanted and self._supply.spare is not None:
             self._roll_wanted = False
             if self._records:
@@ -357,7 +361,8 @@ class Wal:
             self.commit()
 
     def _roll_to_spare(self) -> None:
-        """Without a spare, or with an empty segment to roll from, the active one grows instead."""
+        """Makes the spare the active segment. Without a spare, or when the active segment is
+        empty, that one grows instead."""
         segment = self._supply.take_spare() if self._active.offsets else None
         if segment is None:
             return
@@ -401,18 +406,19 @@ class Wal:
         self._lock.release()
 
     def _end_in_order(self) -> None:
-        """Ends the log with its closing mark and says outside of it, in STOPPED, where that is:
-        from now on damage, and a log that is cut short, are told from an interrupted write."""
+        """Writes the closing mark, and its place into STOPPED. With it the next start can tell
+        damage, or a log that was cut short, from an interrupted write."""
         try:
             self._lock.check()
             write_stopped(self._vfs, self._directory, self._closing_mark())
         except (OSError, DirectoryReplaced) as error:
             logger.warning(
-                "the log is whole, but nothing says that the broker stopped in order: %s", error
+                "the log is complete, but the orderly stop could not be noted: %s", error
             )
 
     def _closing_mark(self) -> Stopped:
-        """Where the mark is. It is an empty frame which says that all before it was synced."""
+        """Writes the closing mark, an empty frame which says that all before it was synced,
+        unless it is there already. Returns its place."""
         active = self._active
         is_unchanged = self.seq == self._opened_seq and len(active.offsets) > 0
         if self._had_closing_mark and is_unchanged:

@@ -1,8 +1,8 @@
-"""From a directory to the parts of an open log: lock, recover, cut the torn tail, find room.
+"""Opens the log of a directory: locks it, recovers, cuts the torn tail, finds room.
 
-Invariant: nothing on disk is changed before the whole log has been read without CorruptLog and
-reaches to where an orderly stop left it, and nothing is handed on before every recovered frame is
-on disk. Must not know the threads.
+Invariant: nothing on disk is changed before the whole log was read without CorruptLog and found to
+reach to where an orderly stop left it. Nothing is returned before every recovered frame is on disk.
+Must not know threads.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ def _usable_blank(
     segment_bytes: int,
     opened: Callable[[Segment], None],
 ) -> Segment | None:
-    """Returns the segment that comes next, if an earlier run prepared it in full; removes the other
-    blanks. From the last to the first: a number that is left out is damage to the next start."""
+    """Returns the next segment, if an earlier run prepared it in full, and removes the other
+    blanks. It goes from the last to the first: a missing number between two would look like
+    damage to the next start."""
     usable: Segment | None = None
     for blank in reversed(found.blanks):
         if blank is found.blanks[0] and blank.capacity == segment_bytes:

@@ -1,9 +1,9 @@
-"""Records by position, for whoever pages through a backlog.
+"""Reads records by their positions, for readers that page through a backlog.
 
-Invariant: returns exactly the bytes that were appended at each position, or raises: a frame is
-read and checked whole before a record is taken from it, so that a byte that changed on disk since
-is never handed on. Opens its own descriptors, so that a segment may be rolled or dropped while it
-is read. Must not know who asks, nor hold any state.
+Invariant: returns exactly the bytes that were appended at each position, or raises. A frame is read
+and checked whole before a record is taken from it, so that a byte that changed on disk is never
+returned. Opens its own descriptors, so that a segment may be rolled or dropped while it is read.
+Must not know who asks, nor hold any state.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from penstock.storage.vfs import Vfs
 _GAP_BYTES = 16 * 1024
 """Frames no further apart are read together: reading on is cheaper than another call."""
 _RUN_BYTES = 1024 * 1024
-"""How much is read together, unless one frame alone is larger."""
+"""The bytes that are read together, unless one frame alone is larger."""
 
 
 class _Place(NamedTuple):
-    """Where frame `seq` is in its segment."""
+    """The place of frame `seq` in its segment."""
 
     seq: int
     start: int
@@ -48,7 +48,8 @@ class _Payload(NamedTuple):
 def read_records(
     vfs: Vfs, segments: Sequence[Segment], unwritten: Mapping[int, bytes], positions: Sequence[int]
 ) -> list[bytes]:
-    """The records, in the order of `positions`. Whatever that is, each frame is read once."""
+    """Returns the records in the order of `positions`. Each frame is read once, whatever that
+    order is."""
     found = [b""] * len(positions)
     order = iter(sorted(range(len(positions)), key=positions.__getitem__))
     index = next(order, None)
@@ -72,7 +73,7 @@ def _record_in(payload: _Payload, position: int) -> bytes:
 def _payloads(
     vfs: Vfs, segments: Sequence[Segment], unwritten: Mapping[int, bytes], seqs: Sequence[int]
 ) -> Iterator[tuple[int, _Payload]]:
-    """Each frame's records; `seqs` rise. One run at a time is in memory."""
+    """Yields the records of each frame; `seqs` rise. One run at a time is in memory."""
     fd = -1
     opened: Segment | None = None
     at = 0
@@ -118,7 +119,7 @@ def _open(vfs: Vfs, segment: Segment, seq: int) -> int:
 def _run(
     segment: Segment, unwritten: Mapping[int, bytes], seqs: Sequence[int], at: int
 ) -> list[_Place]:
-    """The frames from `at` on that are worth reading together."""
+    """Returns the frames from `at` on that are worth reading together."""
     offsets = segment.offsets
     places: list[_Place] = []
     for index in range(at, len(seqs)):

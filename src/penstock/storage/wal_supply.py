@@ -1,9 +1,8 @@
-"""Room for the log: the spare segment, prepared ahead, and what is free on the disk.
+"""Keeps room for the log: prepares the spare segment ahead and watches the free disk.
 
-Invariant: a spare is offered only when it is full of zeros and on disk, name and all. A failure
-here loses nothing and ends nothing; it is tried again when asked. What takes time happens on a
-thread of its own, and its results are posted to the loop, where everything else here belongs.
-Must not know frames.
+Invariant: a spare is offered only when it is full of zeros and on disk, with its name. A failure
+here loses nothing and ends nothing; it is tried again when asked. Slow work runs on a thread of its
+own, and its results are posted to the loop; everything else runs there. Must not know frames.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from penstock.storage.segments import MIN_SEGMENT_BYTES, Segment, prepare_segmen
 from penstock.storage.vfs import Vfs, remove_if_there
 
 SPARE_FACTOR = 4
-"""A spare is so many times what the segment before it held: a burst has full ones after three."""
+"""The size of a spare, as a multiple of what the segment before it held. In a burst the third
+one is full size."""
 SMALLEST_SHARE = 16
-"""... and no smaller than this part of a full one."""
+"""The smallest spare, as a part of a full one."""
 
 logger = logging.getLogger("penstock.storage")
 
@@ -77,14 +77,15 @@ class SegmentSupply:
                 segment.fd = -1
 
     def may_produce(self) -> bool:
-        """False when the disk is short: then what is prepared is kept for what must go on."""
+        """Says whether messages may be produced. When the disk is short, prepared room is kept
+        for acks and the like."""
         in_sight = self.spare is not None or self.preparing
         return in_sight and self.free_bytes >= self._reserve_bytes
 
     @property
     def growth_bytes(self) -> int:
-        """How much the active segment may grow into free disk, when the spare is not ready or
-        what comes is larger than it: half of what is left beside the reserve and a spare."""
+        """The bytes that the active segment may grow into free disk, when there is no spare or
+        it is too small: half of what is left beside the reserve and a spare."""
         return (self.free_bytes - self._reserve_bytes - self._segment_bytes) // 2
 
     def take_spare(self) -> Segment | None:
@@ -92,13 +93,13 @@ class SegmentSupply:
         return segment
 
     def last_took(self, nbytes: int) -> None:
-        """What the segment before the next spare held. One that is rolled early, for somebody who
-        would read it now, asks for no more room than it used: zeros are written too."""
+        """Sets the size of the next spare by what the last segment held. A segment that was
+        rolled early needs no large one, and its zeros must be written too."""
         least = max(MIN_SEGMENT_BYTES, self._segment_bytes // SMALLEST_SHARE)
         self._spare_bytes = min(self._segment_bytes, max(least, SPARE_FACTOR * nbytes))
 
     def prepare(self, number: int) -> None:
-        """Makes segment `number` the spare, unless there is one or it is on its way."""
+        """Prepares segment `number` as the spare, unless there is one or it is under way."""
         if self.spare is None and not self.preparing:
             self.preparing = True
             self._tasks.put(partial(self._prepare, number, self._spare_bytes))
@@ -135,7 +136,7 @@ class SegmentSupply:
             except OSError:
                 logger.exception("the log's background work failed; it goes on")
             except RuntimeError:  # from posting: `stop` closes what nobody took
-                logger.warning("the log has news and the event loop is gone")
+                logger.warning("the event loop is closed: an outcome of the log was dropped")
 
     def _prepare(self, number: int, size: int) -> None:
         path = os.path.join(self._directory, segment_name(number))
@@ -158,7 +159,7 @@ class SegmentSupply:
         self._post(partial(self._prepared, segment, failure))
 
     def _discard(self, path: str) -> None:
-        """What is half prepared must not keep the little space that is left."""
+        """Removes a half-prepared file, so that it does not take the little space that is left."""
         try:
             remove_if_there(self._vfs, path)
         except OSError as error:

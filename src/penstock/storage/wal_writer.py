@@ -1,9 +1,9 @@
-"""The thread that writes frames and syncs them.
+"""The thread that writes and syncs frames.
 
-Invariant: a batch is told as written only after its frames are as durable as the mode asks, in
+Invariant: a batch is reported as written only after its frames are as durable as the mode asks, in
 the order they were handed over. After one error this thread writes no more frames: it erases the
-batch that failed, and only then says that it failed, so that a request which is refused for it
-never takes effect at a later start. Must not know records, nor touch the Wal's state: it gets
+batch that failed and only then reports the error, so that a request which is refused for it never
+takes effect at a later start. Must not know records, nor touch the state of the Wal: it gets
 batches and posts what became of them.
 """
 
@@ -40,7 +40,7 @@ class Write:
 
 
 class Batch:
-    """What one commit writes. The writer fills in `synced` and `seconds`."""
+    """The frames of one commit. The writer fills in `synced` and `seconds`."""
 
     __slots__ = ("frames", "nbytes", "rolled", "seconds", "seq", "synced", "writes")
 
@@ -85,14 +85,14 @@ class WalWriter:
         self._batches: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
         self.hand_over: Callable[[Batch], None] = self._batches.put
         self.fail: Callable[[BaseException], None] = self._batches.put
-        """Ends writing with this error, once the batches handed over before it are told."""
+        """Ends writing with this error, after the batches that were handed over before it."""
         self._next: Callable[[], Batch | BaseException | None] = self._batches.get
         if options.fsync == "interval":
             self._next = self._next_within_interval
         self._unfinished: Batch | None = None
         self._left: list[Segment] = []
         self._begun: list[Segment] = []
-        """Segments that the batch under way left, whose files are open still, and began."""
+        """Segments that the current batch left, whose files are still open, and those it began."""
         self._thread = threading.Thread(target=self._run, name="penstock-wal-writer", daemon=True)
 
     def start(self) -> None:
@@ -138,8 +138,8 @@ class WalWriter:
         batch.synced = self.synced
 
     def _begin(self, segment: Segment) -> None:
-        """In every mode the old segment is synced before the new one's header is there. Raises
-        DirectoryReplaced if another directory is at the path of this one by now."""
+        """Begins a segment. In every mode the old one is synced before the header of the new one
+        is written. Raises DirectoryReplaced if another directory is at this path by now."""
         self._check_directory()
         old = self.current
         self._vfs.sync(old.fd)
@@ -156,7 +156,7 @@ class WalWriter:
             self._vfs.close(fd)
 
     def _erase_unfinished(self, error: BaseException) -> BaseException:
-        """Removes what the failed batch may have left on disk; returns the error to report.
+        """Erases what the failed batch may have left on disk. Returns the error to report.
 
         Goes from the last write to the first, and stops where it cannot go on: a start refuses a
         segment that has begun behind a torn one.
@@ -193,11 +193,11 @@ class WalWriter:
         try:
             self._post(callback)
         except RuntimeError:  # the loop is closed; `stop` tells its caller how far it came
-            logger.warning("the log has news and the event loop is gone")
+            logger.warning("the event loop is closed: an outcome of the log was dropped")
 
 
 def _erase(vfs: Vfs, fd: int, start: int, end: int) -> None:
-    """Puts zeros there, durably. Where zeros cannot be written, the file is cut instead."""
+    """Writes zeros, durably. Where that fails, the file is cut instead."""
     try:
         end = min(end, vfs.size(fd))  # what ran out of space is shorter, and has none for zeros
         for offset in range(start, end, ZERO_STEP_BYTES):

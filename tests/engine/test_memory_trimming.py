@@ -14,7 +14,7 @@ PROGRAM = """
 import sys
 from array import array
 from pathlib import Path
-from penstock.engine.allocator import give_back
+from penstock.engine.memory_trimming import trim_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -23,7 +23,7 @@ kept = [array("I", range(256)) for _ in range(100_000)]
 last = kept[-1]
 del kept
 before = resident()
-give_back()
+trim_memory()
 print(before - resident())
 """
 

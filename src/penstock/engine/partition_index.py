@@ -1,8 +1,9 @@
-"""What a partition holds from an offset on, without its messages: which rows lie where.
+"""An index of the messages of a partition from an offset on: which rows lie where, without the
+messages.
 
-An outline is taken on the loop and looked into on a thread, since what it cuts may have to be
-read. Invariant: it is of one moment, and every message from its start on that was stored then is
-in exactly one of its pieces: the sealed batches, then the chunks behind them.
+It is taken on the loop and used on a thread, since it may have to read. Invariant: it shows one
+moment, and every message from its start on that was stored then is in exactly one of its pieces:
+first the sealed batches, then the chunks behind them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.storage.splitting import StoredRun
 
 
 class _Part(NamedTuple):
-    """A chunk as it was; it may have grown since, or been evicted."""
+    """A chunk as it was when the index was taken; it may have grown since, or been evicted."""
 
     first: int
     last: int
@@ -32,7 +33,7 @@ class _Part(NamedTuple):
     chunk: Chunk
 
 
-class Outline:
+class PartitionIndex:
     def __init__(
         self, held: PartitionLog, start: int, log: Log, history: HistoryReader | None
     ) -> None:
@@ -49,7 +50,7 @@ class Outline:
         ]
 
     def pieces(self) -> Iterator[StoredRun]:
-        """May read."""
+        """Returns the pieces in order. May read from disk."""
         history = self._history
         if history is not None:
             for ref in self._refs:
@@ -61,7 +62,7 @@ class Outline:
                 yield StoredRun(offsets[0], offsets[-1], len(offsets), partial(_known, offsets))
 
     def count(self) -> tuple[int, int]:
-        """How many messages it has, and their bytes. May read."""
+        """Returns how many messages it has, and their bytes. May read from disk."""
         msgs = nbytes = 0
         for found_msgs, found_bytes in self._counts():
             msgs += found_msgs
@@ -85,7 +86,7 @@ class Outline:
         return [message.offset for message in self._messages(part)]
 
     def _messages(self, part: _Part) -> list[Message]:
-        """Those that are this outline's."""
+        """Returns the messages of the part that are in this index."""
         if part.messages is not None:
             messages = part.messages[: part.msgs]
         else:

@@ -1,7 +1,7 @@
-"""What leaves of that which is durable, and what goes back because it may not.
+"""Decides which durable deliveries leave, and which are returned to their group.
 
-Invariant: within a partition no first delivery leaves while one before it, decided for a full
-connection, has not. Must not know how a delivery is decided or recorded.
+Invariant: within a partition no first delivery leaves before an earlier one that was decided for a
+full connection. Must not know how a delivery is decided or recorded.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from msgspec import UNSET
 
 from penstock.core.groups import Unfinished
 from penstock.core.settle import delivery_id
-from penstock.engine.consumers import Feed, Leaving, Lot
+from penstock.engine.consumers import Leaving, PartitionFeed, Share
 from penstock.model.item import Item
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.records import Message
 
 
-def part(feed: Feed, lots: list[Lot]) -> tuple[list[Lot], list[Unfinished]]:
-    """What may leave now, and what goes back: a full connection's share, and with it every first
-    delivery behind one of it, for whomever it was."""
-    limit = 0 if feed.is_set_back else _first_stuck(lots)
-    leaves: list[Lot] = []
+def divide(feed: PartitionFeed, shares: list[Share]) -> tuple[list[Share], list[Unfinished]]:
+    """Splits shares into what leaves now and what is returned: the deliveries of a full connection,
+    and every first delivery behind one of them, whoever it was for."""
+    limit = 0 if feed.is_set_back else _first_stuck(shares)
+    leaves: list[Share] = []
     back: list[Unfinished] = []
-    for consumer, leaving in lots:
+    for consumer, leaving in shares:
         going: list[Leaving] = []
         for entry, item in leaving:
             is_stuck = consumer.paused or (item.attempts == 1 and item.offset >= limit)
@@ -35,12 +35,12 @@ def part(feed: Feed, lots: list[Lot]) -> tuple[list[Lot], list[Unfinished]]:
     return leaves, back
 
 
-def _first_stuck(lots: list[Lot]) -> int:
-    """The lowest first delivery that a full connection was to have."""
+def _first_stuck(shares: list[Share]) -> int:
+    """Returns the lowest offset of a first delivery for a full connection."""
     return min(
         (
             item.offset
-            for consumer, leaving in lots
+            for consumer, leaving in shares
             if consumer.paused and not consumer.closed
             for entry, item in leaving
             if item.attempts == 1 and consumer.is_wanted(entry, item)
@@ -49,7 +49,7 @@ def _first_stuck(lots: list[Lot]) -> int:
     )
 
 
-def item_of(entry: Unfinished, message: Message, group_id: int) -> Item:
+def make_item(entry: Unfinished, message: Message, group_id: int) -> Item:
     return Item(
         message.partition,
         message.offset,

@@ -1,9 +1,9 @@
-"""Committed batches are stored here, some rows at a time, beside all else that the broker does.
+"""Stores committed batches, some rows at a time, beside all else that the broker does.
 
-Invariant: the rows of a burst and the record of how far the batch is are one frame of the log; so
-after a crash it goes on with the row behind the last that is stored, and no row is stored twice or
-left out. Batches of one producer are stored in order, those of several take turns. While others
-want the loop, storing takes no more than a tenth of it. Slices are read off the loop.
+Invariant: the rows of a burst and the record of how many rows are done share a frame of the log. So
+storing goes on behind the last stored row after a crash, and no row is stored twice or left out.
+Batches of one producer are stored in order, those of several producers in turns. While others use
+the loop, storing takes no more than a tenth of it. Slices are read off the loop.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from penstock.storage.staging import PieceStore, StagedPieceReader
 
 BURST_ROWS = 1000
 BURST_S = 0.0015
-"""A burst that takes longer, since its rows have much in them, is followed by smaller ones."""
+"""The longest a burst should take. A longer one is followed by smaller ones."""
 SHARED_ROWS = 250
-"""A burst while others want the loop: what they may have to wait for."""
+"""The rows of a burst while others use the loop: they may have to wait for it."""
 BURST_BYTES = MIB
 SHARED_MS = 20
-"""So long after anybody asked for something others are taken to want the loop."""
+"""The loop counts as shared for this long after the last request of somebody else."""
 OTHERS_SHARE = 9
-"""How much longer than a burst others have the loop after it, if they want it."""
+"""The part of the loop that others have after a burst, as a multiple of its duration."""
 MAX_UNSYNCED_BYTES = 2 * MIB
-"""Of bursts that are on their way to disk: a disk that is slow slows storing. While others want to
-be answered there is one burst at a time: what is written with theirs delays them."""
+"""The bytes of bursts that may be on their way to disk: a slow disk slows storing. While the loop
+is shared there is one burst at a time, since it delays the answers it is written with."""
 AHEAD_SLICES = 2
 SIDE_BY_SIDE = 8
-"""Batches that are stored in turns; each holds slices in memory."""
+"""The number of batches that are stored in turns; each holds slices in memory."""
 RIDE_MS = 4
-"""How long a burst waits for somebody's turn to share: a sync more delays them."""
+"""The time a burst waits to share a commit with others: one of its own would delay them."""
 NO_ROOM_RETRY_MS = 250
 UNREADABLE_RETRY_MS = 5000
 
 Stored = Callable[[str, Storing], None]
-"""Takes a producer and its batch of which the last row was stored; not durable yet."""
+"""Takes a producer and its batch, whose last row was stored but may not be durable yet."""
 
 _log = logging.getLogger("penstock.engine")
 
 
-class Drain:
-    """`rows` were stored since the start; `skipped` had no place any more."""
+class BatchStoring:
+    """`rows` counts rows stored since the start, `skipped` those whose topic or cache was gone."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Drain:
         self._shelf = shelf
         self._caches = caches
         self._dispatcher = dispatcher
-        self._sources: deque[Source] = deque()
+        self._sources: deque[BatchRows] = deque()
         self._waiting: dict[str, Writer] = {}
         self._is_resting = False
         self._unsynced_bytes = 0
@@ -87,14 +87,14 @@ class Drain:
         self._most_rows = BURST_ROWS
 
     def add(self, writer: Writer) -> None:
-        """A batch of the writer is to be stored."""
+        """Begins to store a batch of the writer, or queues it."""
         if not self._sources:
             self._answers = self._ledger.answers
         self._waiting[writer.producer] = writer
         self._begin_some()
 
     def turn(self) -> None:
-        """A burst, if there is something to store and it is time for it."""
+        """Stores a burst, if there is something to store and it is time for it."""
         if not self._sources or self._is_resting or self._unsynced_bytes > self._most_unsynced():
             return
         for _ in range(len(self._sources)):
@@ -107,8 +107,8 @@ class Drain:
     # -- bursts --------------------------------------------------------------------------------
 
     def _is_shared(self) -> bool:
-        """Did anybody else ask for something just now? Between two of their requests is a sync, or
-        more; they should not meet a large burst each time."""
+        """Says whether somebody else used the loop just now. Between two requests of a client lies
+        a commit; it should not meet a large burst each time."""
         now_ms = self._ledger.now_ms()
         if self._ledger.answers != self._answers:
             self._answers = self._ledger.answers
@@ -118,8 +118,8 @@ class Drain:
     def _most_unsynced(self) -> int:
         return 0 if self._is_shared() else MAX_UNSYNCED_BYTES
 
-    def _burst(self, source: Source) -> None:
-        # Of this thread alone: what others on the machine do says nothing about the rows.
+    def _burst(self, source: BatchRows) -> None:
+        # CPU time of this thread: what others on the machine do says nothing about the rows.
         began_s = time.thread_time()
         is_shared = self._is_shared()
         part, start = source.head()
@@ -148,8 +148,8 @@ class Drain:
             self._ledger.wake()
 
     def _rest(self, ms: int, then_wait_ms: int = 0) -> None:
-        """The next burst is after that time: in a turn that others ask for, whose commit it then
-        shares, or when there is none for some time."""
+        """Postpones the next burst by `ms`. It then runs in the next turn that others ask for, to
+        share their commit, or after `then_wait_ms` without one."""
         self._is_resting = True
 
         def again() -> None:
@@ -161,8 +161,8 @@ class Drain:
 
         self._scheduler.later(max(1, ms), again)
 
-    def _store_in_topics(self, source: Source, part: RowSlice, start: int, rows: int) -> int:
-        """How many rows are done; none without room."""
+    def _store_in_topics(self, source: BatchRows, part: RowSlice, start: int, rows: int) -> int:
+        """Returns how many rows were stored; 0 without room."""
         now_ms = self._ledger.now_ms()
         decided = decide_rows(self._state, part.take(start, rows), now_ms)
         record = source.progress(rows, now_ms)
@@ -179,9 +179,9 @@ class Drain:
         return rows
 
     def _store_in_cache(
-        self, source: Source, part: RowSlice, cache: Path, start: int, rows: int
+        self, source: BatchRows, part: RowSlice, cache: Path, start: int, rows: int
     ) -> int:
-        """A cache that cannot hold so many at once is given fewer."""
+        """Stores fewer rows at a time in a cache that cannot hold so many. Returns how many."""
         rows = min(rows, MAX_TXN_OPS)
         while True:
             now_ms = self._ledger.now_ms()
@@ -201,7 +201,7 @@ class Drain:
             self._count_unsynced(rows * _ROW_OVERHEAD_BYTES)
             return rows
 
-    def _count_skipped(self, source: Source, rows: int) -> None:
+    def _count_skipped(self, source: BatchRows, rows: int) -> None:
         self.skipped += rows
         source.skipped += rows
 
@@ -215,7 +215,7 @@ class Drain:
 
         self._ledger.when_durable(synced)
 
-    def _finish(self, source: Source) -> None:
+    def _finish(self, source: BatchRows) -> None:
         self._sources.remove(source)
         if source.skipped:
             _log.warning(
@@ -230,7 +230,7 @@ class Drain:
     # -- reading -------------------------------------------------------------------------------
 
     def _begin_some(self) -> None:
-        """Of one producer one batch at a time."""
+        """Begins batches that wait, one at a time for each producer."""
         active = {source.producer for source in self._sources}
         for producer, writer in list(self._waiting.items()):
             if len(self._sources) >= SIDE_BY_SIDE:
@@ -238,17 +238,17 @@ class Drain:
             if not writer.storing:
                 del self._waiting[producer]
             elif producer not in active:
-                source = Source(producer, next(iter(writer.storing.values())))
+                source = BatchRows(producer, next(iter(writer.storing.values())))
                 self._sources.append(source)
                 self._read_ahead(source)
 
-    def _read_ahead(self, source: Source) -> None:
+    def _read_ahead(self, source: BatchRows) -> None:
         if source.wants_more():
             source.is_reading = True
             self._scheduler.in_background(partial(self._read, source))
 
-    def _read(self, source: Source) -> None:
-        """On a thread."""
+    def _read(self, source: BatchRows) -> None:
+        """Runs on a thread."""
         try:
             part = source.read(self._shelf)
         except Exception as error:  # noqa: BLE001 - whatever it was, the log says so
@@ -262,13 +262,14 @@ class Drain:
         else:
             self._scheduler.post(partial(self._got, source, part))
 
-    def _got(self, source: Source, part: RowSlice) -> None:
+    def _got(self, source: BatchRows, part: RowSlice) -> None:
         source.add(part)
         self._read_ahead(source)
         self._ledger.wake()
 
-    def _give_up(self, source: Source) -> None:
-        """For a while, and leaves its place to others. How far it is, the state knows."""
+    def _give_up(self, source: BatchRows) -> None:
+        """Postpones a batch that cannot be read, and leaves its place to others. The state knows
+        how far it is."""
         self._sources.remove(source)
         writer = self._waiting.pop(source.producer)
         self._scheduler.later(UNREADABLE_RETRY_MS, partial(self.add, writer))
@@ -276,10 +277,10 @@ class Drain:
 
 
 _ROW_OVERHEAD_BYTES = 48
-"""About what a row takes in the log beside its key and value."""
+"""The bytes that a row takes in the log beside its key and value, roughly."""
 
 
-class Source:
+class BatchRows:
     """The rows of one batch that are to be stored, slice by slice."""
 
     def __init__(self, producer: str, storing: Storing) -> None:
@@ -288,7 +289,7 @@ class Source:
         self.skipped = 0
         self.is_reading = False
         self._slices: deque[tuple[RowSlice, int]] = deque()
-        # What is to be read next: a piece, and in it the row to begin with.
+        # The next piece to read, and the row in it to begin with.
         self._piece = 0
         self._row = storing.done
         self._open: StagedPieceReader | None = None
@@ -303,7 +304,7 @@ class Source:
         return self.storing.done == self.storing.rows
 
     def head(self) -> tuple[RowSlice, int]:
-        """The slice with the next rows, and the first of them in it."""
+        """Returns the slice with the next rows, and the index of the first of them."""
         return self._slices[0]
 
     def advance(self, rows: int) -> None:
@@ -312,7 +313,7 @@ class Source:
             self._slices.appendleft((part, start + rows))
 
     def progress(self, rows: int, now_ms: int) -> WriteStored:
-        """The record that so many more rows are stored."""
+        """Returns the record that so many more rows are stored."""
         storing = self.storing
         return WriteStored(now_ms, self.producer, storing.batch, storing.done + rows)
 
@@ -323,7 +324,7 @@ class Source:
         return is_hungry and self._piece < len(self.storing.pieces)
 
     def read(self, shelf: PieceStore) -> RowSlice:
-        """The slice with the next row to be read. On a thread."""
+        """Reads the slice with the next row. Runs on a thread."""
         number = self.storing.pieces[self._piece].number
         if self._open is None:
             self._open = self._opened(shelf, self.storing.pieces[self._piece])
@@ -336,7 +337,7 @@ class Source:
         raise ValueError(f"staged piece {number} has only {row} rows")
 
     def _opened(self, shelf: PieceStore, wanted: StagedRows) -> StagedPieceReader:
-        """ValueError if the file of this number is not the piece that the commit named."""
+        """Opens a piece. Raises ValueError if the file is not the piece that the commit named."""
         found = shelf.open(wanted.number)
         name = found.piece.name
         if (name.producer, name.batch) != (self.producer, self.storing.batch):

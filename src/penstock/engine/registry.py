@@ -1,7 +1,7 @@
-"""The registry as commands: tenants, namespaces, streams and caches come, change and go.
+"""Commands on the registry: create, change, delete and list tenants, namespaces, streams, caches.
 
-Invariant: a change is told to the listeners in the turn it is applied, before anything decided
-after it; its answer waits until it is durable, as every other.
+Invariant: listeners hear of a change in the turn it is applied, before anything is decided after
+it; its answer waits until it is durable, as every other.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snap
 T = TypeVar("T")
 
 Listener = Callable[[Entry, bool], None]
-"""Told of an entry that was created or changed, or (True) deleted."""
+"""Takes an entry that was created or changed, or (True) deleted."""
 
 
-class Registrar:
+class RegistryCommands:
     def __init__(self, state: BrokerState, ledger: Ledger) -> None:
         self._state = state
         self._registry = state.registry
@@ -118,7 +118,8 @@ class Registrar:
     # -- within --------------------------------------------------------------------------------
 
     def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
-        """Looking is held back too: what is not durable is not to be seen."""
+        """Answers when everything decided so far is durable. Reads too: what is not durable is not
+        shown."""
         self._ledger.answer(done, self._ledger.attempt(decide))
 
     def _record(self, records: list[RegistryChanged]) -> None:

@@ -1,6 +1,6 @@
-"""Produces come in here: decided, stored and marked for dispatch, one by one or by the thousand.
+"""Produce commands, one by one or in batches: decides, stores and marks for dispatch.
 
-Every command has its own outcome: the message stored, None for a duplicate, or the refusal.
+Every command has its own outcome: the stored message, None for a duplicate, or the refusal.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.records import Message
 
 UNKNOWN_TOPIC = "(unknown)"
-"""The label of refusals for topics that are not there. Their names are not made labels: anyone
-could make up any number of them."""
+"""The metric label of refusals for unknown topics. Their names are no labels: anyone could make up
+any number of them."""
 
 Store = Callable[[Message, int], None]
-"""Takes a message that was decided, and its size."""
+"""Stores a message that was decided; takes its size too."""
 
 
-class Intake:
+class Producing:
     def __init__(
         self,
         state: BrokerState,
@@ -50,9 +50,9 @@ class Intake:
         return outcome
 
     def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[ProduceOutcome]:
-        """In order, each standing alone. An error among the commands is its own outcome."""
+        """Stores commands in order, each by itself. An error among them is its own outcome."""
         if self._is_in_memory:
-            # What a message takes is known when it is stored, and counts against the next.
+            # The memory of a message is known when it is stored, and counts for the next.
             return [c if isinstance(c, PenstockError) else self.store(c) for c in commands]
         now_ms = self._ledger.now_ms()
         with self._ledger.lot() as lot:
@@ -84,7 +84,7 @@ class Intake:
         return message
 
     def _mark(self, places: Iterable[tuple[int, int]]) -> None:
-        """Marks the partitions that have new messages; those are in the log already."""
+        """Marks partitions with new messages, which are in the log already, for dispatch."""
         try:
             for topic_id, partition in places:
                 topic = self._state.topics_by_id[topic_id]
@@ -94,7 +94,7 @@ class Intake:
             raise self._ledger.stop_serving(error, is_appended=True) from error
 
     def forget(self, topic: str) -> None:
-        """The topic is gone, and its counts with it."""
+        """Drops the counts of a deleted topic."""
         for key in [key for key in self.rejected if key[0] == topic]:
             del self.rejected[key]
 
@@ -109,7 +109,7 @@ class Intake:
             return topic.name, ""
 
     def _count(self, command: Produce, error: PenstockError) -> None:
-        """Under the topic and partition that the message would have gone to."""
+        """Counts a refusal under the topic and partition that the message would have gone to."""
         reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
         key = (*self._destination(command), reason)
         self.rejected[key] = self.rejected.get(key, 0) + 1

@@ -1,8 +1,8 @@
-"""Freshness: who wants to read now what is only in the log, and the sealing runs made for them.
+"""Requests to read now what is only in the log, and the sealing runs made for them.
 
-Invariant: whoever waits is answered once, when all that was durable at the request is sealed, or
-with the reason why it is not. All who wait share a run. A run costs a process and a new segment:
-after one that was asked for, the next is not asked for before several times its duration.
+Invariant: each request is answered once: when all that was durable at the request is sealed, or
+with the reason why it is not. All requests that wait share a run. A run costs a process and a new
+segment, so after one the next must wait for several times its duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import Log
 
 REST_FACTOR = 5
-"""Runs that were asked for take at most a sixth of the time."""
+"""Runs made for requests take at most a sixth of the time."""
 MIN_REST_MS = 500
 
 
@@ -34,13 +34,13 @@ class Runs(Protocol):
         ...
 
 
-class Freshness:
+class SealRequests:
     def __init__(self, log: Log, clock: Clock, scheduler: Scheduler, runs: Runs) -> None:
         self._log = log
         self._clock = clock
         self._scheduler = scheduler
         self._runs = runs
-        # The last frame that must be sealed, when it was asked for, and by whom.
+        # For each request: the last frame to be sealed, its time, and its callback.
         self._waiting: deque[tuple[int, int, Then]] = deque()
         self._rolled = 0
         self._is_asked = False
@@ -70,13 +70,13 @@ class Freshness:
         self._go_on()
 
     def give_up(self, failure: PenstockError) -> None:
-        """A run failed, or there will be none."""
+        """Answers all requests with `failure`: a run failed, or there will be none."""
         waiting, self._waiting = self._waiting, deque()
         for _, _, then in waiting:
             then(failure)
 
     def housekeep(self) -> None:
-        """About once a second."""
+        """Refuses requests that waited too long. Called about once a second."""
         oldest_ms = self._clock.now_ms() - MAX_FRESH_WAIT_MS
         while self._waiting and self._waiting[0][1] < oldest_ms:
             failure = Unavailable("the log could not be sealed in time; try again")
@@ -91,7 +91,7 @@ class Freshness:
         return self._log.first_position >> POSITION_BITS > seq
 
     def _go_on(self) -> None:
-        """Asks for the run that those who wait still need, as soon as it may be."""
+        """Asks for the run that waiting requests need, as soon as the rest is over."""
         if not self._waiting or self._alarm is not None or self._runs.is_running:
             return
         rest_ms = self._rest_until_ms - self._clock.now_ms()

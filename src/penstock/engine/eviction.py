@@ -1,32 +1,33 @@
 """Evicts messages that every group has finished, except for the newest `tail_bytes`.
 
-Invariant: in memory beyond the tail is only what some group has not finished. So a broker without
-a backlog is small, whatever `memory_bytes` allow. Evicted messages can be read back, from the log
-until they are sealed and from history then; not to be used without a disk. Partitions are looked
-at in turn, a bounded number at a time, and never for a single message.
+Invariant: beyond those, memory holds only what some group has not finished. So a broker without a
+backlog is small, whatever `memory_bytes` allows. Evicted messages can be read back, from the log
+until they are sealed and from history then; not to be used without a disk. Partitions are visited
+in turn, a bounded number at a time, and never for a single message.
 """
 
 from __future__ import annotations
 
 from penstock.core.state import BrokerState
-from penstock.engine.allocator import give_back
+from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Window
 from penstock.model.limits import MIB
 
 LOOK_PARTITIONS = 1000
 LOOK_ENTRIES = 50_000
-"""Partitions, and unfinished entries of their groups, looked at in one go: at most a few
-milliseconds of the loop. The next look goes on with the other partitions."""
+"""The partitions, and the unfinished entries of their groups, that one round visits: at most a few
+milliseconds of the loop. The next round goes on with the other partitions."""
 LOOK_BYTES = 4 * MIB
-"""Added since the last look: it is worth another one, without waiting for the second to end."""
+"""When so much was added since the last round, the next one does not wait for the second to end."""
 TAIL_SHARE = 8
-"""The tail is at most this part of `memory_bytes`: under pressure finished messages go first."""
+"""`tail_bytes` is at most this part of `memory_bytes`: under pressure finished messages go first.
+"""
 GIVE_BACK_BYTES = 32 * MIB
-"""Less memory in use than there was: the allocator is asked to give back what it keeps."""
+"""When memory in use has shrunk by so much, the allocator is asked to give free pages back."""
 
 
-class Tail:
+class Eviction:
     def __init__(self, state: BrokerState, window: Window, scheduler: Scheduler) -> None:
         limits = state.limits
         self._state = state
@@ -38,19 +39,19 @@ class Tail:
         self._peak_bytes = 0
 
     def turn(self) -> None:
-        """Once a turn; looks only if much was added."""
+        """Called once a turn; starts a round only if much was added."""
         if self._window.added_bytes - self._looked_at >= self._look_bytes:
             self.look()
 
     def look(self) -> None:
-        """Once a second, and when much was added."""
+        """Evicts in one round. Called once a second, and when much was added."""
         window = self._window
         self._looked_at = window.added_bytes
         self._peak_bytes = max(self._peak_bytes, window.used_bytes)
         self._evict(window.added_bytes - self._tail_bytes)
         if window.used_bytes < self._peak_bytes - GIVE_BACK_BYTES:
             self._peak_bytes = window.used_bytes
-            self._scheduler.in_thread(give_back)
+            self._scheduler.in_thread(trim_memory)
 
     def _evict(self, added_end: int) -> None:
         window, entries = self._window, 0

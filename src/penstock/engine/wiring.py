@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from penstock.engine.burial import Burials
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
+from penstock.engine.dead_letters import DeadLetters
+from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.dispatcher import Dispatcher
-from penstock.engine.intake import Intake
-from penstock.engine.journal import Journal, SealedJournal
+from penstock.engine.journal import JournalCommands, SealedJournal
 from penstock.engine.leases import Leases
 from penstock.engine.ledger import Ledger, Then
-from penstock.engine.lookups import Lookups
 from penstock.engine.pages import Pages
-from penstock.engine.progress import GroupProgress
+from penstock.engine.producing import Producing
+from penstock.engine.progress import ProgressCommands
 from penstock.engine.ranges import Ranges
-from penstock.engine.registrar import Registrar
+from penstock.engine.registry import RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sealing import Sealing
-from penstock.engine.staging import Staging
+from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
 from penstock.engine.window import Window
 from penstock.engine.writes import Writes
@@ -51,31 +51,33 @@ class Parts:
         self.pages = Pages(window, log, history, scheduler)
         self.leases = Leases()
         self.dispatcher = Dispatcher(state, window, self.pages, ledger, self.leases)
-        self.burials = Burials(state, window, self.pages, ledger, self.dispatcher)
+        self.dead_letters = DeadLetters(state, window, self.pages, ledger, self.dispatcher)
         self.retention = Retention(state, window, history, ledger)
-        self.intake = Intake(
+        self.producing = Producing(
             state, ledger, self.dispatcher, self.retention, is_in_memory=sealed is None
         )
-        lookups = Lookups(ledger, scheduler)
+        lookups = DiskLookups(ledger, scheduler)
         self.ranges = Ranges(state, window, log, history, ledger, scheduler, lookups)
-        self.progress = GroupProgress(state, window, log, history, ledger, self.dispatcher, lookups)
+        self.progress = ProgressCommands(
+            state, window, log, history, ledger, self.dispatcher, lookups
+        )
         index = SealedJournal(checkpoint.journal)
         self.sealing: Sealing | None = None
         if sealed is not None:
             self.sealing = Sealing(
                 state.limits, log, window, index, clock, scheduler, sealed, checkpoint.files
             )
-        self.journal = Journal(
+        self.journal = JournalCommands(
             log,
             sealed.journal if sealed is not None else None,
             index,
-            self.sealing.freshness.catch_up if self.sealing is not None else _at_once,
+            self.sealing.requests.catch_up if self.sealing is not None else _at_once,
             state,
             ledger,
             scheduler,
             lookups,
         )
-        self.registry = Registrar(state, ledger)
+        self.registry = RegistryCommands(state, ledger)
         self.caches = Caches(state, ledger, self.registry)
         self.streams = Streams(state, ledger, self.registry, self.caches, scheduler)
         self.writes = self._writes(storage)
@@ -89,7 +91,7 @@ class Parts:
             self.state,
             self.ledger,
             self.scheduler,
-            Staging(self.state, self.ledger, self.scheduler, storage.staged, limit),
+            PieceStaging(self.state, self.ledger, self.scheduler, storage.staged, limit),
             storage.staged,
             self.caches,
             self.dispatcher,

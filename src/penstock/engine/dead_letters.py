@@ -1,7 +1,7 @@
-"""Messages out of attempts, on their way to the dead-letter topic.
+"""Moves messages that are out of attempts to the dead-letter topic.
 
-A burial needs the body, which may have to be read from disk, and room for a new message; until it
-has both, the message holds no place in flight and nothing is written for it.
+That needs the body, which may have to be read from disk, and room for a new message. Until it has
+both, the message stays DYING and holds no place in flight.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.engine.window import PartitionLog, Window
 from penstock.model.records import Message, TopicCreated
 
 BURST = 1000
-"""Burials in one turn, so that a mass death does not hold up the loop."""
+"""Messages moved in one turn, so that a mass of them does not hold up the loop."""
 
 
-class Burials:
+class DeadLetters:
     def __init__(
         self,
         state: BrokerState,
@@ -45,16 +45,16 @@ class Burials:
         return len(self._dying)
 
     def add(self, entry: Unfinished) -> None:
-        """A record said that the entry is DYING."""
+        """Adds an entry that a record made DYING."""
         self._dying[entry] = None
 
     def forget(self, topic: str) -> None:
-        """The topic is gone, and its counts with it."""
+        """Drops the counts of a deleted topic."""
         for key in [key for key in self.counts if key[0] == topic]:
             del self.counts[key]
 
     def run(self) -> None:
-        """Buries what can be buried now; the rest waits for room or for its body."""
+        """Moves what can be moved now; the rest waits for room or for its body."""
         is_any_gone = False
         for entry in list(islice(self._dying, BURST)):
             is_settled = not is_unfinished(entry) or entry.state != DYING
@@ -68,20 +68,20 @@ class Burials:
     def _try(self, entry: Unfinished) -> bool:
         progress, now_ms = entry.progress, self._ledger.now_ms()
         if is_effect_committed(progress.group, entry.effect_key, now_ms):
-            # What it was for has happened: only the ack is missing.
+            # Its effect is committed: only the ack is missing.
             return self._ledger.record(skip(progress, redelivery(entry), now_ms))
         if not self._ledger.can_store(entry.size):
-            # Nor is it read: those that wait would push each other out of the cache all the time.
+            # It is not read either: messages that wait would push each other out of the page cache.
             return False
         log = self._window.log(progress.group.topic.id, progress.partition)
         body = self._pages.message(log, entry.offset)
         if body is None:
             self._fetch(log, entry.offset)
             return False
-        return self._bury(entry, body)
+        return self._store_copy(entry, body)
 
     def _fetch(self, log: PartitionLog, offset: int) -> None:
-        """One page at a time: it may have the bodies of others in it too."""
+        """Loads one page at a time: it may hold other bodies too."""
         if self._is_fetching:
             return
         self._is_fetching = True
@@ -92,7 +92,7 @@ class Burials:
 
         self._pages.load(log, offset, fetched)
 
-    def _bury(self, entry: Unfinished, body: Message) -> bool:
+    def _store_copy(self, entry: Unfinished, body: Message) -> bool:
         source = entry.progress.group.topic
         now_ms = self._ledger.now_ms()
         records, copy = decide_burial(self._state, entry, body, entry.last_error, now_ms)
@@ -105,5 +105,5 @@ class Burials:
             return False
         key = (source.name, entry.progress.group.name, entry.progress.partition)
         self.counts[key] = self.counts.get(key, 0) + 1
-        self._dispatcher.buried(entry, copy)
+        self._dispatcher.dead_lettered(entry, copy)
         return True

@@ -1,7 +1,8 @@
-"""What happens by itself: lease ends, retries coming due, burials, retention, paging, sealing.
+"""Work that the broker does by itself: lease ends, retries, dead letters, retention, eviction,
+sealing.
 
-It works whether or not a consumer is connected. Each kind of work is done in bursts, so that a
-mass of it never holds up the loop.
+It runs whether or not a consumer is connected. Each kind of work is done in bursts, so that a mass
+of it never holds up the loop.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from penstock.core.groups import DYING, IN_FLIGHT, Unfinished
 from penstock.core.settle import decide_lapse
 from penstock.core.state import forget_expired_effects
+from penstock.engine.eviction import Eviction
 from penstock.engine.leases import is_unfinished
-from penstock.engine.parts import Parts
 from penstock.engine.scheduler import Cancellable
-from penstock.engine.tail import Tail
+from penstock.engine.wiring import Parts
 from penstock.model.errors import Unavailable
 
 HOUSEKEEPING_MS = 1000
@@ -20,11 +21,11 @@ NO_ROOM_RETRY_MS = 250
 BURST = 1000
 
 
-class Upkeep:
+class Maintenance:
     """The `LedgerListener` of the engine's ledger."""
 
     def __init__(self, parts: Parts) -> None:
-        self.tail = Tail(parts.state, parts.window, parts.scheduler)
+        self.eviction = Eviction(parts.state, parts.window, parts.scheduler)
         self.sealing = parts.sealing
         self.lapses = 0
         self._parts = parts
@@ -35,16 +36,17 @@ class Upkeep:
         self._alarm: Cancellable | None = None
         self._alarm_ms = 0
         self._housekeeping: Cancellable | None = None
-        # Lapsed entries still to be recorded: a burst a turn.
+        # Entries whose lease has ended, recorded a burst a turn.
         self._lapsed: list[Unfinished] = []
 
     def start(self) -> None:
-        """Leases end at a restart: whatever was in flight lapses now."""
+        """Ends the leases of all that was in flight before the start, and goes on with dead
+        letters."""
         self._lapsed += self._leases.restore(self._state, self._ledger.now_ms())
         for group in self._state.groups.values():
             for entry in group.unfinished():
                 if entry.state == DYING:
-                    self._parts.burials.add(entry)
+                    self._parts.dead_letters.add(entry)
         self._housekeep()
         self._ledger.wake()
 
@@ -65,18 +67,18 @@ class Upkeep:
     def turn(self) -> None:
         if self._lapsed:
             self._lapse()
-        if self._parts.burials:
-            self._parts.burials.run()
-        self._parts.writes.drain.turn()
+        if self._parts.dead_letters:
+            self._parts.dead_letters.run()
+        self._parts.writes.batches.turn()
         self._parts.dispatcher.dispatch()
         if self.sealing is not None:
-            self.tail.turn()
+            self.eviction.turn()
             if self._parts.window.is_over():
                 self._parts.window.evict()
         self._arm()
 
     def released(self) -> None:
-        """Leases begin when their items leave."""
+        """Sets the alarm: leases begin when their items leave."""
         self._arm()
 
     def rolled(self) -> None:
@@ -116,7 +118,7 @@ class Upkeep:
         lapsed, self._lapsed = self._lapsed[:BURST], self._lapsed[BURST:]
         now_ms = self._ledger.now_ms()
         for entry in lapsed:
-            # Settled, extended or delivered anew since it was put here?
+            # It may have been settled, extended or delivered again since.
             is_leased = entry.state == IN_FLIGHT and is_unfinished(entry)
             if is_leased and 0 < self._leases.end_of(entry) <= now_ms:
                 self._end_lease(entry, now_ms)
@@ -126,7 +128,7 @@ class Upkeep:
     def _end_lease(self, entry: Unfinished, now_ms: int) -> None:
         dispatcher = self._parts.dispatcher
         if dispatcher.is_unwritten(entry):
-            # It never left: the connection is full. Somebody else may have it, uncounted.
+            # It never left since the connection is full: another consumer gets it, uncounted.
             dispatcher.give_back([entry])
             if entry.state == IN_FLIGHT:
                 self._leases.extend(entry, now_ms + NO_ROOM_RETRY_MS)
@@ -137,7 +139,7 @@ class Upkeep:
         self.lapses += 1
         dispatcher.left_flight(entry)
         if entry.state == DYING:
-            self._parts.burials.add(entry)
+            self._parts.dead_letters.add(entry)
 
     # -- once a second -------------------------------------------------------------------------
 
@@ -156,6 +158,6 @@ class Upkeep:
             self.note_removed(self._parts.retention.run(now_ms))
         if self.sealing is not None:
             self.sealing.housekeep()
-            self.tail.look()
-        if self._parts.burials:
+            self.eviction.look()
+        if self._parts.dead_letters:
             self._ledger.wake()

@@ -1,7 +1,7 @@
-"""Looking something up that may have to be read from disk: begun on the loop, done on a thread.
+"""Look-ups that may have to read from disk: prepared on the loop, done on a thread.
 
-Invariant: what is looked at may be sealed or rewritten before it is read; then it is looked at
-again, so that nobody hears of it. Threads are those that consumers' pages do not need.
+Invariant: what was looked up may be sealed or rewritten before it is read; then it is looked up
+again, and the caller does not notice. Threads are those that consumers' pages do not need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _log = logging.getLogger("penstock.engine")
 
 
-class Lookups:
+class DiskLookups:
     def __init__(self, ledger: Ledger, scheduler: Scheduler) -> None:
         self._ledger = ledger
         self._scheduler = scheduler
@@ -29,8 +29,8 @@ class Lookups:
     def run(
         self, look: Callable[[], Callable[[], T]], found: Callable[[T | PenstockError], None]
     ) -> None:
-        """`look`, on the loop, says what is to be done on a thread, or refuses. `found` is told on
-        the loop what came of it."""
+        """Calls `look` on the loop, which returns the work for a thread or raises. Then tells
+        `found` the outcome, on the loop."""
         try:
             work = look()
         except PenstockError as error:
@@ -44,7 +44,7 @@ class Lookups:
         work: Callable[[], T],
         found: Callable[[T | PenstockError], None],
     ) -> None:
-        """On a thread."""
+        """Runs on a thread."""
         outcome: T | PenstockError
         try:
             outcome = work()
@@ -52,14 +52,15 @@ class Lookups:
             self._scheduler.post(partial(self._again, look, found))
             return
         except UNREADABLE as error:
-            _log.error("a partition cannot be looked through: %s", error)
+            _log.error("a partition cannot be searched: %s", error)
             outcome = Internal("the partition cannot be read; the broker's log says more")
         self._scheduler.post(partial(found, outcome))
 
     def _again(
         self, look: Callable[[], Callable[[], T]], found: Callable[[T | PenstockError], None]
     ) -> None:
-        """What was evicted in the very turn that stored it can be read once it is durable."""
+        """Looks again when the log is durable: a message evicted in the turn that stored it can be
+        read then."""
 
         def when_durable(failure: PenstockError | None) -> None:
             if failure is None:
