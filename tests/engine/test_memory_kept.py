@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.messages import Produce
 from penstock.core.invariants import check
-from penstock.engine import eviction as tail_module
+from penstock.engine import eviction
 from penstock.engine import window as window_module
 from penstock.engine.message_size import held_bytes
 from penstock.engine.window import Window
@@ -263,9 +263,9 @@ def test_an_idle_group_keeps_nothing_alive_that_memory_has_let_go():
 
 def test_memory_that_a_large_backlog_took_is_given_back(monkeypatch: pytest.MonkeyPatch):
     """The allocator is told when much less is held than before, and only then."""
-    monkeypatch.setattr(tail_module, "GIVE_BACK_BYTES", 20 * KIB)
+    monkeypatch.setattr(eviction, "GIVE_BACK_BYTES", 20 * KIB)
     calls: list[None] = []
-    monkeypatch.setattr(tail_module, "give_back", lambda: calls.append(None))
+    monkeypatch.setattr(eviction, "trim_memory", lambda: calls.append(None))
     broker = on_disk(limits=Limits(tail_bytes=0, max_in_flight=10**6), options=SEGMENTS)
     broker.topic()
     reader = broker.consume(lease_ms=LONG_MS)

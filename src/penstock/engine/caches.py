@@ -29,7 +29,6 @@ from penstock.core.cache_rules import (
 )
 from penstock.core.state import BrokerState
 from penstock.engine.ledger import Ledger
-from penstock.engine.registry import RegistryCommands
 from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -51,12 +50,11 @@ Countdown = tuple[Cache, CacheStored, CacheEntry]
 class Caches:
     """Metrics read `watches.count`, and the counters of each cache in `all()`."""
 
-    def __init__(self, state: BrokerState, ledger: Ledger, registry: RegistryCommands) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
         self._now_ms = ledger.now_ms
         self.watches = Watches(state.limits.event_queue_bytes)
-        registry.listeners.append(self._registry_changed)
 
     def start(self) -> None:
         """Moves the versions of ephemeral caches on to the clock, and evicts where limits are
@@ -374,7 +372,7 @@ class Caches:
 
     # -- the registry --------------------------------------------------------------------------
 
-    def _registry_changed(self, entry: Entry, deleted: bool) -> None:
+    def registry_changed(self, entry: Entry, deleted: bool) -> None:
         if entry.kind != "cache":
             return
         if deleted:

@@ -32,11 +32,11 @@ Listener = Callable[[Entry, bool], None]
 
 
 class RegistryCommands:
-    def __init__(self, state: BrokerState, ledger: Ledger) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger, listeners: list[Listener]) -> None:
         self._state = state
         self._registry = state.registry
         self._ledger = ledger
-        self.listeners: list[Listener] = []
+        self.listeners = listeners
 
     # -- commands ------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from penstock.engine.publish_queue import (
     Target,
     WaitingPublishes,
 )
-from penstock.engine.registry import RegistryCommands
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
@@ -124,7 +123,6 @@ class Streams:
         self,
         state: BrokerState,
         ledger: Ledger,
-        registry: RegistryCommands,
         caches: Invalidates,
         scheduler: Scheduler,
     ) -> None:
@@ -140,7 +138,6 @@ class Streams:
         self._woken: list[OpenSubscription] = []
         self._is_asked = False
         self._is_held = False
-        registry.listeners.append(self._registry_changed)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -202,7 +199,7 @@ class Streams:
             for path, stream in self._streams.items()
         ]
 
-    def _registry_changed(self, entry: Entry, deleted: bool) -> None:
+    def registry_changed(self, entry: Entry, deleted: bool) -> None:
         stream = self._streams.get(entry.path) if entry.kind == "stream" else None
         if stream is None:
             return

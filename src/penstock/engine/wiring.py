@@ -1,4 +1,4 @@
-"""The parts of an embedded engine, put together; who knows whom is decided here."""
+"""Builds the parts of an embedded engine, each with those that it needs."""
 
 from __future__ import annotations
 
@@ -77,9 +77,11 @@ class Parts:
             scheduler,
             lookups,
         )
-        self.registry = RegistryCommands(state, ledger)
-        self.caches = Caches(state, ledger, self.registry)
-        self.streams = Streams(state, ledger, self.registry, self.caches, scheduler)
+        self.caches = Caches(state, ledger)
+        self.streams = Streams(state, ledger, self.caches, scheduler)
+        self.registry = RegistryCommands(
+            state, ledger, [self.caches.registry_changed, self.streams.registry_changed]
+        )
         self.writes = self._writes(storage)
 
     def _writes(self, storage: Storage) -> Writes:
