@@ -64,7 +64,7 @@ class BatchStoring:
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
-        shelf: PieceStore,
+        piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
         on_stored: Stored,
@@ -75,7 +75,7 @@ class BatchStoring:
         self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
-        self._shelf = shelf
+        self._piece_store = piece_store
         self._caches = caches
         self._dispatcher = dispatcher
         self._sources: deque[BatchRows] = deque()
@@ -250,7 +250,7 @@ class BatchStoring:
     def _read(self, source: BatchRows) -> None:
         """Runs on a thread."""
         try:
-            part = source.read(self._shelf)
+            part = source.read(self._piece_store)
         except Exception as error:  # noqa: BLE001 - whatever it was, the log says so
             _log.error(
                 "batch %d of producer %r cannot be stored, and is tried again: %s",
@@ -323,11 +323,11 @@ class BatchRows:
         is_hungry = len(self._slices) < AHEAD_SLICES and not self.is_reading
         return is_hungry and self._piece < len(self.storing.pieces)
 
-    def read(self, shelf: PieceStore) -> RowSlice:
+    def read(self, piece_store: PieceStore) -> RowSlice:
         """Reads the slice with the next row. Runs on a thread."""
         number = self.storing.pieces[self._piece].number
         if self._open is None:
-            self._open = self._opened(shelf, self.storing.pieces[self._piece])
+            self._open = self._opened(piece_store, self.storing.pieces[self._piece])
         content = self._open.content
         row = 0
         for part in content.slices:
@@ -336,9 +336,9 @@ class BatchRows:
             row += part.rows
         raise ValueError(f"staged piece {number} has only {row} rows")
 
-    def _opened(self, shelf: PieceStore, wanted: StagedRows) -> StagedPieceReader:
+    def _opened(self, piece_store: PieceStore, wanted: StagedRows) -> StagedPieceReader:
         """Opens a piece. Raises ValueError if the file is not the piece that the commit named."""
-        found = shelf.open(wanted.number)
+        found = piece_store.open(wanted.number)
         name = found.piece.name
         if (name.producer, name.batch) != (self.producer, self.storing.batch):
             of = f"batch {name.batch} of producer {name.producer!r}"

@@ -39,7 +39,7 @@ from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Message
 
 Given = dict[OpenConsumer, list[tuple[DeliveredItem, Message]]]
-"""What each consumer was assigned and is not recorded yet."""
+"""Deliveries that were assigned to consumers and are not recorded yet."""
 
 
 class Dispatcher:

@@ -100,7 +100,8 @@ class Leases:
         self._due: dict[Progress, dict[int, Unfinished]] = {}
 
     def restore(self, state: BrokerState, now_ms: int) -> list[Unfinished]:
-        """At a start. Returns the entries in flight: their leases end at once."""
+        """Builds leases and alarms from the state, at a start. Returns the entries in flight,
+        whose leases end at once."""
         in_flight: list[Unfinished] = []
         for group in state.groups.values():
             for entry in group.unfinished():

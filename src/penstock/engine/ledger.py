@@ -44,19 +44,20 @@ class LedgerListener(Protocol):
     """Takes part in the turns of a ledger, and hears what became of its log."""
 
     def turn(self) -> None:
-        """Once a turn, before the log is committed: the time to dispatch."""
+        """Dispatches and does other work. Called once a turn, before the log is committed."""
         ...
 
     def released(self) -> None:
-        """A commit is durable, and all that waited for it was answered."""
+        """Called after a commit is durable and all that waited for it was answered."""
         ...
 
     def rolled(self) -> None:
-        """The log has closed a segment, which can be sealed."""
+        """Called when the log has closed a segment, which can be sealed."""
         ...
 
     def failed(self, failure: Unavailable) -> None:
-        """Nothing can be recorded any more; all that waited was refused with `failure`."""
+        """Ends what cannot go on: nothing can be recorded any more, and all that waited was
+        refused with `failure`."""
         ...
 
 

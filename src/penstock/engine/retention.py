@@ -29,7 +29,7 @@ RECLAIM_CHUNKS = 64
 
 
 class _Trim:
-    """What is removed from the front of a partition: grown unit by unit."""
+    """The messages to remove from the front of a partition; grows unit by unit."""
 
     def __init__(
         self, topic: Topic, partition: Partition, floor: int, now_ms: int, limit_bytes: int = -1

@@ -55,7 +55,7 @@ class PieceStaging:
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
-        shelf: PieceStore,
+        piece_store: PieceStore,
         limit: int,
     ) -> None:
         self.bytes = 0
@@ -63,7 +63,7 @@ class PieceStaging:
         self._state = state
         self._ledger = ledger
         self._scheduler = scheduler
-        self._shelf = shelf
+        self._piece_store = piece_store
         self._limit_bytes = limit
         self._checking_bytes = 0
         self._next_number = 1
@@ -75,7 +75,7 @@ class PieceStaging:
         """Finds the pieces on disk. Those with `committed` numbers stay, damaged or not. The rows
         of the others are checked in the background."""
         kept = set(committed)
-        found = self._shelf.found
+        found = self._piece_store.found
         self._next_number = max([0, *found, *kept]) + 1
         for number, piece in sorted(found.items()):
             if isinstance(piece, StagedPiece):
@@ -97,7 +97,7 @@ class PieceStaging:
         def check() -> None:
             damage: StorageError | None = None
             try:
-                opened = self._shelf.open(number)
+                opened = self._piece_store.open(number)
                 for part in opened.content.slices:
                     opened.read(part)
             except StorageError as error:
@@ -208,7 +208,7 @@ class PieceStaging:
         piece = self._piece(name, packed, places, rows.is_keyed, now_ms)
 
         def written() -> Turn:
-            self._shelf.write(piece, packed)
+            self._piece_store.write(piece, packed)
             return partial(self._written, piece, finish)
 
         self._work(written, finish)
@@ -304,12 +304,12 @@ class PieceStaging:
             if size is not None:
                 self.bytes -= size
                 self.pieces -= 1
-        shelf = self._shelf
+        piece_store = self._piece_store
 
         def remove() -> None:
             for number in numbers:
                 try:
-                    shelf.remove(number)
+                    piece_store.remove(number)
                 except OSError as error:
                     _log.warning("staged piece %d cannot be removed: %s", number, error)
 

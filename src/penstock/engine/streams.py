@@ -245,7 +245,7 @@ class Streams:
     # -- fan-out -------------------------------------------------------------------------------
 
     def hold_fanout(self) -> None:
-        """For tests: keeps accepted events in the queues until `release_fanout`."""
+        """Keeps accepted events in the queues until `release_fanout`. For tests."""
         self._is_held = True
 
     def release_fanout(self) -> None:

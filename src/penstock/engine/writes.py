@@ -48,7 +48,7 @@ class Writes:
         ledger: Ledger,
         scheduler: Scheduler,
         staging: PieceStaging,
-        shelf: PieceStore,
+        piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
         check_memory: Callable[[], None],
@@ -56,7 +56,7 @@ class Writes:
         self.staging = staging
         self.stage = staging.stage
         self.batches = BatchStoring(
-            state, ledger, scheduler, shelf, caches, dispatcher, self._stored
+            state, ledger, scheduler, piece_store, caches, dispatcher, self._stored
         )
         self._check_memory = check_memory
         self._state = state

@@ -1,7 +1,7 @@
-"""The log as the engine sees it, and what an engine is opened on.
+"""The interface of a log, and of the storage that an engine is opened on.
 
-An engine needs three things: a `Log` that makes records durable in order, a `Storage` that recovers
-what an earlier process left, and nothing else of the disk. The Wal in its data directory and the
+An engine needs a `Log` that makes records durable in order, and a `Storage` that recovers what an
+earlier process left; it knows nothing else of the disk. The Wal in its data directory and the
 MemoryLog satisfy both. A replicated log would too.
 
 All methods but `Log.read` belong to one thread, that of the event loop; a listener is called there
@@ -31,7 +31,7 @@ Replay = Callable[[bytes, int], object]
 """Takes a record and its position."""
 
 RECORD_OVERHEAD_BYTES = 4
-"""What a record takes in the log beside its own bytes; for `has_room`."""
+"""The bytes that a record takes in the log beside its own; for `has_room`."""
 
 
 class WalOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class Log(Protocol):
         ...
 
     def check_space(self) -> None:
-        """To be called about once a second: looks at the room again, in the background."""
+        """Looks at the room again, in the background. Called about once a second."""
         ...
 
     def read(self, positions: Sequence[int]) -> list[bytes]:
@@ -164,15 +164,15 @@ class Log(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """What the log takes on disk."""
+        """The bytes that the log takes on disk."""
         ...
 
 
 class Storage(Protocol):
-    """What an engine is opened on: a log, and what was sealed from it.
+    """The storage that an engine is opened on: a log, and the files sealed from it.
 
-    `staged` keeps the pieces of batches until they are stored. `sealed` has history and journal;
-    None where nothing is ever sealed and the log cannot be read back.
+    `staged` keeps the pieces of batches until they are stored. `sealed` has history and journal; it
+    is None where nothing is ever sealed and the log cannot be read back.
     """
 
     @property
