@@ -30,8 +30,8 @@ NO_LIMIT = 2**62
 
 
 class CacheEntry(msgspec.Struct, gc=False):
-    """A value in a cache. `expires` is a wall-clock time in ms, 0 for never. `late_ms` is volatile, in
-    no record and no image: this process lets the entry live so much longer, since its TTL counts
+    """A value in a cache. `expires` is a wall-clock time in ms, 0 for never. `late_ms` is volatile,
+    in no record and no image: this process lets the entry live so much longer, since its TTL counts
     from the answer."""
 
     value: bytes

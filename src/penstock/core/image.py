@@ -2,8 +2,8 @@
 
 Invariant: restoring an image and applying records gives the same image as applying those records to
 the original state. State that only the process knows (a cache's counters, the order of its reads)
-is left out, and so is derived state: in-flight counts, open effects, the backlog's heaps. Fields are
-only ever added at the end, because older snapshots must be readable. Must not know files.
+is left out, and so is derived state: in-flight counts, open effects, the backlog's heaps. Fields
+are only ever added at the end, because older snapshots must be readable. Must not know files.
 """
 
 from __future__ import annotations
