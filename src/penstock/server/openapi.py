@@ -14,7 +14,7 @@ from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.batches import BatchError
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
-from penstock.server.message_actions import ASKED
+from penstock.server.message_actions import MESSAGES
 from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
 from penstock.server.schemas import Json, plain_members, ref, required_members, schemas_of
@@ -307,7 +307,7 @@ def _header(text: str, kind: str) -> Json:
 
 def _schemas() -> dict[str, Json]:
     requests = [each.body for each in ENDPOINTS if each.body is not None]
-    messages = [each.shape for each in ASKED]
+    messages = [each.shape for each in MESSAGES]
     answers = [answer.shape for each in ENDPOINTS for answer in each.answers.values()]
     errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
     return schemas_of([*requests, *messages], [*filter(None, answers), *errors])
