@@ -9,9 +9,9 @@ import pytest
 
 from penstock.model.errors import PenstockError
 from penstock.model.tenancy import CacheConfig, StreamConfig
-from penstock.server.message_actions import ASKED
+from penstock.server.message_actions import MESSAGES
 from penstock.server.settings import Settings
-from penstock.server.websocket.answers import SENT
+from penstock.server.websocket.answers import FRAMES
 from tests.docs.documents import DOCUMENTS, ROOT, anchors_of, first_cells, links_of
 from tests.routes import NAMESPACE, all_routes
 
@@ -61,9 +61,9 @@ def test_every_route_has_its_heading_in_the_reference():
 
 def test_every_message_of_the_websocket_is_in_its_reference():
     documented = first_cells(read(WEBSOCKET))
-    assert {each.type for each in ASKED} <= documented
-    pushed = {shape for each in ASKED for shape in each.pushes}
-    assert {each.type for each in SENT if each.shape in pushed} <= documented
+    assert {each.type for each in MESSAGES} <= documented
+    pushed = {shape for each in MESSAGES for shape in each.pushes}
+    assert {each.type for each in FRAMES if each.shape in pushed} <= documented
 
 
 def test_every_setting_of_a_stream_or_cache_is_in_a_table():

@@ -9,7 +9,11 @@ import msgspec
 import pytest
 
 from penstock.server.asyncapi import build_document
-from penstock.server.message_actions import ASKED, MESSAGES_WITHOUT_CONNECTION, Asked
+from penstock.server.message_actions import (
+    MESSAGES,
+    MESSAGES_WITHOUT_CONNECTION,
+    MessageDescription,
+)
 from penstock.server.schemas import required_members
 from penstock.server.websocket import answers, messages
 from tests.broker_process import BrokerProcess
@@ -40,19 +44,19 @@ def references(value: Any) -> Iterator[str]:
 
 
 def test_every_message_that_can_be_decoded_is_described_and_no_other() -> None:
-    assert {each.shape for each in ASKED} == set(get_args(messages.Message))
-    for each in ASKED:
+    assert {each.shape for each in MESSAGES} == set(get_args(messages.Message))
+    for each in MESSAGES:
         message = DOCUMENT["components"]["messages"][each.shape.__name__]
         assert message["name"] == each.type
         assert DOCUMENT["operations"][each.type]["action"] == "receive"
 
 
 def test_every_frame_that_is_sent_is_described() -> None:
-    sent = {each.shape for each in answers.SENT}
+    sent = {each.shape for each in answers.FRAMES}
     assert {*get_args(answers.Answer), answers.CacheEvent} <= sent
-    assert {each.answer for each in ASKED} <= sent
-    assert {shape for each in ASKED for shape in each.pushes} <= sent
-    for each in answers.SENT:
+    assert {each.answer for each in MESSAGES} <= sent
+    assert {shape for each in MESSAGES for shape in each.pushes} <= sent
+    for each in answers.FRAMES:
         schema = DOCUMENT["components"]["schemas"][each.shape.__name__]
         assert each.type in schema["properties"]["type"].get("enum", ["error"])
 
@@ -71,7 +75,7 @@ def test_the_document_is_asyncapi_3_and_every_reference_leads_somewhere() -> Non
 
 
 def test_every_member_of_a_message_is_described() -> None:
-    for each in ASKED:
+    for each in MESSAGES:
         schema = DOCUMENT["components"]["schemas"][each.shape.__name__]
         assert schema["required"] == list(required_members(each.shape))
         for name, member in schema["properties"].items():
@@ -80,7 +84,7 @@ def test_every_member_of_a_message_is_described() -> None:
 
 
 def test_what_a_list_holds_that_is_left_undecoded_is_known() -> None:
-    for each in ASKED:
+    for each in MESSAGES:
         members = DOCUMENT["components"]["schemas"][each.shape.__name__]["properties"]
         for field in msgspec.structs.fields(each.shape):
             if msgspec.Raw in (field.type, *get_args(field.type)):
@@ -88,14 +92,14 @@ def test_what_a_list_holds_that_is_left_undecoded_is_known() -> None:
                 assert any(kind.get("items") for kind in kinds), field.name
 
 
-def named(message: Asked) -> str:
+def named(message: MessageDescription) -> str:
     return message.type
 
 
 @pytest.mark.parametrize("only_required", [False, True], ids=["whole", "only required"])
-@pytest.mark.parametrize("message", ASKED, ids=named)
+@pytest.mark.parametrize("message", MESSAGES, ids=named)
 def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
-    broker: BrokerProcess, message: Asked, only_required: bool
+    broker: BrokerProcess, message: MessageDescription, only_required: bool
 ) -> None:
     with WebSocket(broker.port) as socket:
         here = {"tenant_id": "default", "namespace": "default"}
@@ -119,8 +123,10 @@ def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
         assert set(answer) <= {"type", *message.answer.__struct_fields__}
 
 
-@pytest.mark.parametrize("message", ASKED, ids=named)
-def test_what_is_said_to_be_required_of_a_message_is(broker: BrokerProcess, message: Asked) -> None:
+@pytest.mark.parametrize("message", MESSAGES, ids=named)
+def test_what_is_said_to_be_required_of_a_message_is(
+    broker: BrokerProcess, message: MessageDescription
+) -> None:
     example = {"type": message.type} | message.example
     with WebSocket(broker.port) as socket:
         for member in required_members(message.shape):
@@ -129,9 +135,9 @@ def test_what_is_said_to_be_required_of_a_message_is(broker: BrokerProcess, mess
             assert f"{member} is required" in answer["message"], answer
 
 
-@pytest.mark.parametrize("message", ASKED, ids=named)
+@pytest.mark.parametrize("message", MESSAGES, ids=named)
 def test_a_message_is_taken_over_http_if_the_api_says_so(
-    broker: BrokerProcess, message: Asked
+    broker: BrokerProcess, message: MessageDescription
 ) -> None:
     example = {"type": message.type} | message.example
     reply = broker.client.post("/v1/felix", json=example)

@@ -1,7 +1,8 @@
 """The AsyncAPI 3.0 document of the WebSocket, made of the described messages and their structs.
 
-Invariant: a pure function of ASKED and SENT; nothing of a running broker is in it. It describes the
-broker: the broker receives what clients ask, and sends the answers. Must not know how it is shown.
+Invariant: a pure function of MESSAGES and FRAMES; nothing of a running broker is in it. It
+describes the broker's side: the broker receives the messages, and sends the answers. Must not know
+how it is shown.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Any
 
 from penstock import __version__
 from penstock.server.http.responses import TypedErrorBody
-from penstock.server.message_actions import ASKED, Asked
+from penstock.server.message_actions import MESSAGES, MessageDescription
 from penstock.server.schemas import Json, ref, schemas_of
-from penstock.server.websocket.answers import SENT, Sent
+from penstock.server.websocket.answers import FRAMES, FrameDescription
 from penstock.server.websocket.binary import EVENTS, PUBLISH
 from penstock.server.websocket.upgrade import PATH, SUBPROTOCOLS
 
@@ -35,17 +36,19 @@ ABOUT_BINARY = (
 
 
 def build_document() -> Json:
-    messages = {_key(each): _asked(each) for each in ASKED}
-    messages |= {_key(each): _sent(each) for each in SENT}
+    messages = {_key(each): _message_entry(each) for each in MESSAGES}
+    messages |= {_key(each): _frame_entry(each) for each in FRAMES}
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Penstock", "version": __version__, "description": ABOUT},
         "defaultContentType": "application/json",
         "channels": {CHANNEL: _channel(list(messages))},
-        "operations": {each.type: _operation(each) for each in ASKED} | _pushes(),
+        "operations": {each.type: _operation(each) for each in MESSAGES} | _pushes(),
         "components": {
             "messages": messages,
-            "schemas": schemas_of([each.shape for each in ASKED], [each.shape for each in SENT]),
+            "schemas": schemas_of(
+                [each.shape for each in MESSAGES], [each.shape for each in FRAMES]
+            ),
         },
     }
 
@@ -75,7 +78,7 @@ def _channel(names: list[str]) -> Json:
     }
 
 
-def _asked(message: Asked) -> Json:
+def _message_entry(message: MessageDescription) -> Json:
     return {
         "name": message.type,
         "title": message.type,
@@ -85,7 +88,7 @@ def _asked(message: Asked) -> Json:
     }
 
 
-def _sent(message: Sent) -> Json:
+def _frame_entry(message: FrameDescription) -> Json:
     return {
         "name": message.type,
         "title": message.type,
@@ -94,7 +97,7 @@ def _sent(message: Sent) -> Json:
     }
 
 
-def _operation(message: Asked) -> Json:
+def _operation(message: MessageDescription) -> Json:
     return {
         "action": "receive",
         "channel": {"$ref": f"#/channels/{CHANNEL}"},
@@ -116,7 +119,7 @@ def _pushes() -> Json:
             "summary": f"What follows {message.type}, until it ends; an error says why it did.",
             "messages": [_message(shape) for shape in (*message.pushes, TypedErrorBody)],
         }
-        for message in ASKED
+        for message in MESSAGES
         if message.pushes
     }
 
@@ -125,6 +128,6 @@ def _message(shape: Any) -> Json:
     return {"$ref": f"#/channels/{CHANNEL}/messages/{shape.__name__}"}
 
 
-def _key(message: Asked | Sent) -> str:
+def _key(message: MessageDescription | FrameDescription) -> str:
     """The struct's name, since the type `lag` is both asked and sent."""
     return str(message.shape.__name__)

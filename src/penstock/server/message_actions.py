@@ -260,7 +260,7 @@ def _refuse(engine: Engine, message: Any, done: Done) -> None:
 # -- descriptions ----------------------------------------------------------------------------------
 
 
-class Asked(msgspec.Struct, frozen=True):
+class MessageDescription(msgspec.Struct, frozen=True):
     """A message, described. `example` lacks the type. `answer` is the answer to a success; `pushes`
     are the frames that come later for it. `action` None: it needs an open connection, and
     websocket/connection.py performs it."""
@@ -282,15 +282,15 @@ _STREAM = _HERE | {"stream": "default"}
 _CACHE = _HERE | {"cache": "default"}
 _ENTRY = _CACHE | {"key": "greeting"}
 
-ASKED: tuple[Asked, ...] = (
-    Asked(
+MESSAGES: tuple[MessageDescription, ...] = (
+    MessageDescription(
         PublishMessage,
         "Publishes an event. With ack none, only a failure is answered.",
         _STREAM | {"payload": "aGVsbG8="},
         PublishOk,
         action=_publish,
     ),
-    Asked(
+    MessageDescription(
         PublishBatchMessage,
         "Publishes events together, in order. With ack per_message, each event is answered by "
         "a publish_ok with its index.",
@@ -298,7 +298,7 @@ ASKED: tuple[Asked, ...] = (
         PublishOk,
         action=_publish_batch,
     ),
-    Asked(
+    MessageDescription(
         SubscribeMessage,
         "Sends every event that is accepted after the answer as an event, or several as an "
         "event_batch.",
@@ -306,61 +306,61 @@ ASKED: tuple[Asked, ...] = (
         Subscribed,
         pushes=(Event, EventBatch, LagAnswer),
     ),
-    Asked(
+    MessageDescription(
         UnsubscribeMessage,
         "Ends a subscription of this connection, and discards the events that it has not received.",
         {"subscription_id": "s1"},
         Ok,
     ),
-    Asked(
+    MessageDescription(
         LagMessage,
         "Answers how far behind a subscription of this connection is, and how many events it lost.",
         {"subscription_id": "s1"},
         LagAnswer,
     ),
-    Asked(
+    MessageDescription(
         CachePutMessage,
         "Puts a value, and answers its version.",
         _ENTRY | {"value": "aGVsbG8=", "ttl_ms": 60_000},
         Ok,
         action=_cache_put,
     ),
-    Asked(
+    MessageDescription(
         CacheGetMessage,
         "Answers the value of a key; null with version 0 if there is none.",
         _ENTRY,
         Value,
         action=_cache_get,
     ),
-    Asked(
+    MessageDescription(
         CacheGetManyMessage,
         "Answers the values of keys, all from the same moment.",
         _CACHE | {"keys": ["greeting", "nothing"]},
         Values,
         action=_cache_get_many,
     ),
-    Asked(
+    MessageDescription(
         CacheDeleteMessage,
         "Removes a key, and answers whether it was there.",
         _ENTRY,
         Ok,
         action=_cache_delete,
     ),
-    Asked(
+    MessageDescription(
         CacheIncrMessage,
         "Adds to a counter, and answers its new value.",
         _CACHE | {"key": "visits"},
         Value,
         action=_cache_incr,
     ),
-    Asked(
+    MessageDescription(
         CacheTxnMessage,
         "Performs all ops, or none if a check fails.",
         _CACHE | {"ops": [{"op": "incr", "key": "visits"}]},
         Ok,
         action=_cache_txn,
     ),
-    Asked(
+    MessageDescription(
         CacheWatchMessage,
         "Sends every later change of a key, or of the keys with a prefix, as a cache_event. "
         "Takes either key or prefix.",
@@ -368,16 +368,16 @@ ASKED: tuple[Asked, ...] = (
         Ok,
         pushes=(CacheEvent,),
     ),
-    Asked(
+    MessageDescription(
         CacheUnwatchMessage,
         "Ends a watch of this connection.",
         {"watch_id": "w1"},
         Ok,
     ),
-    Asked(PingMessage, "Answered with ok.", {}, Ok, action=_ping),
+    MessageDescription(PingMessage, "Answered with ok.", {}, Ok, action=_ping),
 )
 
-_ACTIONS = {each.shape: each.action for each in ASKED if each.action is not None}
+_ACTIONS = {each.shape: each.action for each in MESSAGES if each.action is not None}
 
 MESSAGES_WITHOUT_CONNECTION: Any = reduce(or_, _ACTIONS)
 """The union of the messages that POST /v1/felix takes."""

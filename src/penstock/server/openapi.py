@@ -14,7 +14,7 @@ from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.batches import BatchError
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
-from penstock.server.message_actions import ASKED
+from penstock.server.message_actions import MESSAGES
 from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
 from penstock.server.schemas import Json, plain_members, ref, required_members, schemas_of
@@ -168,7 +168,7 @@ def _path_parameters(endpoint: Endpoint) -> list[Json]:
     known = plain_members(PathNames)
     parameters = []
     for name in re.findall(r"\{(\w+)\}", endpoint.path):
-        schema = known[name]
+        schema = dict(known[name])
         text, (example,) = schema.pop("description"), schema.pop("examples")
         parameters.append(
             {
@@ -186,13 +186,13 @@ def _path_parameters(endpoint: Endpoint) -> list[Json]:
 def _query_parameters(endpoint: Endpoint) -> list[Json]:
     """The members that a request may have in its query: beside its body, or instead of one."""
     return [
-        _query_parameter(endpoint, name, schema, is_required=name in required_members(shape))
+        _query_parameter(endpoint, name, dict(schema), name in required_members(shape))
         for shape in endpoint.query
         for name, schema in plain_members(shape).items()
     ]
 
 
-def _query_parameter(endpoint: Endpoint, name: str, schema: Json, *, is_required: bool) -> Json:
+def _query_parameter(endpoint: Endpoint, name: str, schema: Json, is_required: bool) -> Json:
     has_body = endpoint.body is not None and not endpoint.query_only
     takes_raw = any("raw" in shape.__struct_fields__ for shape in endpoint.query)
     text = schema.pop("description")
@@ -307,7 +307,7 @@ def _header(text: str, kind: str) -> Json:
 
 def _schemas() -> dict[str, Json]:
     requests = [each.body for each in ENDPOINTS if each.body is not None]
-    messages = [each.shape for each in ASKED]
+    messages = [each.shape for each in MESSAGES]
     answers = [answer.shape for each in ENDPOINTS for answer in each.answers.values()]
     errors = (ErrorBody, OverloadBody, TypedErrorBody, BatchError)
     return schemas_of([*requests, *messages], [*filter(None, answers), *errors])

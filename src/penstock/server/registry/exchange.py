@@ -92,25 +92,16 @@ class Exchange:
 Act = Callable[[Exchange], None]
 
 
-def looking(act: Act) -> Handler:
+def reading(act: Act) -> Handler:
     """Makes the handler of an endpoint that changes nothing."""
-
-    @wraps(act)
-    def handle(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-        exchange = Exchange(dispatch, request, reply)
-        try:
-            act(exchange)
-        except PenstockError as error:
-            exchange.refuse(error)
-
-    return handle
+    return _handler(act)
 
 
 def changing(act: Act) -> Handler:
     """Makes the handler of an endpoint that changes the registry, or forwards the change to the
     control plane that it follows."""
 
-    @looking
+    @_handler
     @wraps(act)
     def handle(exchange: Exchange) -> None:
         body = exchange.request.body
@@ -122,6 +113,18 @@ def changing(act: Act) -> Handler:
             act(exchange)
         else:
             follower.forward(exchange.request, exchange.then(_pass_on(exchange.reply)))
+
+    return handle
+
+
+def _handler(act: Act) -> Handler:
+    @wraps(act)
+    def handle(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        exchange = Exchange(dispatch, request, reply)
+        try:
+            act(exchange)
+        except PenstockError as error:
+            exchange.refuse(error)
 
     return handle
 
@@ -179,7 +182,7 @@ def change(
     that no change is lost."""
     path = exchange.path()
 
-    def look() -> None:
+    def read() -> None:
         exchange.registry.get(kind, path, exchange.then(found))
 
     def found(entry: Entry) -> None:
@@ -195,18 +198,18 @@ def change(
 
     def changed(outcome: Entry | PenstockError) -> None:
         if isinstance(outcome, VersionMismatch):
-            look()
+            read()
         else:
             exchange.then(send)(outcome)
 
     def send(entry: Entry) -> None:
         exchange.send(200, answer_of(entry, exchange.dispatch.engine.limits))
 
-    look()
+    read()
 
 
 def describing(kind: Kind, answer_of: AnswerOf) -> Handler:
-    @looking
+    @reading
     def describe(exchange: Exchange) -> None:
         def found(entry: Entry) -> None:
             exchange.send(200, answer_of(entry, exchange.dispatch.engine.limits))

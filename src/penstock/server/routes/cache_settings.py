@@ -26,7 +26,7 @@ from penstock.server.registry.exchange import (
     changing,
     create,
     deleting,
-    looking,
+    reading,
     send_list,
 )
 from penstock.server.routes.caches import CACHE
@@ -144,13 +144,13 @@ def create_cache(exchange: Exchange) -> None:
     create(exchange, wanted, cache_answer)
 
 
-@looking
+@reading
 def list_caches(exchange: Exchange) -> None:
     done = send_list(exchange, "cache", cache_answer, CacheList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
-@looking
+@reading
 def describe_cache(exchange: Exchange) -> None:
     path = exchange.path()
 

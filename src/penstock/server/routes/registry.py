@@ -11,7 +11,7 @@ from penstock.model.tenancy import Changes, Snapshot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import required_index, whole_number
 from penstock.server.members import Count, limits, optional, required
-from penstock.server.registry.exchange import SHOWN_BYTES, Exchange, looking
+from penstock.server.registry.exchange import SHOWN_BYTES, Exchange, reading
 from penstock.server.registry.mirror import RemoteChange, RemoteChanges, RemoteSnapshot
 from penstock.server.routes.endpoint import Answer, Endpoint
 
@@ -38,7 +38,7 @@ class RegistryAnswer(msgspec.Struct, kw_only=True):
     last_error: str | UnsetType | None = UNSET
 
 
-@looking
+@reading
 def status(exchange: Exchange) -> None:
     def found(position: tuple[int, int]) -> None:
         epoch, revision = position
@@ -57,7 +57,7 @@ def status(exchange: Exchange) -> None:
     exchange.registry.position(exchange.then(found))
 
 
-@looking
+@reading
 def snapshot(exchange: Exchange) -> None:
     def taken(found: Snapshot) -> None:
         exchange.reply.when_room(SHOWN_BYTES * len(found.entries), lambda: send(found))
@@ -75,7 +75,7 @@ def snapshot(exchange: Exchange) -> None:
     exchange.registry.snapshot(exchange.then(taken))
 
 
-@looking
+@reading
 def changes(exchange: Exchange) -> None:
     params = exchange.request.params()
     since = required_index(whole_number(params, "since"), "since")

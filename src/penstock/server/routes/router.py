@@ -73,7 +73,8 @@ class PathRouter:
     """The routes with names in their paths."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        self._by_length: dict[int, list[_Pattern]] = {}
+        self._patterns: dict[tuple[bytes, int], list[_Pattern]] = {}
+        """By the first word after /v1, and the number of parts."""
         self._known: dict[bytes, Methods] = {}
         """By the whole path; for an entry of a cache by the path up to its key."""
         patterns: dict[str, _Pattern] = {}
@@ -82,14 +83,17 @@ class PathRouter:
                 pattern = patterns.setdefault(endpoint.path, _Pattern(endpoint.path))
                 pattern.add(endpoint)
         for path, pattern in patterns.items():
-            self._by_length.setdefault(path.count("/") + 1, []).append(pattern)
+            parts = path.encode().split(b"/")
+            self._patterns.setdefault((parts[2], len(parts)), []).append(pattern)
 
     def find(self, path: bytes) -> Methods | None:
         found = self._known.get(path[: path.rfind(b"/") + 1]) or self._known.get(path)
         if found is not None:
             return found
         parts = path.split(b"/")
-        for pattern in self._by_length.get(len(parts), ()):
+        if len(parts) < 3:
+            return None
+        for pattern in self._patterns.get((parts[2], len(parts)), ()):
             if pattern.matches(parts):
                 return self._scoped(pattern, path, parts) if pattern.scope else pattern.methods
         return None

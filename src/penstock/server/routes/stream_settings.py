@@ -37,7 +37,7 @@ from penstock.server.registry.exchange import (
     changing,
     create,
     deleting,
-    looking,
+    reading,
     send_list,
 )
 from penstock.server.routes.entry_endpoints import (
@@ -196,13 +196,13 @@ def create_stream(exchange: Exchange) -> None:
     create(exchange, wanted, stream_answer)
 
 
-@looking
+@reading
 def list_streams(exchange: Exchange) -> None:
     done = send_list(exchange, "stream", stream_answer, StreamList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
-@looking
+@reading
 def describe_stream(exchange: Exchange) -> None:
     path = exchange.path()
 

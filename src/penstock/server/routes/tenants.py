@@ -13,7 +13,7 @@ from penstock.server.registry.exchange import (
     create,
     deleting,
     describing,
-    looking,
+    reading,
     send_list,
 )
 from penstock.server.routes.entry_endpoints import (
@@ -85,12 +85,12 @@ def create_namespace(exchange: Exchange) -> None:
     create(exchange, wanted, _namespace_answer)
 
 
-@looking
+@reading
 def list_tenants(exchange: Exchange) -> None:
     exchange.registry.tenants(send_list(exchange, "tenant", _tenant_answer, TenantList))
 
 
-@looking
+@reading
 def list_namespaces(exchange: Exchange) -> None:
     done = send_list(exchange, "namespace", _namespace_answer, NamespaceList)
     exchange.registry.children("tenant", exchange.path(), done)

@@ -116,7 +116,7 @@ def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
     )
 
 
-class Sent(msgspec.Struct, frozen=True):
+class FrameDescription(msgspec.Struct, frozen=True):
     """The description of a frame that the broker sends. `type` is that on the wire."""
 
     shape: Any
@@ -124,17 +124,21 @@ class Sent(msgspec.Struct, frozen=True):
     text: str
 
 
-SENT: tuple[Sent, ...] = (
-    Sent(Ok, "ok", "Done."),
-    Sent(PublishOk, "publish_ok", "Accepted: the event goes to all subscribers."),
-    Sent(Subscribed, "subscribed", "The subscription has begun."),
-    Sent(LagAnswer, "lag", "The answer to lag; also pushed, if the subscription asked for it."),
-    Sent(Value, "cache_value", "A value, or the new value of a counter."),
-    Sent(Values, "cache_values", "Values in the order of their keys."),
-    Sent(Event, "event", "One event of a subscription."),
-    Sent(EventBatch, "event_batch", "Several events of a subscription, in order."),
-    Sent(CacheEvent, "cache_event", "A change of a watched key: put, delete, expire, evict, gap."),
-    Sent(
+FRAMES: tuple[FrameDescription, ...] = (
+    FrameDescription(Ok, "ok", "Done."),
+    FrameDescription(PublishOk, "publish_ok", "Accepted: the event goes to all subscribers."),
+    FrameDescription(Subscribed, "subscribed", "The subscription has begun."),
+    FrameDescription(
+        LagAnswer, "lag", "The answer to lag; also pushed, if the subscription asked for it."
+    ),
+    FrameDescription(Value, "cache_value", "A value, or the new value of a counter."),
+    FrameDescription(Values, "cache_values", "Values in the order of their keys."),
+    FrameDescription(Event, "event", "One event of a subscription."),
+    FrameDescription(EventBatch, "event_batch", "Several events of a subscription, in order."),
+    FrameDescription(
+        CacheEvent, "cache_event", "A change of a watched key: put, delete, expire, evict, gap."
+    ),
+    FrameDescription(
         TypedErrorBody,
         "error",
         "A request was refused; or the broker has ended the subscription or watch that is named.",
