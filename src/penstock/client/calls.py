@@ -67,8 +67,11 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer. `wait_s`: the broker may take so long for it.
-    `add_headers` completes a result with what the answer's headers say."""
+    """One request, and how to read its answer.
+
+    The broker may take `wait_s` to answer. `add_headers` adds to the result what the answer's
+    headers say. JSON bodies need no `content_type`.
+    """
 
     method: str
     path: str
@@ -76,6 +79,7 @@ class Call(Generic[T]):
     body: bytes = b""
     wait_s: float = 0.0
     add_headers: Callable[[T, Mapping[str, str]], T] | None = None
+    content_type: str = ""
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> T:
         """The result, or raises the error that the answer means. The names of `headers` are in
