@@ -24,7 +24,7 @@ from penstock.cli.pipeline import pipeline
 from penstock.cli.serve import serve
 from penstock.cli.stream import stream
 from penstock.cli.tenant import tenant
-from penstock.cli.terminal import Failure
+from penstock.cli.terminal import CommandFailed
 from penstock.cli.topic import topic
 from penstock.cli.version import version
 from penstock.cli.wal import wal
@@ -39,9 +39,9 @@ class CommandTree(click.Group):
         try:
             return super().invoke(ctx)
         except PenstockError as error:
-            raise Failure(f"{error.code}: {error.message}") from error
+            raise CommandFailed(f"{error.code}: {error.message}") from error
         except StorageError as error:
-            raise Failure(str(error)) from error
+            raise CommandFailed(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which a newcomer needs them."""

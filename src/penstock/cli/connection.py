@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.terminal import Failure
+from penstock.cli.terminal import CommandFailed
 from penstock.client.credentials import DEFAULT_URL, Credentials, Token, read_token_file
 from penstock.client.sync import Client
 from penstock.model.errors import Unauthenticated
@@ -57,7 +57,7 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
         except Unauthenticated as error:
             is_given = Credentials(token).token != ""
             cure = "this token is not the broker's" if is_given else "the broker wants a token"
-            raise Failure(
+            raise CommandFailed(
                 f"{error.code}: {cure}; give it with --token or --token-file, PENSTOCK_TOKEN or "
                 "PENSTOCK_TOKEN_FILE"
             ) from error

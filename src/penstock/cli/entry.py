@@ -11,7 +11,7 @@ import click
 from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
-from penstock.cli.terminal import Failure, data_text, printable, show, show_data, show_json
+from penstock.cli.terminal import CommandFailed, data_text, printable, show, show_data, show_json
 from penstock.cli.units import Duration
 from penstock.client.sync import Client
 from penstock.client.sync_handles import CacheHandle
@@ -45,7 +45,7 @@ def get(
     handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
     found = handle.get(key)
     if found is None:
-        raise Failure(f"there is nothing under {_place(handle, key)}")
+        raise CommandFailed(f"there is nothing under {_place(handle, key)}")
     if as_json:
         members = {"key": key, "value": found.value, "version": found.version}
         show_json(members | {"ttl_ms": found.ttl_ms})

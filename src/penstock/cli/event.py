@@ -12,7 +12,7 @@ from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
 from penstock.cli.stdin import batches_of_lines
-from penstock.cli.terminal import Failure, data_text, show, show_data, show_json
+from penstock.cli.terminal import CommandFailed, data_text, show, show_data, show_json
 from penstock.client.sync import Client
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS
@@ -54,7 +54,7 @@ def publish(
             if not count:
                 raise
             text = f"{error.code}: {error.message}; {_events(count)} published before"
-            raise Failure(text) from error
+            raise CommandFailed(text) from error
         count += len(events)
     if as_json:
         show_json({"count": count})

@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.connection import json_flag
 from penstock.cli.terminal import hint
-from penstock.client.sync_feeds import Feed
+from penstock.client.sync_feeds import OpenStream
 
 Command = Callable[..., None]
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def with_end(command: Command) -> Command:
 
 
 def follow(
-    feed: Feed[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
+    feed: OpenStream[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
 ) -> None:
     """Calls `each` with what comes, until the feed ends or the person ends it."""
     count = 0

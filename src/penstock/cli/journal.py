@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli.connection import json_flag, with_client
-from penstock.cli.terminal import Failure, printable, show, show_json
+from penstock.cli.terminal import CommandFailed, printable, show, show_json
 from penstock.client.ranges import Row
 from penstock.client.sync import Client
 from penstock.model.journal import KINDS
@@ -64,5 +64,5 @@ def _milliseconds(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         said = f"--since: {text!r} is no time such as 2026-01-31T12:00:00Z or 15m"
-        raise Failure(said) from error
+        raise CommandFailed(said) from error
     return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

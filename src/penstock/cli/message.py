@@ -16,7 +16,7 @@ from penstock.cli.connection import (
     with_client,
 )
 from penstock.cli.stdin import batches_of_lines, text_of
-from penstock.cli.terminal import Failure, hint, printable, show, show_json
+from penstock.cli.terminal import CommandFailed, hint, printable, show, show_json
 from penstock.cli.units import MILLISECONDS
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
 from penstock.client.requests import NewMessage
@@ -85,7 +85,7 @@ def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
                     _show_produced(outcome, as_json)
         if refused:
             more = f" (and {len(refused) - 1} more lines)" if len(refused) > 1 else ""
-            raise Failure(f"{refused[0]}{more}; {stored} messages were produced")
+            raise CommandFailed(f"{refused[0]}{more}; {stored} messages were produced")
     if not as_json:
         show(f"produced {stored} {'message' if stored == 1 else 'messages'}")
 
@@ -169,7 +169,7 @@ def consume(
         if not printed:
             hint(f"nothing came within {wait_s:g} s")
     elif printed != most:
-        raise Failure("the broker ended the stream: it is stopping, or the topic was deleted")
+        raise CommandFailed("the broker ended the stream: it is stopping, or the topic was deleted")
 
 
 def _show_delivery(delivery: Delivery, as_json: bool) -> None:

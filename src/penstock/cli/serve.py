@@ -17,7 +17,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.config import setting_flags, settings_of
-from penstock.cli.terminal import BadSettings, Failure, show, show_json, size
+from penstock.cli.terminal import BadSettings, CommandFailed, show, show_json, size
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.logs import configure_logging, hide_secret
 from penstock.server.settings import Settings, read_control_plane_token, read_token
@@ -46,10 +46,10 @@ def serve(file: str | None, **flags: Any) -> None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         _serve(settings)
-    except (Failure, click.Abort, KeyboardInterrupt) as error:
+    except (CommandFailed, click.Abort, KeyboardInterrupt) as error:
         if settings.log_format != "json":
             raise
-        _log.error(error.message if isinstance(error, Failure) else "interrupted")
+        _log.error(error.message if isinstance(error, CommandFailed) else "interrupted")
         raise click.exceptions.Exit(getattr(error, "exit_code", 1)) from error
 
 
@@ -68,12 +68,12 @@ def _serve(settings: Settings) -> None:
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
     except PenstockError as error:
-        raise Failure(f"{error.code}: {error.message}") from error
+        raise CommandFailed(f"{error.code}: {error.message}") from error
     except StorageError as error:
-        raise Failure(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except OSError as error:
         _log.debug("the broker ended", exc_info=True)
-        raise Failure(f"the broker cannot go on: {error}") from error
+        raise CommandFailed(f"the broker cannot go on: {error}") from error
     _log.info("the broker has stopped")
 
 

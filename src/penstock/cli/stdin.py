@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from penstock.cli.terminal import Failure
+from penstock.cli.terminal import CommandFailed
 from penstock.model.limits import MAX_BATCH_ITEMS
 
 READ_BYTES = 1 << 20
@@ -28,4 +28,4 @@ def text_of(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise Failure(f"stdin is not UTF-8: {error.reason}") from error
+        raise CommandFailed(f"stdin is not UTF-8: {error.reason}") from error

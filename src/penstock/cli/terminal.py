@@ -24,7 +24,7 @@ WIDE = 400
 """Nothing is cut off where no screen limits the line."""
 
 
-class Failure(click.ClickException):
+class CommandFailed(click.ClickException):
     """One line for a person: the broker or the storage refused."""
 
     exit_code = 1
@@ -33,7 +33,7 @@ class Failure(click.ClickException):
         super().__init__(printable(message))
 
 
-class BadSettings(Failure):
+class BadSettings(CommandFailed):
     """The same for settings that cannot be: as wrong as a command that cannot be."""
 
     exit_code = 2

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from penstock.cli.connection import json_flag
-from penstock.cli.terminal import Failure, printable, show, show_json, show_table, size
+from penstock.cli.terminal import CommandFailed, printable, show, show_json, show_table, size
 from penstock.storage import offline
 from penstock.storage import repair as repairing
 from penstock.storage.directory_check import SealedFile
@@ -67,18 +67,18 @@ def verify(directory: str, as_json: bool) -> None:
         _show_report(report)
     if report.damage is not None:
         damage = report.damage
-        raise Failure(
+        raise CommandFailed(
             f"{damage.path} is damaged at byte {damage.position}: {damage.detail}. "
             "A start is refused; `penstock wal repair --dry-run` says what can be done"
         )
     if report.hidden:
-        raise Failure(
+        raise CommandFailed(
             "messages are on disk that no reader finds. A start succeeds; `penstock wal repair` "
             "puts them within reach and loses nothing"
         )
     damaged = [file.path for file in report.files if file.state != "sound"]
     if damaged:
-        raise Failure(
+        raise CommandFailed(
             f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in "
             "it, who reads the journal there, or the batch of a staged piece, wait until the file "
             "is restored from a copy"
@@ -174,7 +174,7 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise Failure(str(error)) from error
+        raise CommandFailed(str(error)) from error
 
 
 def _show_segments(segments: list[offline.SegmentSummary]) -> None:

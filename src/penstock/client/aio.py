@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from penstock.client import journal, ranges, registry, requests
-from penstock.client.aio_feeds import AsyncFeed, AsyncRows
+from penstock.client.aio_feeds import AsyncOpenRows, AsyncOpenStream
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
@@ -160,12 +160,12 @@ class AsyncClient:
         run_id: str | None = None,
         from_ms: int | None = None,
         to_ms: int | None = None,
-    ) -> AsyncRows:
+    ) -> AsyncOpenRows:
         """Returns the rows of a partition from offset `start` up to, but not including, `end`. It
         connects when it is first read. Without `start` the oldest row is the first; without `end`
         the newest at that time is the last."""
         only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
-        return AsyncRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+        return AsyncOpenRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
 
     def journal(
         self,
@@ -174,12 +174,12 @@ class AsyncClient:
         to: int | None = None,
         columns: Iterable[str] = (),
         **only: str | int | None,
-    ) -> AsyncRows:
+    ) -> AsyncOpenRows:
         """Returns the rows of the journal, which records what happened to messages, from position
         `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
         the oldest row is the first; without `to` the newest that can be read then is the last.
         `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
-        return AsyncRows(self, journal.journal_path(from_, to, columns, only))
+        return AsyncOpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
@@ -257,7 +257,7 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncDeliveries(AsyncFeed[Delivery]):
+class AsyncDeliveries(AsyncOpenStream[Delivery]):
     """An open consume stream. Iterate over it in an `async with`, which closes it.
 
     Deliveries stay leased after the stream has ended and can still be acked. The broker gives

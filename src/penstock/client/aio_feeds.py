@@ -17,7 +17,7 @@ import httpx
 from penstock.client.aio_waiting import close_response, time_limit
 from penstock.client.caches import watch_path
 from penstock.client.connection import half_close, heartbeat_of, lost, silence_limit
-from penstock.client.feeds import EventBuffer, WatchBuffer
+from penstock.client.feeds import PayloadBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
 from penstock.client.ranges import Row, RowBuffer
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncFeed(Generic[T]):
+class AsyncOpenStream(Generic[T]):
     """One open stream.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -168,7 +168,7 @@ class AsyncFeed(Generic[T]):
         await self.close()
 
 
-class AsyncRows(AsyncFeed[Row]):
+class AsyncOpenRows(AsyncOpenStream[Row]):
     """The rows of a range, each a dict by column. Raises Unavailable if the connection breaks
     before the last row, so that no caller takes a part for the whole."""
 
@@ -176,7 +176,7 @@ class AsyncRows(AsyncFeed[Row]):
         super().__init__(client, path, RowBuffer(), None, 0)
 
 
-class AsyncSubscription(AsyncFeed[bytes]):
+class AsyncSubscription(AsyncOpenStream[bytes]):
     """The payloads of a stream's events, beginning when the subscription is open.
 
     It ends when it is closed or after `wait_s`. Any other end raises an error: NotFound if the
@@ -189,7 +189,7 @@ class AsyncSubscription(AsyncFeed[bytes]):
         self, client: AsyncClient, path: Path, event_queue_depth: int | None, wait_s: float | None
     ) -> None:
         heartbeat_ms = heartbeat_of(wait_s)
-        self._events = EventBuffer()
+        self._events = PayloadBuffer()
         self._stream = path
         url_path = subscribe_path(path, event_queue_depth, heartbeat_ms)
         super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
@@ -206,7 +206,7 @@ class AsyncSubscription(AsyncFeed[bytes]):
         return lag_of(self.subscription_id, found)
 
 
-class AsyncWatch(AsyncFeed[WatchEvent]):
+class AsyncWatch(AsyncOpenStream[WatchEvent]):
     """The changes of a cache's keys, in order, beginning when the watch is open.
 
     A `gap` event means that changes may be missing: read the keys again. A watch ends in the same

@@ -124,7 +124,7 @@ def txn(path: Path, checks: Iterable[CacheCheck], ops: Iterable[CacheOp]) -> Cal
     """Does all of `ops`, or nothing: VersionMismatch when one of `checks` does not hold. Answers
     what each came to, in order."""
     body = {"checks": list(checks), "ops": [_encodable(op) for op in ops]}
-    read = reader(_Results)
+    read = reader(_TxnResults)
     return Call("POST", f"{cache_path(*path)}/txn", lambda data: read(data).results, encode(body))
 
 
@@ -165,7 +165,7 @@ class _Counter(msgspec.Struct):
     number: int
 
 
-class _Results(msgspec.Struct):
+class _TxnResults(msgspec.Struct):
     results: list[Written]
 
 

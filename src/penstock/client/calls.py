@@ -113,7 +113,7 @@ def named_like(method: M, build: Callable[..., object], given: int = 0) -> M:
 # -- answers -------------------------------------------------------------------------------------
 
 
-class Failure(msgspec.Struct):
+class ErrorAnswer(msgspec.Struct):
     """The common error body; as one item of a batch it says its status too."""
 
     error: str = ""
@@ -124,15 +124,15 @@ class Failure(msgspec.Struct):
     code: int = 0
 
 
-read_failure = msgspec.json.Decoder(Failure).decode
+read_error_answer = msgspec.json.Decoder(ErrorAnswer).decode
 
 
 def error_of(status: int, body: bytes) -> PenstockError:
     """The error that an answer means; by its code, else by its status."""
     try:
-        failure = read_failure(body)
+        failure = read_error_answer(body)
     except (msgspec.DecodeError, ValueError):
-        failure = Failure()
+        failure = ErrorAnswer()
     if failure.error:
         return error_from(status, failure)
     text = f"the answer was HTTP {status} without the body of a Penstock error"
@@ -141,7 +141,7 @@ def error_of(status: int, body: bytes) -> PenstockError:
     return Internal(f"{text}; is this a Penstock broker?")
 
 
-def error_from(status: int, failure: Failure) -> PenstockError:
+def error_from(status: int, failure: ErrorAnswer) -> PenstockError:
     message = failure.message or failure.error
     if failure.error == ResourceExhausted.code:
         return ResourceExhausted(

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.client.calls import Failure, error_from
+from penstock.client.calls import ErrorAnswer, error_from
 from penstock.client.lines import LineBuffer
 from penstock.model.caching import WatchEvent, WatchKind
 from penstock.model.errors import PenstockError, Unavailable
@@ -20,7 +20,7 @@ from penstock.model.errors import PenstockError, Unavailable
 T = TypeVar("T")
 
 
-class _Line(Failure):
+class _Line(ErrorAnswer):
     """Members of every kind of line; of types that are not known nothing is read."""
 
     type: str = ""
@@ -71,7 +71,7 @@ class FeedBuffer(LineBuffer[T]):
             self._failure = error_from(line.code, line)
 
 
-class EventBuffer(FeedBuffer[bytes]):
+class PayloadBuffer(FeedBuffer[bytes]):
     """Of a subscription: payloads."""
 
     def __init__(self) -> None:

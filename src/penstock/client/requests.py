@@ -13,12 +13,12 @@ import msgspec
 
 from penstock.client.calls import (
     Call,
-    Failure,
+    ErrorAnswer,
     encode,
     error_from,
     nothing,
     query_of,
-    read_failure,
+    read_error_answer,
     reader,
     require_text,
     segment,
@@ -294,7 +294,7 @@ class _Topics(msgspec.Struct):
     topics: list[str]
 
 
-class _Results(msgspec.Struct):
+class _BatchResults(msgspec.Struct):
     results: list[msgspec.Raw]
 
 
@@ -310,8 +310,8 @@ def _with_place(produced: Produced, headers: Mapping[str, str]) -> Produced:
 
 def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
     outcomes: list[T | PenstockError] = []
-    for raw in msgspec.json.decode(data, type=_Results).results:
-        failure = read_failure(raw)
+    for raw in msgspec.json.decode(data, type=_BatchResults).results:
+        failure = read_error_answer(raw)
         if failure.error:
             outcomes.append(error_from(failure.code, failure))
         else:
@@ -320,7 +320,7 @@ def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
 
 
 def _settled(data: bytes) -> list[PenstockError | None]:
-    outcomes = _outcomes(data, Failure)
+    outcomes = _outcomes(data, ErrorAnswer)
     return [outcome if isinstance(outcome, PenstockError) else None for outcome in outcomes]
 
 

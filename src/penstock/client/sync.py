@@ -26,7 +26,7 @@ from penstock.client.connection import (
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
-from penstock.client.sync_feeds import Feed, Rows
+from penstock.client.sync_feeds import OpenRows, OpenStream
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.model.tenancy import DEFAULT
 
@@ -161,12 +161,12 @@ class Client:
         run_id: str | None = None,
         from_ms: int | None = None,
         to_ms: int | None = None,
-    ) -> Rows:
+    ) -> OpenRows:
         """Returns the rows of a partition from offset `start` up to, but not including, `end`. It
         connects when it is first read. Without `start` the oldest row is the first; without `end`
         the newest at that time is the last."""
         only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
-        return Rows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+        return OpenRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
 
     def journal(
         self,
@@ -175,12 +175,12 @@ class Client:
         to: int | None = None,
         columns: Iterable[str] = (),
         **only: str | int | None,
-    ) -> Rows:
+    ) -> OpenRows:
         """Returns the rows of the journal, which records what happened to messages, from position
         `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
         the oldest row is the first; without `to` the newest that can be read then is the last.
         `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
-        return Rows(self, journal.journal_path(from_, to, columns, only))
+        return OpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
@@ -258,7 +258,7 @@ class Client:
         self.close()
 
 
-class Deliveries(Feed[Delivery]):
+class Deliveries(OpenStream[Delivery]):
     """An open consume stream. Iterate over it in a `with`, which closes it.
 
     Deliveries stay leased after the stream has ended and can still be acked. The broker gives
