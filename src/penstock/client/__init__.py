@@ -1,4 +1,4 @@
-"""The SDK: a sync and an async client of a broker, and a worker for each.
+"""The SDK: a blocking and an async client of a broker, and a worker for each.
 
     from penstock.client import Client
 
