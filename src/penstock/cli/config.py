@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from penstock.cli.connection import json_flag
-from penstock.cli.terminal import BadSettings, show_json, show_table, size
+from penstock.cli.terminal import BadSettings, setting_text, show_json, show_table
 from penstock.model.errors import InvalidArgument
 from penstock.server.logs import MASK
 from penstock.server.settings import SECRET, Origins, Settings, load_settings
@@ -45,22 +45,12 @@ _FLAGS: dict[str, tuple[str, str | tuple[str, ...]]] = {
 }
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(value)
-    if name.endswith("_bytes"):
-        return size(value)
-    return str(value)
-
-
 def setting_flags(command: Command) -> Command:
     """Adds --config and a flag for each setting that has one."""
     default = Settings()
     for name, (text, kind) in reversed(_FLAGS.items()):
         option = "--" + name.replace("_", "-")
-        shown = _shown(name, getattr(default, name))
+        shown = setting_text(name, getattr(default, name))
         text = f"{text}  [default: {shown}]" if kind and shown else text
         if kind == "":
             added = click.option(option, is_flag=True, default=None, help=text)
@@ -97,5 +87,5 @@ def config(file: str | None, as_json: bool, **flags: Any) -> None:
     if as_json:
         show_json({name: {"value": values[name], "origin": origins[name]} for name in values})
         return
-    rows = [(name, _shown(name, value), origins[name]) for name, value in values.items()]
+    rows = [(name, setting_text(name, value), origins[name]) for name, value in values.items()]
     show_table(("setting", "value", "origin"), rows)

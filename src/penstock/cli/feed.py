@@ -1,5 +1,4 @@
-"""The options that `penstock subscribe` and `penstock cache watch` share: when to stop, and how to
-print bytes."""
+"""The options of commands that print items as they arrive: when to stop, and how to print bytes."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from penstock.cli.connection import (
     topic_argument,
     with_client,
 )
+from penstock.cli.feed import with_end
 from penstock.cli.stdin import batches_of_lines, text_of
 from penstock.cli.terminal import CommandFailed, hint, printable, show, show_json
 from penstock.cli.units import MILLISECONDS
@@ -127,11 +128,7 @@ def _show_produced(outcome: Produced | PenstockError, as_json: bool) -> None:
     help="How long a message is reserved for you: 30s, 5m, or a number of milliseconds.",
 )  # fmt: skip
 @click.option("--ack", "acks", is_flag=True, help="Ack each message after printing it.")
-@click.option("--max", "most", type=click.IntRange(min=1), help="Stop after this many messages.")
-@click.option(
-    "--timeout", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="Stop when nothing has arrived for this long.",
-)  # fmt: skip
+@with_end
 @json_flag
 @with_client
 def consume(

@@ -178,7 +178,7 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
     for name in names:
         if not any(_is_meant(each, name) for each in running):
             raise CommandFailed(
-                f"no run on this machine is called {name}; `penstock pipeline status`"
+                f"no run on this machine is called {name}; see `penstock pipeline status`"
             )
     chosen = [each for each in running if stop_all or any(_is_meant(each, n) for n in names)]
     if not chosen:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from penstock.cli.terminal import printable, show, show_table, size
+from penstock.cli.terminal import printable, setting_text, show, show_table
 from penstock.client.registry import Setting
 from penstock.client.results import Cache, Stream
 from penstock.model.tenancy import DEFAULT
@@ -73,7 +73,7 @@ def show_settings(found: Stream | Cache) -> None:
     kind = type(found).__name__.lower()
     show(f"{kind} {path_text(found.tenant_id, found.namespace, found.name)}\n")
     rows = [
-        (name, _shown(name, value), found.origins.get(name, kind))
+        (name, setting_text(name, value), found.origins.get(name, kind))
         for name, value in msgspec.structs.asdict(found).items()
         if name not in _NOT_SETTINGS
     ]
@@ -84,11 +84,3 @@ _NOT_SETTINGS = frozenset(
     {"name", "tenant_id", "namespace", "origins", "created_ms", "revision", "retention_ms"}
     | {"subscribers", "entries", "bytes"}
 )
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "none"
-    return size(value) if name.endswith("_bytes") else str(value)

@@ -97,6 +97,17 @@ def size(number: int) -> str:
     return f"{number:,} bytes"
 
 
+def setting_text(name: str, value: Any) -> str:
+    """Formats the value of a setting."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(value)
+    return size(value) if name.endswith("_bytes") else str(value)
+
+
 def _lines(console: Console, table: Table) -> list[str]:
     with console.capture() as capture:
         console.print(table)

@@ -80,7 +80,7 @@ def verify(directory: str, as_json: bool) -> None:
     if damaged:
         raise CommandFailed(
             f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in "
-            "it, who reads the journal there, or the batch of a staged piece, wait until the file "
+            "it, readers of the journal in it, and the batch of a staged piece wait until the file "
             "is restored from a copy"
         )
     if not as_json:
