@@ -60,11 +60,11 @@ def test_text_goes_as_its_utf_8_and_bytes_as_they_are() -> None:
 
 
 def test_one_in_the_place_of_several_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="payloads are several"):
+    with pytest.raises(InvalidArgument, match="payloads must be a list"):
         streams.publish_batch(PATH, "abc")
-    with pytest.raises(InvalidArgument, match="keys are several"):
+    with pytest.raises(InvalidArgument, match="keys must be a list"):
         caches.get_many(PATH, "abc")
-    with pytest.raises(InvalidArgument, match="invalidate are several"):
+    with pytest.raises(InvalidArgument, match="invalidate must be a list"):
         streams.publish(PATH, "v", invalidate="cache:c:k")
 
 

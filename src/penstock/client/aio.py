@@ -232,7 +232,8 @@ class AsyncClient:
 
     async def _ask_stream(self, path: str, wait_s: float) -> httpx.Response:
         timeout = answer_timeout(self._timeout_s, wait_s)
-        headers = self._credentials.headers()
+        # Streams are read as they come over the wire, so a proxy must not compress them.
+        headers = self._credentials.headers() | {"Accept-Encoding": "identity"}
         try:
             request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
             response = await self._http.send(request, stream=True)
