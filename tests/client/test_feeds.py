@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client import caches, registry, streams
 from penstock.client.caches import CacheCheck, CacheDelete, CacheIncr, CachePut
-from penstock.client.feeds import EventBuffer, FeedBuffer, WatchBuffer
+from penstock.client.feeds import FeedBuffer, PayloadBuffer, WatchBuffer
 from penstock.model.caching import CacheValue, WatchEvent, Written
 from penstock.model.errors import (
     AlreadyExists,
@@ -60,11 +60,11 @@ def test_text_goes_as_its_utf_8_and_bytes_as_they_are() -> None:
 
 
 def test_one_in_the_place_of_several_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="payloads are several"):
+    with pytest.raises(InvalidArgument, match="payloads must be a list"):
         streams.publish_batch(PATH, "abc")
-    with pytest.raises(InvalidArgument, match="keys are several"):
+    with pytest.raises(InvalidArgument, match="keys must be a list"):
         caches.get_many(PATH, "abc")
-    with pytest.raises(InvalidArgument, match="invalidate are several"):
+    with pytest.raises(InvalidArgument, match="invalidate must be a list"):
         streams.publish(PATH, "v", invalidate="cache:c:k")
 
 
@@ -156,7 +156,7 @@ def test_a_refusal_is_the_error_that_the_broker_raised(
     with pytest.raises(kind) as failure:
         streams.publish(PATH, "v").answer(status, body)
     assert type(failure.value) is kind
-    feed = EventBuffer()
+    feed = PayloadBuffer()
     feed.feed(SUBSCRIBED + line(type=type_, error=code, message="no"))
     with pytest.raises(PenstockError, match="no"):
         feed.take(0.0)
@@ -168,7 +168,7 @@ def test_a_refusal_is_the_error_that_the_broker_raised(
 @pytest.mark.parametrize("size", [1, 3, 64, 10_000])
 def test_a_feed_is_read_the_same_however_it_is_cut(size: int) -> None:
     data = b"\n" + SUBSCRIBED + EVENT + b"\n" + EVENT
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     for start in range(0, len(data), size):
         buffer.feed(data[start : start + size])
     assert (buffer.is_open, buffer.subscription_id) == (True, "s7")
@@ -176,7 +176,7 @@ def test_a_feed_is_read_the_same_however_it_is_cut(size: int) -> None:
 
 
 def test_a_feed_is_open_once_it_has_its_name() -> None:
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED[:-1])
     assert not buffer.is_open
     buffer.feed(b"\n")
@@ -196,7 +196,7 @@ def test_a_watch_brings_changes_and_gaps() -> None:
 
 def test_events_come_before_the_error_that_ended_them_and_it_comes_once() -> None:
     error = line(type="error", error="NOT_FOUND", message="gone", subscription_id="s7")
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED + EVENT + error)
     assert buffer.take(0.0) == b"\x00\xff"
     with pytest.raises(NotFound, match="gone"):
@@ -205,7 +205,7 @@ def test_events_come_before_the_error_that_ended_them_and_it_comes_once() -> Non
 
 
 def test_what_was_not_taken_when_it_was_closed_is_not_given_out() -> None:
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED + EVENT + EVENT)
     assert buffer.take(0.0) == b"\x00\xff"
     buffer.close()
@@ -215,7 +215,7 @@ def test_what_was_not_taken_when_it_was_closed_is_not_given_out() -> None:
 def test_who_was_too_slow_is_told_the_limit() -> None:
     """felix-117"""
     members = {"error": "RESOURCE_EXHAUSTED", "message": "slow", "limit": "disconnect_slow_ms"}
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED + line(type="error", **members))
     with pytest.raises(ResourceExhausted) as failure:
         buffer.take(0.0)
@@ -224,20 +224,20 @@ def test_who_was_too_slow_is_told_the_limit() -> None:
 
 def test_the_end_without_a_reason_is_a_lost_connection() -> None:
     """felix-49: never a quiet end, as if there were no more events."""
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED)
     with pytest.raises(Unavailable):
         buffer.end()
 
 
 def test_lines_of_the_future_are_passed_over() -> None:
-    buffer = EventBuffer()
+    buffer = PayloadBuffer()
     buffer.feed(SUBSCRIBED + line(type="lag", alert=True) + line(type="new", code=3) + EVENT)
     assert taken(buffer) == [b"\x00\xff"]
 
 
 def test_a_line_that_is_none_is_an_error() -> None:
     with pytest.raises(Internal):
-        EventBuffer().feed(b'{"type": 3}\n')
+        PayloadBuffer().feed(b'{"type": 3}\n')
     with pytest.raises(Internal):
-        EventBuffer().feed(b'{"type": "event", "payload": "not base64"}\n')
+        PayloadBuffer().feed(b'{"type": "event", "payload": "not base64"}\n')

@@ -58,7 +58,7 @@ def test_rows_that_cannot_be_read_are_refused_when_they_are_opened(
 ) -> None:
     with pytest.raises(NotYet):
         client.read_range(filled, 0, end=99).open()
-    with pytest.raises(InvalidArgument, match="columns are several"):
+    with pytest.raises(InvalidArgument, match="columns must be a list"):
         client.read_range(filled, 0, columns="offset")
 
 

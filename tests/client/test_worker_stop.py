@@ -93,7 +93,7 @@ def test_a_message_that_comes_while_an_idle_worker_stops_is_not_dead_lettered(
 class Straggler(Worker):
     """Stops in the moment in which a delivery has come and nothing was begun."""
 
-    def _follow(self, stream: object, keeper: object) -> None:
+    def _follow(self, stream: object) -> None:
         time.sleep(0.5)  # the delivery is in the socket, and nobody has read it
         self.stop()
 

@@ -1,1 +1,1 @@
-"""The command line: one file a noun. Nothing outside imports from here."""
+"""The command line, one file per noun. No other package imports from here."""

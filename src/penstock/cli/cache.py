@@ -1,4 +1,4 @@
-"""`penstock cache`: create, list, describe, change, delete; what it holds is in `entry`."""
+"""`penstock cache`: create, list, describe, change, delete. Commands on entries are in `entry`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from penstock.cli.terminal import printable, show, show_json, size
 from penstock.client.sync import Client
 
 _SETTINGS: dict[str, tuple[str, Any]] = {
-    "max_entries": ("Entries it may hold; others go for a new one.", int),
-    "max_bytes": ("The same in bytes: 1GB.", str),
-    "eviction_policy": ("Which entry goes.", ("best_effort", "lru")),
+    "max_entries": ("Most entries it holds; beyond that, a new entry evicts another.", int),
+    "max_bytes": ("Most bytes it holds: 1GB.", str),
+    "eviction_policy": ("Which entry is evicted.", ("best_effort", "lru")),
 }
 
 
 @click.group()
 def cache() -> None:
-    """Create, look at, change and delete caches, and use what is in them."""
+    """Create, show, change and delete caches; use their entries."""
 
 
 @cache.command()
 @click.argument("name")
 @in_namespace
 @with_settings(_SETTINGS)
-@click.option("--durable", is_flag=True, help="Keep what is in it across restarts.")
+@click.option("--durable", is_flag=True, help="Keep the entries when the broker restarts.")
 @json_flag
 @with_client
 def create(
@@ -47,7 +47,7 @@ def create(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Create the cache NAME, unless it is there with the same settings."""
+    """Create the cache NAME. One that exists with the same settings is left as it is."""
     found = client.create_cache(tenant_id, namespace, name, durable=durable, **settings)
     if as_json:
         show_json(found)
@@ -60,7 +60,7 @@ def create(
 @json_flag
 @with_client
 def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """List a namespace's caches."""
+    """List the caches of a namespace."""
     found = client.list_caches(tenant_id, namespace)
     if as_json:
         show_json({"caches": found})
@@ -75,7 +75,7 @@ def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None
 @json_flag
 @with_client
 def describe(client: Client, name: str, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """Show every setting of NAME that is in force, and what it holds."""
+    """Show the settings of the cache NAME that are in force, and how much it holds."""
     found = client.describe_cache(tenant_id, namespace, name)
     if as_json:
         show_json(found)
@@ -125,9 +125,10 @@ def delete(
     if_version: int | None,
     yes: bool,
 ) -> None:
-    """Delete KEY from the cache NAME; without a KEY, the cache with all that it holds.
+    """Delete KEY from the cache NAME or, without a KEY, the whole cache.
 
-    Only deleting the cache asks first: a script that lost its KEY deletes nothing.
+    Only deleting a whole cache asks for confirmation, so that a script with an empty KEY variable
+    deletes nothing.
     """
     if key is not None:
         if yes:
@@ -135,7 +136,7 @@ def delete(
         delete_key(client.cache(name, tenant_id=tenant_id, namespace=namespace), key, if_version)
         return
     if if_version is not None:
-        raise click.UsageError("--if-version is for a KEY")
+        raise click.UsageError("--if-version needs a KEY")
     confirm(f"Delete cache {path_text(tenant_id, namespace, name)} and what it holds?", yes)
     client.delete_cache(tenant_id, namespace, name)
     show(f"deleted cache {path_text(tenant_id, namespace, name)}")

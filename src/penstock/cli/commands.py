@@ -1,7 +1,7 @@
-"""The tree of commands, and what becomes of an error.
+"""The tree of commands, and how errors are shown.
 
-Invariant: a person sees one line on stderr that says what is wrong, never a stack trace. Exit
-code 1: the broker or the storage refused; 2: the command or its settings are wrong.
+Invariant: an error is one line on stderr that says what is wrong, never a stack trace. The exit
+code is 1 if the broker or the storage refused, and 2 if the command or its settings are wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.cli.pipeline import pipeline
 from penstock.cli.serve import serve
 from penstock.cli.stream import stream
 from penstock.cli.tenant import tenant
-from penstock.cli.terminal import Failure
+from penstock.cli.terminal import CommandFailed
 from penstock.cli.topic import topic
 from penstock.cli.version import version
 from penstock.cli.wal import wal
@@ -39,12 +39,12 @@ class CommandTree(click.Group):
         try:
             return super().invoke(ctx)
         except PenstockError as error:
-            raise Failure(f"{error.code}: {error.message}") from error
+            raise CommandFailed(f"{error.code}: {error.message}") from error
         except StorageError as error:
-            raise Failure(str(error)) from error
+            raise CommandFailed(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which a newcomer needs them."""
+        """Returns the commands in the order in which a newcomer needs them."""
         return list(self.commands)
 
 
@@ -53,7 +53,7 @@ class CommandTree(click.Group):
 def penstock() -> None:
     """A durable message broker for agent and data workflows.
 
-    Start one with `penstock serve`; then, in another terminal:
+    Start a broker with `penstock serve`. Then, in another terminal:
 
     \b
       penstock topic create hello

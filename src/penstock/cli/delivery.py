@@ -1,4 +1,4 @@
-"""Commands that settle a delivery: `penstock ack`, `nack`, `release` and `extend`."""
+"""The commands on one delivery: `penstock ack`, `nack`, `release` and `extend`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from penstock.model.names import dead_letter_topic
 
 
 def _of_delivery(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the client and the delivery that its options name."""
+    """Passes the command the client and the delivery that its options name."""
 
     @topic_argument
     @group_option
-    @click.option("--offset", type=int, required=True, help="As `consume` showed it.")
-    @click.option("--partition", type=int, default=0, show_default=True)
+    @click.option("--offset", type=int, required=True, help="Offset that `consume` printed.")
+    @click.option(
+        "--partition", type=int, default=0, show_default=True, help="Partition of the message."
+    )
     @owner_option
-    @click.option("--delivery-id", default="", help="Mean this very delivery, no later one.")
+    @click.option("--delivery-id", default="", help="Only this delivery, not a later one.")
     @with_client
     @functools.wraps(command)
     def run(client: Client, **arguments: Any) -> None:
@@ -37,23 +39,26 @@ def _of_delivery(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @_of_delivery
 def ack(client: Client, delivery: DeliveryRef) -> None:
-    """Finish a message of TOPIC for a group."""
+    """Ack a message of TOPIC: the group has finished it."""
     client.ack(delivery)
     show(f"acked {_place(delivery)}")
 
 
 @click.command()
-@click.option("--reason", default="", help="Why; the next delivery carries it.")
+@click.option("--reason", default="", help="Why it failed. The next delivery shows it.")
 @click.option(
     "--delay-ms", type=MILLISECONDS, metavar="DURATION",
-    help="Deliver it again after so long: 2s, 5m, or a number of milliseconds; 0 is at once.",
+    help="Time until the next delivery: 2s, 5m, or a number of milliseconds. 0: at once.",
 )  # fmt: skip
-@click.option("--dead", is_flag=True, help="Move it to the dead letters instead.")
+@click.option("--dead", is_flag=True, help="Move the message to the dead letters instead.")
 @_of_delivery
 def nack(
     client: Client, delivery: DeliveryRef, reason: str, delay_ms: int | None, dead: bool
 ) -> None:
-    """Say that an attempt failed: a message of TOPIC is delivered again, or given up."""
+    """Report that handling a message of TOPIC failed.
+
+    The message is delivered again, or moved to the dead letters, as its retry policy says.
+    """
     client.nack(delivery, reason, delay_ms=delay_ms, dead=dead)
     moved = f"; it goes to {printable(dead_letter_topic(delivery.topic))}" if dead else ""
     show(f"nacked {_place(delivery)}{moved}")
@@ -62,7 +67,10 @@ def nack(
 @click.command()
 @_of_delivery
 def release(client: Client, delivery: DeliveryRef) -> None:
-    """Return a message of TOPIC that nobody began to handle; the attempt does not count."""
+    """Give back a message of TOPIC that you did not begin to handle.
+
+    It is delivered again at once, and the attempt does not count.
+    """
     client.release(delivery)
     show(f"released {_place(delivery)}")
 
@@ -70,11 +78,11 @@ def release(client: Client, delivery: DeliveryRef) -> None:
 @click.command()
 @click.option(
     "--lease-ms", type=MILLISECONDS, metavar="DURATION", default=DEFAULT_LEASE_MS,
-    show_default=True, help="From now on: 30s, 5m, or a number of milliseconds.",
+    show_default=True, help="Lease from now on: 30s, 5m, or a number of milliseconds.",
 )  # fmt: skip
 @_of_delivery
 def extend(client: Client, delivery: DeliveryRef, lease_ms: int) -> None:
-    """Keep a message of TOPIC for longer."""
+    """Extend the lease on a message of TOPIC."""
     client.extend(delivery, lease_ms)
     show(f"extended {_place(delivery)}: the lease ends {lease_ms} ms from now")
 

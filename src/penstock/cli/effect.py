@@ -1,4 +1,4 @@
-"""`penstock effect`: look up a consumer-side idempotency entry."""
+"""`penstock effect`: shows an idempotency entry of a consumer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.client.sync import Client
 @click.command()
 @topic_argument
 @group_option
-@click.option("--key", required=True, help="The idempotency key of the effect.")
-@click.option("--tenant-id", default="", help="The tenant that the key is of.")
+@click.option("--key", required=True, help="Idempotency key of the effect.")
+@click.option("--tenant-id", default="", help="Tenant that the key belongs to.")
 @json_flag
 @with_client
 def effect(client: Client, topic: str, group: str, key: str, tenant_id: str, as_json: bool) -> None:
-    """Show an effect of TOPIC: its status, its owner, its result or why it failed."""
+    """Show an effect of TOPIC: status, owner, result, last error."""
     found = client.look_up_effect(EffectRef(topic=topic, group=group, key=key, tenant_id=tenant_id))
     if as_json:
         show_json(found)

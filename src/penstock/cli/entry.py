@@ -1,4 +1,4 @@
-"""What a cache holds: `penstock cache get`, `put`, `incr`, `watch`, and `delete` of a key."""
+"""The commands on entries of a cache: `penstock cache get`, `put`, `incr`, `watch`, `delete`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
-from penstock.cli.terminal import Failure, data_text, printable, show, show_data, show_json
+from penstock.cli.terminal import CommandFailed, data_text, printable, show, show_data, show_json
 from penstock.cli.units import Duration
 from penstock.client.sync import Client
 from penstock.client.sync_handles import CacheHandle
@@ -21,7 +21,7 @@ cache_argument = click.argument("cache")
 key_argument = click.argument("key")
 if_version_option = click.option(
     "--if-version", type=click.IntRange(min=0), metavar="N",
-    help="Only if this is its version still; 0 is that of nothing.",
+    help="Only if the key still has this version. 0: only if it has no value.",
 )  # fmt: skip
 
 
@@ -40,12 +40,12 @@ def get(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Print what is under KEY in CACHE; it is an error if nothing is."""
+    """Print the value of KEY in CACHE. Fails if there is none."""
     check_form(raw, as_json)
     handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
     found = handle.get(key)
     if found is None:
-        raise Failure(f"there is nothing under {_place(handle, key)}")
+        raise CommandFailed(f"there is nothing under {_place(handle, key)}")
     if as_json:
         members = {"key": key, "value": found.value, "version": found.version}
         show_json(members | {"ttl_ms": found.ttl_ms})
@@ -60,8 +60,8 @@ def get(
 @key_argument
 @click.argument("value", required=False)
 @in_namespace
-@click.option("--ttl", "ttl_ms", type=Duration(), help="How long it lasts: 60s. Else it stays.")
-@click.option("--if-not-exists", is_flag=True, help="Only if there is nothing under KEY.")
+@click.option("--ttl", "ttl_ms", type=Duration(), help="Expires after this time: 60s.")
+@click.option("--if-not-exists", is_flag=True, help="Only if KEY has no value yet.")
 @if_version_option
 @json_flag
 @with_client
@@ -75,7 +75,7 @@ def put(
     as_json: bool,
     **conditions: Any,
 ) -> None:
-    """Put VALUE under KEY of CACHE, or all of stdin when VALUE is - or not given."""
+    """Store VALUE under KEY in CACHE. If VALUE is - or missing, store all of stdin."""
     if value is None and sys.stdin.isatty():
         raise click.UsageError("give a VALUE, or - to read it from stdin")
     data = sys.stdin.buffer.read() if value in (None, "-") else os.fsencode(value)
@@ -91,10 +91,8 @@ def put(
 @cache_argument
 @key_argument
 @in_namespace
-@click.option("--delta", type=int, default=1, show_default=True, help="Added; may be negative.")
-@click.option(
-    "--ttl", "ttl_ms", type=Duration(), help="How long it lasts, if this creates it: 60s."
-)
+@click.option("--delta", type=int, default=1, show_default=True, help="Number to add.")
+@click.option("--ttl", "ttl_ms", type=Duration(), help="Time until a new counter expires: 60s.")
 @json_flag
 @with_client
 def incr(
@@ -107,7 +105,7 @@ def incr(
     ttl_ms: int | None,
     as_json: bool,
 ) -> None:
-    """Add to the counter under KEY in CACHE, and print what it is now."""
+    """Add to the counter KEY in CACHE, and print its new value."""
     handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
     number = handle.incr(key, delta, ttl_ms=ttl_ms)
     if as_json:
@@ -125,14 +123,14 @@ def delete_key(handle: CacheHandle, key: str, if_version: int | None) -> None:
 @cache_argument
 @click.argument("key", required=False)
 @in_namespace
-@click.option("--prefix", help="Of all keys that begin with this.")
+@click.option("--prefix", help="Watch all keys that begin with this.")
 @click.option(
     "--include", multiple=True, type=click.Choice(["expire", "evict"]),
-    help="Changes that are nobody's doing, too; may be repeated.",
+    help="Also show entries that expire or are evicted. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--since-version", type=click.IntRange(min=0), metavar="N",
-    help="Say first whether the cache has changed after this.",
+    help="First show whether the cache has changed since this version.",
 )  # fmt: skip
 @with_end
 @json_flag
@@ -149,9 +147,9 @@ def watch(
     as_json: bool,
     **more: Any,
 ) -> None:
-    """Print the changes of KEY in CACHE, or of every key, as they come, until Ctrl-C.
+    """Print each change of KEY in CACHE, or of every key, until Ctrl-C.
 
-    A line has the change's version, its kind, the key and the value.
+    A line shows the version, the kind of change, the key and the value.
     """
     if key is not None and prefix is not None:
         raise click.UsageError("give a KEY or --prefix, not both")

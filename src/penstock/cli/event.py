@@ -1,4 +1,4 @@
-"""`penstock publish` and `penstock subscribe`: events in and out, by hand or through a pipe."""
+"""`penstock publish` and `penstock subscribe`: events by hand or through a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
 from penstock.cli.stdin import batches_of_lines
-from penstock.cli.terminal import Failure, data_text, show, show_data, show_json
+from penstock.cli.terminal import CommandFailed, data_text, show, show_data, show_json
 from penstock.client.sync import Client
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS
@@ -22,10 +22,10 @@ from penstock.model.limits import MAX_BATCH_ITEMS
 @click.argument("stream")
 @click.argument("payloads", metavar="[PAYLOAD]...", nargs=-1)
 @in_namespace
-@click.option("--batch", is_flag=True, help="As one step: all of them, or none.")
+@click.option("--batch", is_flag=True, help="Publish all payloads in one step, or none of them.")
 @click.option(
     "--invalidate", multiple=True, metavar="cache:CACHE:KEY",
-    help="Remove this key from its cache in the same step; may be repeated.",
+    help="Also remove this key from its cache, in the same step. May be repeated.",
 )  # fmt: skip
 @json_flag
 @with_client
@@ -39,9 +39,9 @@ def publish(
     invalidate: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Publish each PAYLOAD to STREAM, or each line of stdin when it is - or not given.
+    """Publish each PAYLOAD to STREAM. If it is - or missing, publish each line of stdin.
 
-    Who subscribes gets it; nobody else ever will.
+    Only those who subscribe at that moment get the event. It is not stored.
     """
     if not payloads and sys.stdin.isatty():
         raise click.UsageError("give a PAYLOAD, or - to read lines from stdin")
@@ -54,7 +54,7 @@ def publish(
             if not count:
                 raise
             text = f"{error.code}: {error.message}; {_events(count)} published before"
-            raise Failure(text) from error
+            raise CommandFailed(text) from error
         count += len(events)
     if as_json:
         show_json({"count": count})
@@ -63,7 +63,7 @@ def publish(
 
 
 def _steps(payloads: tuple[str, ...], batch: bool) -> Iterator[list[bytes]]:
-    """Events that are published together, in the order of the steps."""
+    """Yields the events that are published together."""
     steps: Iterator[list[bytes]]
     if payloads in ((), ("-",)):
         steps = ([line for line in lines if line.strip()] for lines in batches_of_lines())
@@ -103,10 +103,10 @@ def subscribe(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Print the events of STREAM as they come, a line each, until Ctrl-C.
+    """Print each new event of STREAM on a line, until Ctrl-C.
 
-    Nothing from before is printed. When the connection is lost this ends with an error: what is
-    published until it is started again is not seen.
+    If the connection is lost, the command ends with an error. Events that are published until you
+    start it again are not shown.
     """
     check_form(raw, as_json)
     handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)

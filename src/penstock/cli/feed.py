@@ -1,5 +1,4 @@
-"""What `penstock subscribe` and `penstock cache watch` share: how long to follow, and the form in
-which bytes are printed."""
+"""The options of commands that print items as they arrive: when to stop, and how to print bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ import click
 
 from penstock.cli.connection import json_flag
 from penstock.cli.terminal import hint
-from penstock.client.sync_feeds import Feed
+from penstock.client.sync_feeds import OpenStream
 
 Command = Callable[..., None]
 T = TypeVar("T")
 
 _raw_flag = click.option(
-    "--raw", is_flag=True, help="Print the bytes as they are; else what is no text is in base64."
+    "--raw", is_flag=True, help="Print bytes unchanged; otherwise binary data is in base64."
 )
 
 
@@ -32,24 +31,22 @@ def check_form(raw: bool, as_json: bool) -> None:
 
 def with_end(command: Command) -> Command:
     """Adds --max and --timeout."""
-    most = click.option(
-        "--max", "most", type=click.IntRange(min=1), help="Stop after so many of them."
-    )
+    most = click.option("--max", "most", type=click.IntRange(min=1), help="Stop after this many.")
     wait = click.option(
         "--timeout", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
-        help="Stop when nothing has come for so long.",
+        help="Stop when nothing has arrived for this long.",
     )  # fmt: skip
     return most(wait(command))
 
 
 def follow(
-    feed: Feed[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
+    feed: OpenStream[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
 ) -> None:
-    """Calls `each` with what comes, until the feed ends or the person ends it."""
+    """Calls `each` with every item, until the stream ends or the user presses Ctrl-C."""
     count = 0
     try:
         with feed:
-            hint("listening: what comes from now on is printed; Ctrl-C ends it")
+            hint("listening for new items; Ctrl-C ends it")
             for found in feed:
                 each(found)
                 count += 1

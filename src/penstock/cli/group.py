@@ -1,4 +1,4 @@
-"""`penstock group`: progress, delete. `penstock topic describe` shows a topic's groups."""
+"""`penstock group`: progress, delete. `penstock topic describe` shows the groups of a topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.model.progress import Reached
 
 @click.group()
 def group() -> None:
-    """Set a consumer group's progress, or delete it."""
+    """Set the progress of a consumer group, or delete the group."""
 
 
 @group.command()
@@ -22,10 +22,10 @@ def group() -> None:
 @json_flag
 @with_client
 def progress(client: Client, topic: str, name: str, nexts: tuple[str, ...], as_json: bool) -> None:
-    """Everything in TOPIC below these offsets is done for the group NAME.
+    """Mark everything in TOPIC below these offsets as finished for the group NAME.
 
-    It only goes forward. Deliveries under way below them are finished, and the group is made if it
-    is not there.
+    Progress never goes back. Deliveries in flight below the offsets count as finished. A group that
+    does not exist is created.
     """
     reached = client.set_progress(topic, name, dict(map(_next_of, nexts)))
     if as_json:
@@ -40,9 +40,9 @@ def progress(client: Client, topic: str, name: str, nexts: tuple[str, ...], as_j
 @yes_flag
 @with_client
 def delete(client: Client, topic: str, name: str, yes: bool) -> None:
-    """Delete the progress of the group NAME in TOPIC.
+    """Delete the group NAME of TOPIC and its progress.
 
-    Consuming again as this group starts at the oldest message that is kept.
+    If it consumes again, it starts at the oldest message that is kept.
     """
     confirm(f"Delete group {printable(name)} of topic {printable(topic)}?", yes)
     client.delete_group(topic, name)
@@ -54,4 +54,4 @@ def _next_of(text: str) -> tuple[int, int]:
     try:
         return int(partition), int(offset)
     except ValueError:
-        raise click.UsageError(f"{text!r} is no PARTITION=OFFSET, such as 0=12") from None
+        raise click.UsageError(f"{text!r} is not PARTITION=OFFSET, such as 0=12") from None

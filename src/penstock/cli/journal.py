@@ -1,4 +1,4 @@
-"""`penstock journal`: what happened to messages, a line an event."""
+"""`penstock journal`: prints what happened to messages, one line per event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli.connection import json_flag, with_client
-from penstock.cli.terminal import Failure, printable, show, show_json
+from penstock.cli.terminal import CommandFailed, printable, show, show_json
 from penstock.client.ranges import Row
 from penstock.client.sync import Client
 from penstock.model.journal import KINDS
@@ -18,19 +18,22 @@ FOLLOW_S = 1.0
 
 
 @click.command()
-@click.option("--topic", metavar="NAME", help="Only of this topic.")
-@click.option("--group", metavar="NAME", help="Only of this group.")
+@click.option("--topic", metavar="NAME", help="Only events of this topic.")
+@click.option("--group", metavar="NAME", help="Only events of this group.")
 @click.option("--run", "run_id", metavar="ID", help="Only messages of this run.")
 @click.option("--tenant", "tenant_id", metavar="ID", help="Only messages of this tenant.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only events of this kind.")
 @click.option(
-    "--since", metavar="TIME", help="Only from then on: RFC 3339, or so long ago: 90s, 15m, 2h."
+    "--since", metavar="TIME", help="Only since this time: RFC 3339, or an age: 90s, 15m, 2h."
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens later, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @json_flag
 @with_client
 def journal(client: Client, since: str | None, follow: bool, as_json: bool, **only: Any) -> None:
-    """Print what happened to messages: produced, delivered, acked, nacked and so on."""
+    """Print what happened to messages.
+
+    A line is an event: produced, delivered, acked, nacked and so on.
+    """
     time_ms = None if since is None else _milliseconds(since)
     found = client.journal_offsets(fresh=True, time_ms=time_ms)
     start = found.earliest if found.at_time is None else found.at_time
@@ -47,7 +50,7 @@ def journal(client: Client, since: str | None, follow: bool, as_json: bool, **on
 
 
 def _line(row: Row) -> str:
-    """Its time, what happened, to what, and by whom."""
+    """Formats a row: its time, what happened, to which message, and by whom."""
     words = [row["timestamp"], f"{row['kind']:<13}", f"{row['topic']}/{row['partition']}"]
     words.append(f"@{row['offset']}")
     names = ("group", "owner", "attempt", "reason", "retry_at", "run_id", "step_id", "tenant_id")
@@ -56,13 +59,13 @@ def _line(row: Row) -> str:
 
 
 def _milliseconds(text: str) -> int:
-    """A time, or how long ago it was, as milliseconds since 1970."""
+    """Parses a time, or how long ago it was, into milliseconds since 1970."""
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     if seconds is not None and text[:-1].isdigit():
         return max(0, int((time.time() - int(text[:-1]) * seconds) * 1000))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        said = f"--since: {text!r} is no time such as 2026-01-31T12:00:00Z or 15m"
-        raise Failure(said) from error
+        message = f"--since: {text!r} is not a time such as 2026-01-31T12:00:00Z or 15m"
+        raise CommandFailed(message) from error
     return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

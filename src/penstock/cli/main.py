@@ -1,6 +1,6 @@
-"""The way into the `penstock` command.
+"""The entry point of the `penstock` command.
 
-Invariant: imports nothing that a bare install lacks before it can say what to install.
+Invariant: if a package is missing, it says what to install. So it imports the commands last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXTRA = frozenset(
         "uvloop",
     }
 )
-"""What the command needs beside the SDK."""
+"""The packages that the command needs and the bare SDK does not install."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`penstock produce` and `penstock consume`: messages in and out, by hand or through a pipe."""
+"""`penstock produce` and `penstock consume`: messages by hand or through a pipe."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from penstock.cli.connection import (
     topic_argument,
     with_client,
 )
+from penstock.cli.feed import with_end
 from penstock.cli.stdin import batches_of_lines, text_of
-from penstock.cli.terminal import Failure, hint, printable, show, show_json
+from penstock.cli.terminal import CommandFailed, hint, printable, show, show_json
 from penstock.cli.units import MILLISECONDS
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
 from penstock.client.requests import NewMessage
@@ -30,30 +31,32 @@ from penstock.model.item import Item
 @click.command()
 @topic_argument
 @click.argument("value", required=False)
-@click.option("--key", default="", help="Messages of one key go to one partition.")
-@click.option("--run-id", default="", help="The workflow run.")
-@click.option("--step-id", default="", help="The step of the run.")
-@click.option("--parent-step-id", default="", help="The step that caused it.")
-@click.option("--tenant-id", default="", help="The tenant; idempotency keys are its own.")
-@click.option("--idempotency-key", default="", help="A second message with it is not stored.")
+@click.option("--key", default="", help="Messages with the same key go to the same partition.")
+@click.option("--run-id", default="", help="Workflow run that the message belongs to.")
+@click.option("--step-id", default="", help="Step of the run.")
+@click.option("--parent-step-id", default="", help="Step that caused this one.")
+@click.option("--tenant-id", default="", help="Tenant. Each has its own idempotency keys.")
+@click.option("--idempotency-key", default="", help="Store only the first message with this key.")
 @click.option("--target-topic", default="", help="Store it in this topic instead.")
 @click.option("--partition-override", type=int, default=None, help="Store it in this partition.")
 @click.option("--deadline", default="", help="Refuse it after this time (RFC 3339 with a zone).")
-@click.option("--retry-max-attempts", type=int, default=0, help="Then it is dead-lettered.")
+@click.option(
+    "--retry-max-attempts", type=int, default=0, help="Attempts until it is dead-lettered."
+)
 @click.option(
     "--retry-backoff-ms", type=MILLISECONDS, metavar="DURATION", default=0,
     help="Wait before the first retry: 250ms, 1s, or a number of milliseconds.",
 )  # fmt: skip
 @click.option(
     "--retry-max-backoff-ms", type=MILLISECONDS, metavar="DURATION", default=0,
-    help="Longest wait.",
+    help="Longest wait between retries.",
 )  # fmt: skip
 @json_flag
 @with_client
 def produce(
     client: Client, topic: str, value: str | None, key: str, as_json: bool, **fields: Any
 ) -> None:
-    """Produce VALUE to TOPIC, or each line of stdin when VALUE is - or not given."""
+    """Produce VALUE to TOPIC. If VALUE is - or missing, produce each line of stdin."""
     envelope = _envelope(fields)
     if value is not None and value != "-":
         outcomes = client.produce_batch([NewMessage(topic, value, key, envelope)])
@@ -65,7 +68,8 @@ def produce(
 
 
 def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
-    """Stops after the first request of which something was refused, and says which line."""
+    """Produces the lines of stdin. Stops after the first request in which a line is refused, and
+    names that line."""
     stored = 0
     number = 0
     for lines in batches_of_lines():
@@ -85,7 +89,7 @@ def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
                     _show_produced(outcome, as_json)
         if refused:
             more = f" (and {len(refused) - 1} more lines)" if len(refused) > 1 else ""
-            raise Failure(f"{refused[0]}{more}; {stored} messages were produced")
+            raise CommandFailed(f"{refused[0]}{more}; {stored} messages were produced")
     if not as_json:
         show(f"produced {stored} {'message' if stored == 1 else 'messages'}")
 
@@ -121,14 +125,10 @@ def _show_produced(outcome: Produced | PenstockError, as_json: bool) -> None:
 @click.option(
     "--lease-ms", type=MILLISECONDS, metavar="DURATION", default=DEFAULT_LEASE_MS,
     show_default=True,
-    help="How long a message is kept from others: 30s, 5m, or a number of milliseconds.",
+    help="How long a message is reserved for you: 30s, 5m, or a number of milliseconds.",
 )  # fmt: skip
-@click.option("--ack", "acks", is_flag=True, help="Ack each message once it is printed.")
-@click.option("--max", "most", type=click.IntRange(min=1), help="Stop after so many messages.")
-@click.option(
-    "--timeout", "wait_s", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="Stop when nothing has come for so long.",
-)  # fmt: skip
+@click.option("--ack", "acks", is_flag=True, help="Ack each message after printing it.")
+@with_end
 @json_flag
 @with_client
 def consume(
@@ -142,11 +142,11 @@ def consume(
     wait_s: float | None,
     as_json: bool,
 ) -> None:
-    """Print the messages of TOPIC as they come, until Ctrl-C.
+    """Print the messages of TOPIC as they arrive, until Ctrl-C.
 
-    Without --ack a message comes again when its lease ends; `penstock ack` finishes it by hand.
+    Without --ack a message is delivered again when its lease ends. `penstock ack` acks it by hand.
     """
-    # No more than will be printed is taken from others.
+    # Takes only messages that will be printed: others may want the rest.
     prefetch = 1 if acks else most or 0
     stream = client.consume(
         topic, group, owner=owner, lease_ms=lease_ms, prefetch=prefetch, wait_s=wait_s
@@ -169,7 +169,7 @@ def consume(
         if not printed:
             hint(f"nothing came within {wait_s:g} s")
     elif printed != most:
-        raise Failure("the broker ended the stream: it is stopping, or the topic was deleted")
+        raise CommandFailed("the broker ended the stream: it is stopping, or the topic was deleted")
 
 
 def _show_delivery(delivery: Delivery, as_json: bool) -> None:
@@ -192,7 +192,7 @@ def _show_delivery(delivery: Delivery, as_json: bool) -> None:
 
 
 def _item(delivery: Delivery) -> Item:
-    """As it was on the wire."""
+    """Returns the delivery as the broker sent it."""
     return Item(
         delivery.partition,
         delivery.offset,
@@ -208,7 +208,7 @@ def _item(delivery: Delivery) -> Item:
 
 def _how_to_ack(delivery: Delivery) -> str:
     return (
-        "not acked: it comes again when its lease ends. To finish it: penstock ack "
+        "not acked: it is delivered again when its lease ends. To ack it: penstock ack "
         f"{printable(delivery.topic)} --group {printable(delivery.group)} "
         f"--partition {delivery.partition} --offset {delivery.offset}"
         + (f" --owner {printable(delivery.owner)}" if delivery.owner != "cli" else "")

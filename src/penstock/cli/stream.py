@@ -19,22 +19,22 @@ from penstock.cli.terminal import printable, show, show_json
 from penstock.client.sync import Client
 
 _DELIVERY = {
-    "delivery": ("How events are delivered.", ("at_most_once", "at_least_once", "exactly_once")),
+    "delivery": ("Delivery guarantee.", ("at_most_once", "at_least_once", "exactly_once")),
 }
 _SETTINGS: dict[str, tuple[str, Any]] = {
-    "retention": ("How long events are kept; refused until streams are durable.", str),
-    "event_queue_depth": ("Events a subscriber may be behind before it loses the newest.", int),
-    "event_queue_bytes": ("The same in bytes: 64MB.", str),
-    "pub_queue_depth": ("Publishes that wait to be fanned out.", int),
-    "publish_queue_wait_timeout_ms": ("How long a publish waits for its place: 2s.", str),
-    "lag_alert_events": ("Raise a subscriber's alert beyond so many; 0 is never.", int),
-    "disconnect_slow_ms": ("End who is too slow for so long: 30s; 0 is never.", str),
+    "retention": ("How long events are kept. Not supported yet: streams are not durable.", str),
+    "event_queue_depth": ("Most unread events of a subscriber; newer ones are dropped.", int),
+    "event_queue_bytes": ("Most unread bytes of a subscriber: 64MB.", str),
+    "pub_queue_depth": ("Most publishes that wait to be sent to the subscribers.", int),
+    "publish_queue_wait_timeout_ms": ("Longest wait of a publish if the queue is full: 2s.", str),
+    "lag_alert_events": ("Alert when a subscriber is this many events behind; 0: never.", int),
+    "disconnect_slow_ms": ("Disconnect subscribers that are slow this long: 30s; 0: never.", str),
 }
 
 
 @click.group()
 def stream() -> None:
-    """Create, look at, change and delete streams."""
+    """Create, show, change and delete streams."""
 
 
 @stream.command()
@@ -46,7 +46,7 @@ def stream() -> None:
 def create(
     client: Client, name: str, tenant_id: str, namespace: str, as_json: bool, **settings: Any
 ) -> None:
-    """Create the stream NAME, unless it is there with the same settings."""
+    """Create the stream NAME. One that exists with the same settings is left as it is."""
     found = client.create_stream(tenant_id, namespace, name, **settings)
     if as_json:
         show_json(found)
@@ -59,7 +59,7 @@ def create(
 @json_flag
 @with_client
 def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """List a namespace's streams."""
+    """List the streams of a namespace."""
     found = client.list_streams(tenant_id, namespace)
     if as_json:
         show_json({"streams": found})
@@ -74,7 +74,7 @@ def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None
 @json_flag
 @with_client
 def describe(client: Client, name: str, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """Show every setting of NAME that is in force, and how many subscribe."""
+    """Show the settings of the stream NAME that are in force, and its number of subscribers."""
     found = client.describe_stream(tenant_id, namespace, name)
     if as_json:
         show_json(found)
@@ -114,7 +114,7 @@ def change(
 @yes_flag
 @with_client
 def delete(client: Client, name: str, tenant_id: str, namespace: str, yes: bool) -> None:
-    """Delete the stream NAME; its subscriptions end."""
+    """Delete the stream NAME and end its subscriptions."""
     confirm(f"Delete stream {path_text(tenant_id, namespace, name)}?", yes)
     client.delete_stream(tenant_id, namespace, name)
     show(f"deleted stream {path_text(tenant_id, namespace, name)}")

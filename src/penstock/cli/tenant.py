@@ -12,7 +12,7 @@ from penstock.client.sync import Client
 
 @click.group()
 def tenant() -> None:
-    """Create, look at and delete tenants."""
+    """Create, show and delete tenants."""
 
 
 @tenant.command()
@@ -20,7 +20,7 @@ def tenant() -> None:
 @json_flag
 @with_client
 def create(client: Client, name: str, as_json: bool) -> None:
-    """Create the tenant NAME, unless it is there."""
+    """Create the tenant NAME. One that exists is left as it is."""
     found = client.create_tenant(name)
     if as_json:
         show_json(found)

@@ -1,8 +1,7 @@
-"""What a person or a program reads: tables, JSON lines and errors.
+"""The output of commands: tables, JSON lines and errors.
 
-Invariant: what came from a message or a name cannot move the cursor or colour the screen; its
-control characters are shown, not sent, unless bytes as they are were asked for. JSON output is
-exactly one value a line.
+Invariant: text from a message or a name cannot move the cursor or colour the screen. Its control
+characters are printed as escapes, except by `show_data`. JSON output is exactly one value per line.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from rich.table import Table
 from penstock.model.limits import GIB, KIB, MIB
 
 WIDE = 400
-"""Nothing is cut off where no screen limits the line."""
+"""The width of tables that are not printed to a terminal: wide enough to cut nothing off."""
 
 
-class Failure(click.ClickException):
-    """One line for a person: the broker or the storage refused."""
+class CommandFailed(click.ClickException):
+    """Ends the command with one line that says why: the broker or the storage refused."""
 
     exit_code = 1
 
@@ -33,8 +32,8 @@ class Failure(click.ClickException):
         super().__init__(printable(message))
 
 
-class BadSettings(Failure):
-    """The same for settings that cannot be: as wrong as a command that cannot be."""
+class BadSettings(CommandFailed):
+    """Ends the command because a setting is wrong."""
 
     exit_code = 2
 
@@ -44,13 +43,13 @@ def show(text: str) -> None:
 
 
 def hint(text: str) -> None:
-    """Advice, for a person at a terminal only."""
+    """Prints advice, only if stderr is a terminal."""
     if sys.stderr.isatty():
         click.secho(text, err=True, dim=True)
 
 
 def show_data(data: bytes) -> None:
-    """Bytes as they are, for a file or a program."""
+    """Prints bytes unchanged, for a file or a program."""
     click.echo(data, nl=False)
 
 
@@ -59,7 +58,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns of numbers are those whose name begins with a space."""
+    """Prints a table. A column whose name begins with a space holds numbers, aligned right."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         is_number = column.startswith(" ")
@@ -73,7 +72,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters as escapes."""
+    """Returns the text on one line, with control characters as escapes."""
     if text.isprintable():
         return text
     return "".join(
@@ -83,7 +82,7 @@ def printable(text: str) -> str:
 
 
 def data_text(data: bytes) -> str:
-    """Bytes on one line: as text if they are that, else in base64, with a mark."""
+    """Returns bytes on one line: as text if they are UTF-8, else in base64 after `base64:`."""
     try:
         return printable(data.decode())
     except UnicodeDecodeError:
@@ -91,11 +90,22 @@ def data_text(data: bytes) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes as people write them, without loss."""
+    """Formats a number of bytes with the largest unit that divides it."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if number and number % unit == 0:
             return f"{number // unit} {name}"
     return f"{number:,} bytes"
+
+
+def setting_text(name: str, value: Any) -> str:
+    """Formats the value of a setting."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(value)
+    return size(value) if name.endswith("_bytes") else str(value)
 
 
 def _lines(console: Console, table: Table) -> list[str]:

@@ -17,30 +17,30 @@ from penstock.model.units import format_duration
 
 @click.group()
 def topic() -> None:
-    """Create, look at and delete topics."""
+    """Create, show, configure and delete topics."""
 
 
 _after_archive_flag = click.option(
     "--after-archive/--no-after-archive",
     default=None,
-    help="Remove nothing before the group archive has finished it.",
+    help="Keep every message until the group `archive` has finished it.",
 )
 
 
 def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the settings for messages without a retry policy."""
+    """Adds the options for messages without a retry policy of their own."""
     for name, kind, text in (
         (
             "--retry-max-backoff-ms",
             MILLISECONDS,
-            "Longest wait after a nack: 30s; 0 is the broker's.",
+            "Longest wait after a nack: 30s. 0: the broker's default.",
         ),
         (
             "--retry-backoff-ms",
             MILLISECONDS,
-            "First wait after a nack, without a policy; 0 is the broker's.",
+            "First wait after a nack, without a retry policy. 0: the broker's default.",
         ),
-        ("--max-attempts", click.INT, "Deliveries of a message that names no limit; 0 is none."),
+        ("--max-attempts", click.INT, "Attempts of a message without a retry policy. 0: no limit."),
     ):
         metavar = "DURATION" if kind is MILLISECONDS else None
         command = click.option(name, type=kind, metavar=metavar, help=text)(command)
@@ -50,7 +50,7 @@ def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
 @topic.command()
 @click.argument("name")
 @click.option(
-    "--partitions", "-p", default=1, show_default=True, help="Ordered parts it is split into."
+    "--partitions", "-p", default=1, show_default=True, help="Partitions; each keeps its order."
 )
 @_after_archive_flag
 @_retry_options
@@ -84,7 +84,7 @@ def list_(client: Client, as_json: bool) -> None:
 @json_flag
 @with_client
 def describe(client: Client, name: str, as_json: bool) -> None:
-    """Show the partitions of NAME, its groups and how far they are."""
+    """Show the partitions of the topic NAME, its groups and their progress."""
     found = client.describe_topic(name)
     if as_json:
         show_json(found)
@@ -121,11 +121,13 @@ def describe(client: Client, name: str, as_json: bool) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--time-ms", type=int, help="Also where the messages of this time begin.")
+@click.option(
+    "--time-ms", type=int, help="Also show the first offset of this time (ms since 1970)."
+)
 @json_flag
 @with_client
 def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> None:
-    """Show where the partitions of NAME begin and end."""
+    """Show the first and the next offset of each partition of the topic NAME."""
     found = client.offsets(name, time_ms)
     if as_json:
         show_json({"partitions": found})
@@ -144,17 +146,20 @@ def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> No
 @click.argument("name")
 @click.option(
     "--retention-ms", type=MILLISECONDS, metavar="DURATION",
-    help="Keep finished messages so long: 7d, 36h, or a number of milliseconds; 0 is for ever.",
+    help="How long to keep finished messages: 7d, 36h, or a number of milliseconds. 0: for ever.",
 )  # fmt: skip
 @click.option(
     "--retention-bytes", type=Size(), metavar="SIZE",
-    help="Keep so much: 1GB, 64MiB, or a number of bytes; 0 is all.",
+    help="How many bytes to keep: 1GB, 64MiB, or a number of bytes. 0: no limit.",
 )  # fmt: skip
 @_after_archive_flag
 @_retry_options
 @with_client
 def configure(client: Client, name: str, **settings: Any) -> None:
-    """Set how long NAME keeps what every group has finished, and how it retries."""
+    """Change how long the topic NAME keeps finished messages, and how it retries.
+
+    A message is finished when every group has finished it.
+    """
     if all(value is None for value in settings.values()):
         raise click.UsageError("give at least one setting, such as --retention-ms; see --help")
     client.configure_topic(name, **settings)
@@ -167,7 +172,7 @@ def configure(client: Client, name: str, **settings: Any) -> None:
 @yes_flag
 @with_client
 def delete(client: Client, name: str, yes: bool) -> None:
-    """Delete NAME with its messages and groups."""
+    """Delete the topic NAME with its messages and groups."""
     confirm(f"Delete topic {printable(name)} with all its messages and groups?", yes)
     client.delete_topic(name)
     show(f"deleted topic {printable(name)}")
@@ -190,14 +195,14 @@ def _retention(found: Topic) -> str:
 
 
 def _retries(found: Topic) -> str:
-    """The topic's settings for messages without a retry policy; empty when it sets nothing."""
+    """Describes how the topic retries messages without a retry policy; empty if it sets nothing."""
     said = ""
     if found.max_attempts:
         said += f"; gives up after {_count(found.max_attempts, 'attempt')}"
     if found.retry_backoff_ms:
         said += f"; retries after {format_duration(found.retry_backoff_ms)}"
     if found.retry_max_backoff_ms:
-        # The first wait goes before the longest.
+        # The longest wait is never shorter than the first.
         longest_ms = max(found.retry_max_backoff_ms, found.retry_backoff_ms)
         said += f"; waits at most {format_duration(longest_ms)}"
         if not found.retry_backoff_ms:

@@ -1,4 +1,4 @@
-"""Durations and sizes as options: `7d`, `1GB`."""
+"""The types of options that are durations or sizes: `7d`, `1GB`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from penstock.model.units import parse_duration_ms, parse_size
 
 
 class Duration(click.ParamType[int]):
-    """Milliseconds, from `250ms`, `60s`, `5m`. `bare_ms`: a number without a unit is milliseconds,
-    where the option's name says so; else it is refused, since people mean seconds by it."""
+    """Parses `250ms`, `60s` or `5m` into milliseconds. With `bare_ms` a number without a unit means
+    milliseconds, for options whose name ends in -ms. Otherwise it is refused, because many people
+    mean seconds."""
 
     name = "duration"
 
@@ -33,7 +34,7 @@ MILLISECONDS = Duration(bare_ms=True)
 
 
 class Size(click.ParamType[int]):
-    """Bytes, from `1GB`, `64MiB` or a bare number; a unit is a power of 1024."""
+    """Parses `1GB`, `64MiB` or a bare number into bytes. Units are powers of 1024."""
 
     name = "size"
 

@@ -1,4 +1,4 @@
-"""`penstock version`: of this command and, if asked, of the broker."""
+"""`penstock version`: the version of this command or of a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.client.sync import Client
 
 
 @click.command()
-@click.option("--broker", is_flag=True, help="Ask the broker for its version and durability.")
+@click.option("--broker", is_flag=True, help="Show the broker's version and durability.")
 @json_flag
 @with_client
 def version(client: Client, broker: bool, as_json: bool) -> None:

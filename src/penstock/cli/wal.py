@@ -1,4 +1,4 @@
-"""`penstock wal`: looks at, checks and repairs the data directory of a stopped broker."""
+"""`penstock wal`: inspects, verifies and repairs the data directory of a stopped broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from penstock.cli.connection import json_flag
-from penstock.cli.terminal import Failure, printable, show, show_json, show_table, size
+from penstock.cli.terminal import CommandFailed, printable, show, show_json, show_table, size
 from penstock.storage import offline
 from penstock.storage import repair as repairing
 from penstock.storage.directory_check import SealedFile
@@ -18,22 +18,22 @@ from penstock.storage.index_repair import Repair
 from penstock.storage.vfs import Vfs
 
 RECORD_CHARS = 200
-"""How much of a record is shown to a person."""
+"""The length at which the text of a record is cut off."""
 
 _directory = click.argument("directory", metavar="DIR")
 
 
 @click.group()
 def wal() -> None:
-    """Inspect, verify and repair the data directory of a stopped broker."""
+    """Inspect, verify and repair the files of a stopped broker."""
 
 
 @wal.command()
 @_directory
-@click.option("--records", is_flag=True, help="Every record too, not only the segments.")
+@click.option("--records", is_flag=True, help="Also show every record.")
 @json_flag
 def inspect(directory: str, records: bool, as_json: bool) -> None:
-    """List the segments of the log in DIR, and what is in them."""
+    """List the segments of the log in DIR and their contents."""
     with _readable():
         seen = offline.inspect(Vfs(), directory, records=records)
         if as_json:
@@ -55,9 +55,9 @@ def inspect(directory: str, records: bool, as_json: bool) -> None:
 @_directory
 @json_flag
 def verify(directory: str, as_json: bool) -> None:
-    """Read all that is in DIR and say what a start would say. Changes nothing.
+    """Check everything in DIR and tell whether a broker would start. Changes nothing.
 
-    Exit code 1 when something is damaged or missing.
+    The exit code is 1 if something is damaged or missing.
     """
     with _readable():
         report = offline.verify(Vfs(), directory)
@@ -67,20 +67,20 @@ def verify(directory: str, as_json: bool) -> None:
         _show_report(report)
     if report.damage is not None:
         damage = report.damage
-        raise Failure(
+        raise CommandFailed(
             f"{damage.path} is damaged at byte {damage.position}: {damage.detail}. "
             "A start is refused; `penstock wal repair --dry-run` says what can be done"
         )
     if report.hidden:
-        raise Failure(
+        raise CommandFailed(
             "messages are on disk that no reader finds. A start succeeds; `penstock wal repair` "
             "puts them within reach and loses nothing"
         )
     damaged = [file.path for file in report.files if file.state != "sound"]
     if damaged:
-        raise Failure(
+        raise CommandFailed(
             f"{', '.join(damaged)}: damaged. A start succeeds; groups that need the messages in "
-            "it, who reads the journal there, or the batch of a staged piece, wait until the file "
+            "it, readers of the journal in it, and the batch of a staged piece wait until the file "
             "is restored from a copy"
         )
     if not as_json:
@@ -120,19 +120,19 @@ def _what_is_wrong(file: SealedFile) -> str:
 
 @wal.command()
 @_directory
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option(
     "--set-damage-aside",
     is_flag=True,
-    help="Go on without what is damaged; it is kept under another name.",
+    help="Continue without the damaged files; they are kept under other names.",
 )
 @json_flag
 def repair(directory: str, dry_run: bool, set_damage_aside: bool, as_json: bool) -> None:
-    """Cut a torn tail off the log in DIR; explain damage, or set it aside.
+    """Repair the data directory DIR: cut a torn tail off the log, and explain or set aside damage.
 
-    Batches of history that hide messages are written anew, and nothing is lost by that.
+    Also rewrites batches of history that make messages unreachable. Nothing is lost by that.
 
-    Exit code 1 when a start is still refused.
+    The exit code is 1 if the broker still refuses to start.
     """
     with _readable():
         outcome = repairing.repair(
@@ -170,11 +170,11 @@ def _show_repair(outcome: Repair, *, dry_run: bool, insists: bool) -> None:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """A directory that is not there, or not ours to read, is no defect."""
+    """Ends the command if the directory does not exist or cannot be read: that is no damage."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise Failure(str(error)) from error
+        raise CommandFailed(str(error)) from error
 
 
 def _show_segments(segments: list[offline.SegmentSummary]) -> None:
@@ -213,5 +213,5 @@ def _record(seen: offline.RecordSeen) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct) -> dict[str, Any]:
-    """By name: on disk a record is an array."""
+    """Returns the fields by name. On disk a record is an array without names."""
     return {name: getattr(record, name) for name in record.__struct_fields__}

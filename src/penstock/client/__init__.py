@@ -1,4 +1,4 @@
-"""The SDK: a sync and an async client of a broker, and a worker for each.
+"""The SDK: a blocking and an async client of a broker, and a worker for each.
 
     from penstock.client import Client
 
@@ -13,10 +13,11 @@
             client.stream("default").publish("hello")
             print(next(events))
 
-Names are imported when they are first used, so that a program which only speaks of errors and
-envelopes does not pay for an HTTP client. What goes over the wire is decided in `requests`,
-`registry`, `streams`, `caches`, `deliveries` and `feeds`, which do no IO; `sync` and `aio` only
-carry it. Errors are those of `penstock.model.errors`.
+A name is imported when it is first used, so that a program which needs only errors and envelopes
+does not load an HTTP client. `requests`, `registry`, `ranges`, `journal`, `streams`, `caches`,
+`deliveries` and `feeds` decide what goes over the wire and do no IO; `aio` sends it, and so does
+`sync`, which `scripts/generate_sync_client.py` generates from `aio`. Errors are those of
+`penstock.model.errors`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The client for asyncio: the same operations as `sync`, awaited.
+"""The client for asyncio.
 
-Operations are those of `requests`, bound here; this module only carries them, and must not know
-what they mean.
+Sends the calls that `requests`, `registry`, `ranges` and `journal` build, and hands their answers
+back. Must not know what a call means.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from penstock.client import journal, ranges, registry, requests
-from penstock.client.aio_feeds import AsyncFeed, AsyncRows
+from penstock.client.aio_feeds import AsyncOpenRows, AsyncOpenStream
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
+    USER_AGENT,
     answer_timeout,
     heartbeat_of,
     http_options,
     lost,
-    stream_timeout,
 )
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
@@ -36,7 +36,7 @@ T = TypeVar("T")
 def _operation(
     build: Callable[P, Call[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A method that sends the call which `build` makes of its arguments."""
+    """Returns a method that sends the call which `build` makes from its arguments."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.send(build(*args, **kwargs))
@@ -47,11 +47,13 @@ def _operation(
 class AsyncClient:
     """A connection to a broker. Close it, or use it in an `async with`.
 
-    Without `url` the address is that of PENSTOCK_URL, else http://127.0.0.1:8080. Without `token`
-    it is that of PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN; it may be a function that returns it. A
-    token that can change is read again after a 401, and the request sent once more with the new
-    one.
-    `transport` is httpx's, for tests that want no socket.
+    Tasks of one event loop may share it.
+
+    `url` defaults to the environment variable PENSTOCK_URL, else http://127.0.0.1:8080. `token`
+    is the token or a function that returns it. It defaults to the contents of the file that
+    PENSTOCK_TOKEN_FILE names, else to PENSTOCK_TOKEN. After a 401 the client reads a token that
+    can change again, and if it has changed, sends the request once more.
+    `transport` is an httpx transport, for tests that need no socket.
     """
 
     create_topic = _operation(requests.create_topic)
@@ -109,18 +111,19 @@ class AsyncClient:
         token: Token | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
+        user_agent: str = USER_AGENT,
     ) -> None:
         self.url = url = url_of(url)
         self._timeout_s = timeout_s
         self._credentials = Credentials(token)
-        options = http_options(url, timeout_s)
+        options = http_options(url, timeout_s, user_agent)
         try:
             self._http = httpx.AsyncClient(**options, transport=transport)
         except httpx.InvalidURL as error:
             raise lost(url, error) from error
 
     async def send(self, call: Call[T]) -> T:
-        """Sends a call and waits for its answer."""
+        """Sends a call and returns its result. Raises the error that the broker answered with."""
         used = self._credentials.token
         response = await self._ask(call)
         if response.status_code == 401 and self._credentials.has_changed(used):
@@ -137,11 +140,11 @@ class AsyncClient:
         prefetch: int = 0,
         wait_s: float | None = None,
     ) -> AsyncDeliveries:
-        """A stream of deliveries, opened when it is first read.
+        """Returns a stream of deliveries. It connects when it is first read.
 
-        `owner` is made up when it is empty. `prefetch` bounds how many may be unfinished on this
-        stream (0: as many as the broker allows). The stream ends when the broker ends it and,
-        with `wait_s`, when nothing has come for so long.
+        An empty `owner` is replaced by a unique name. `prefetch` limits how many deliveries of this
+        stream may be unfinished at a time (0: the broker's limit). The stream ends when the broker
+        ends it or, with `wait_s`, when nothing has arrived for that many seconds.
         """
         return AsyncDeliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
 
@@ -157,11 +160,12 @@ class AsyncClient:
         run_id: str | None = None,
         from_ms: int | None = None,
         to_ms: int | None = None,
-    ) -> AsyncRows:
-        """The rows of a partition from offset `start` to before `end`, opened when it is first
-        read: from the oldest, to what is there then, unless said otherwise."""
+    ) -> AsyncOpenRows:
+        """Returns the rows of a partition from offset `start` up to, but not including, `end`. It
+        connects when it is first read. Without `start` the oldest row is the first; without `end`
+        the newest at that time is the last."""
         only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
-        return AsyncRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+        return AsyncOpenRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
 
     def journal(
         self,
@@ -170,28 +174,29 @@ class AsyncClient:
         to: int | None = None,
         columns: Iterable[str] = (),
         **only: str | int | None,
-    ) -> AsyncRows:
-        """What happened to messages, from position `from_` to before `to`: from the oldest, to
-        what can be read then, unless said otherwise. `only` may name a kind, topic, group, run_id,
-        tenant_id, from_ms and to_ms."""
-        return AsyncRows(self, journal.journal_path(from_, to, columns, only))
+    ) -> AsyncOpenRows:
+        """Returns the rows of the journal, which records what happened to messages, from position
+        `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
+        the oldest row is the first; without `to` the newest that can be read then is the last.
+        `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
+        return AsyncOpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
     ) -> AsyncStreamHandle:
-        """A stream, to publish to and subscribe to. Nothing is asked of the broker yet."""
+        """Returns a handle of a stream, to publish and subscribe. Sends nothing to the broker."""
         return AsyncStreamHandle(self, (tenant_id, namespace, name))
 
     def cache(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
     ) -> AsyncCacheHandle:
-        """A cache, to put into and get from. Nothing is asked of the broker yet."""
+        """Returns a handle of a cache, to read and write it. Sends nothing to the broker."""
         return AsyncCacheHandle(self, (tenant_id, namespace, name))
 
     async def redrive(self, letter: Delivery) -> Produced:
-        """Sends a dead letter to its original topic again, with its original retry policy, then
-        acks it. The attempts count from 1. If this fails, repeat it: a message that was stored
-        already is not stored again."""
+        """Produces a dead letter to its original topic again, with its original retry policy, then
+        acks it. Its attempts count from 1 again. If this fails, repeat it: the broker does not
+        store the message twice."""
         message = requests.redriven(letter)
         produced = await self.produce(
             message.topic, message.value, key=message.key, envelope=message.envelope
@@ -199,31 +204,36 @@ class AsyncClient:
         await self.ack(letter)
         return produced
 
-    async def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
-        """The answer of a stream whose head has arrived; the caller closes it."""
+    async def open_stream(self, path: str, wait_s: float) -> httpx.Response:
+        """Requests a stream and returns its response as soon as the head has arrived. The caller
+        closes it. A stream that is silent for more than `wait_s` counts as broken."""
         used = self._credentials.token
-        response = await self._ask_stream(path, heartbeat_ms)
+        response = await self._ask_stream(path, wait_s)
         if response.status_code == 401 and self._credentials.has_changed(used):
-            response = await self._ask_stream(path, heartbeat_ms)
+            response = await self._ask_stream(path, wait_s)
         if response.status_code != 200:
             raise error_of(response.status_code, response.content)
         return response
 
     async def _ask(self, call: Call[T]) -> httpx.Response:
+        headers = self._credentials.headers()
+        if call.content_type:
+            headers["Content-Type"] = call.content_type
         try:
             return await self._http.request(
                 call.method,
                 call.path,
                 content=call.body,
-                headers=self._credentials.headers(),
+                headers=headers,
                 timeout=answer_timeout(self._timeout_s, call.wait_s),
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
 
-    async def _ask_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
-        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
-        headers = self._credentials.headers()
+    async def _ask_stream(self, path: str, wait_s: float) -> httpx.Response:
+        timeout = answer_timeout(self._timeout_s, wait_s)
+        # Streams are read as they come over the wire, so a proxy must not compress them.
+        headers = self._credentials.headers() | {"Accept-Encoding": "identity"}
         try:
             request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
             response = await self._http.send(request, stream=True)
@@ -248,11 +258,11 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncDeliveries(AsyncFeed[Delivery]):
-    """An open consume stream: iterate it in an `async with`, which closes it.
+class AsyncDeliveries(AsyncOpenStream[Delivery]):
+    """An open consume stream. Iterate over it in an `async with`, which closes it.
 
-    What was delivered stays leased after the end, and may still be acked; what the broker had not
-    yet sent goes to another consumer at once.
+    Deliveries stay leased after the stream has ended and can still be acked. The broker gives
+    messages that it had not sent yet to another consumer at once.
     """
 
     def __init__(

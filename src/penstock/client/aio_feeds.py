@@ -1,22 +1,23 @@
-"""Open streams, subscriptions and watches for asyncio: iterate one in an `async with`.
+"""Open streams of rows, deliveries, events and changes for asyncio.
 
-Each has a connection of its own. What a line means is decided by the buffers of `deliveries` and
-`feeds`, which this module only fills.
+Iterate over one in an `async with`. Each has its own connection. This module fills the buffers of
+`deliveries`, `ranges` and `feeds`; they decide what a line means.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import httpx
 
+from penstock.client.aio_waiting import close_response, time_limit
 from penstock.client.caches import watch_path
-from penstock.client.connection import half_close, heartbeat_of, lost
-from penstock.client.feeds import EventBuffer, WatchBuffer
+from penstock.client.connection import half_close, heartbeat_of, lost, silence_limit
+from penstock.client.feeds import PayloadBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
 from penstock.client.ranges import Row, RowBuffer
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncFeed(Generic[T]):
-    """`ended`: nothing more will come; `timed_out`: because nothing came for `wait_s`.
-    `is_finishing`: the broker was told to send no more."""
+class AsyncOpenStream(Generic[T]):
+    """One open stream.
+
+    `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
+    `is_finishing`: the broker was told to send no more.
+    """
 
     def __init__(
         self,
@@ -50,21 +54,21 @@ class AsyncFeed(Generic[T]):
         self._path = path
         self._buffer = buffer
         self._wait_s = wait_s
-        self._heartbeat_ms = heartbeat_ms
+        self._silence_s = silence_limit(heartbeat_ms)
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
 
     async def open(self) -> Self:
-        """Connects now, so that an error of the request is raised here."""
+        """Connects. Raises the error with which the broker refuses the request."""
         if self._response is None and not self.ended:
-            self._response = await self._client.open_stream(self._path, self._heartbeat_ms)
+            self._response = await self._client.open_stream(self._path, self._silence_s)
             self._chunks = self._response.aiter_raw()
             while not self._buffer.is_open and not self.ended:
                 await self._fill()
         return self
 
     async def poll(self) -> T | None:
-        """The next one; None when a heartbeat came instead, or the stream has ended."""
+        """Returns the next item; None if a heartbeat came instead, or if the stream has ended."""
         await self.open()
         found = await self._take()
         if found is not None or self.ended:
@@ -77,32 +81,33 @@ class AsyncFeed(Generic[T]):
         return found
 
     async def close(self) -> None:
-        """Ends the stream. Another task that waits for it sees its end."""
+        """Ends the stream, also for another task that is waiting for its next item."""
         self.ended = True
         self._buffer.close()
         response, self._response = self._response, None
         if response is not None:
-            await response.aclose()
+            await close_response(response)
 
     def finish(self) -> bool:
-        """Asks the broker for no more. What it has sent already still comes, and then the end.
-        False if that cannot be said on this connection, which is to be closed then."""
+        """Tells the broker to send no more. Items that it sent before still arrive; then the stream
+        ends. Returns False if this connection cannot say so: the caller should close it."""
         response = self._response
-        # First the flag: whoever reads may see the end before this returns.
+        # Set first, because the reader may see the end before half_close returns.
         self.is_finishing = True
         if self.ended or response is None or not half_close(response):
             self.is_finishing = False
         return self.is_finishing
 
     async def rest(self, within_s: float) -> list[T]:
-        """Ends the stream, and returns what had come by then and was not taken."""
-        try:
+        """Ends the stream. Returns the items that had arrived and nobody has taken; waits at most
+        `within_s` for those that the broker had already sent."""
+        until = time.monotonic() + within_s
+        # An error ends the wait; items that were read before it are returned.
+        with suppress(PenstockError, TimeoutError):
             if self.is_finishing or self.finish():
-                async with asyncio.timeout(within_s):
-                    while not self.ended:
+                async with time_limit(within_s):
+                    while not self.ended and time.monotonic() < until:
                         await self._fill()
-        except (PenstockError, TimeoutError):
-            pass  # what was read before is returned
         await self.close()
         found = []
         while (each := self._buffer.take(0.0)) is not None:
@@ -163,48 +168,49 @@ class AsyncFeed(Generic[T]):
         await self.close()
 
 
-class AsyncRows(AsyncFeed[Row]):
-    """The rows of a range, each by its columns; it ends with the last. One that breaks off raises
-    Unavailable: nobody takes half a range for a whole one."""
+class AsyncOpenRows(AsyncOpenStream[Row]):
+    """The rows of a range, each a dict by column. Raises Unavailable if the connection breaks
+    before the last row, so that no caller takes a part for the whole."""
 
     def __init__(self, client: AsyncClient, path: str) -> None:
         super().__init__(client, path, RowBuffer(), None, 0)
 
 
-class AsyncSubscription(AsyncFeed[bytes]):
-    """The payloads of a stream's events, from the moment that it is open.
+class AsyncSubscription(AsyncOpenStream[bytes]):
+    """The payloads of a stream's events, beginning when the subscription is open.
 
-    It ends when it is closed, or after `wait_s`. Everything else that ends it is raised: NotFound
-    when the stream is deleted, Unavailable when the connection is lost. It does not connect again
-    by itself: what was published meanwhile is gone, and only the application knows whether that
-    matters. To go on, subscribe again.
+    It ends when it is closed or after `wait_s`. Any other end raises an error: NotFound if the
+    stream was deleted, Unavailable if the connection is lost. It does not reconnect by itself,
+    because events that were published in between are lost, and only the application knows whether
+    that matters. To continue, subscribe again.
     """
 
     def __init__(
         self, client: AsyncClient, path: Path, event_queue_depth: int | None, wait_s: float | None
     ) -> None:
         heartbeat_ms = heartbeat_of(wait_s)
-        self._events = EventBuffer()
+        self._events = PayloadBuffer()
         self._stream = path
         url_path = subscribe_path(path, event_queue_depth, heartbeat_ms)
         super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
 
     @property
     def subscription_id(self) -> str:
-        """Empty until it is open."""
+        """Empty until the stream is open."""
         return self._events.subscription_id
 
     async def lag(self) -> Lag:
-        """How far behind the broker sees it, and what was dropped; NotFound once it has ended."""
+        """Returns how many events it is behind and how many the broker dropped. Raises NotFound
+        once it has ended."""
         found = await self._client.send(subscriptions(self._stream))
         return lag_of(self.subscription_id, found)
 
 
-class AsyncWatch(AsyncFeed[WatchEvent]):
-    """The changes of a cache's keys, in their order, from the moment that it is open.
+class AsyncWatch(AsyncOpenStream[WatchEvent]):
+    """The changes of a cache's keys, in order, beginning when the watch is open.
 
-    A `gap` among them says that changes may be missing: read the keys again. It ends as a
-    subscription does.
+    A `gap` event means that changes may be missing: read the keys again. A watch ends in the same
+    ways as a subscription.
     """
 
     def __init__(
@@ -224,10 +230,10 @@ class AsyncWatch(AsyncFeed[WatchEvent]):
 
     @property
     def watch_id(self) -> str:
-        """Empty until it is open."""
+        """Empty until the stream is open."""
         return self._events.watch_id
 
     @property
     def version(self) -> int:
-        """The cache's version when the watch began: every later change is seen."""
+        """The cache's version when the watch began. The watch reports every later change."""
         return self._events.version

@@ -1,7 +1,7 @@
-"""A stream or a cache in the hand: its operations for asyncio, without its path each time.
+"""Handles of one stream or one cache for asyncio: their methods need no path.
 
-Operations are those of `streams` and `caches`, bound here. A handle asks nothing of the broker
-when it is made, and lasts as long as its client.
+A handle sends the calls that `streams` and `caches` build. Making one sends nothing to the broker.
+It can be used as long as its client is open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class AsyncHandle:
-    """`path` is tenant, namespace and name."""
+    """Remembers a path: tenant, namespace and name."""
 
     def __init__(self, client: AsyncClient, path: Path) -> None:
         self.client = client
@@ -32,7 +32,7 @@ class AsyncHandle:
 def _operation(
     build: Callable[Concatenate[Path, P], Call[T]],
 ) -> Callable[Concatenate[AsyncHandle, P], Coroutine[Any, Any, T]]:
-    """A method that sends the call which `build` makes of the path and its arguments."""
+    """Returns a method that sends the call which `build` makes from the path and its arguments."""
 
     async def method(self: AsyncHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.client.send(build(self.path, *args, **kwargs))
@@ -41,7 +41,7 @@ def _operation(
 
 
 class AsyncStreamHandle(AsyncHandle):
-    """A stream: `client.stream("orders")`."""
+    """A handle of a stream: `client.stream("orders")`."""
 
     publish = _operation(streams.publish)
     publish_batch = _operation(streams.publish_batch)
@@ -50,17 +50,17 @@ class AsyncStreamHandle(AsyncHandle):
     def subscribe(
         self, *, event_queue_depth: int | None = None, wait_s: float | None = None
     ) -> AsyncSubscription:
-        """A subscription, which begins when it is opened or first read: use it in an `async with`.
+        """Returns a subscription. Use it in an `async with`. It begins when opened or first read.
 
-        The broker keeps up to `event_queue_depth` events for it (None: as the stream is set), and
-        drops the newest for a subscriber that is further behind. With `wait_s` it ends when
-        nothing has come for so long.
+        The broker keeps up to `event_queue_depth` unread events for it (None: the stream's
+        setting) and drops newer ones while that many are unread. With `wait_s` the subscription
+        ends when nothing has arrived for that many seconds.
         """
         return AsyncSubscription(self.client, self.path, event_queue_depth, wait_s)
 
 
 class AsyncCacheHandle(AsyncHandle):
-    """A cache: `client.cache("sessions")`."""
+    """A handle of a cache: `client.cache("sessions")`."""
 
     get = _operation(caches.get)
     get_many = _operation(caches.get_many)
@@ -78,10 +78,11 @@ class AsyncCacheHandle(AsyncHandle):
         since_version: int | None = None,
         wait_s: float | None = None,
     ) -> AsyncWatch:
-        """A watch, which begins when it is opened or first read: use it in an `async with`.
+        """Returns a watch. Use it in an `async with`; it begins when it is opened or first read.
 
-        Of one `key`, or of all that begin with `prefix` (every key: ""). `include` asks for
-        `expire` and `evict` too. If the cache has changed after `since_version`, a gap comes
-        first. With `wait_s` it ends when nothing has come for so long.
+        It follows one `key`, or all keys that begin with `prefix` ("" means every key). `include`
+        may name the events `expire` and `evict`, which are left out otherwise. If the cache has
+        changed after `since_version`, the first event is a gap. With `wait_s` the watch ends when
+        nothing has arrived for that many seconds.
         """
         return AsyncWatch(self.client, self.path, key, prefix, include, since_version, wait_s)

@@ -1,7 +1,7 @@
-"""Every operation on what a cache holds as a call. No IO.
+"""The calls that read and write the entries of a cache. No IO.
 
-The cache's path comes first; the handles of both clients give it. What is asked of the cache
-itself, as its settings, is in `registry`. A version counts the cache's changes.
+The first argument is the cache's path; the handles of both clients add it. Calls on the cache
+itself, such as its settings, are in `registry`. A version counts the changes of a cache.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.model.caching import CacheValue, Written
 from penstock.model.errors import InvalidArgument
 from penstock.model.tenancy import Path
 
-# -- of a transaction ----------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------
 
 
 class CacheCheck(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What must hold of a key: its `version`, or that it `exists` or does not. `cache` is another
-    cache of the namespace."""
+    """A condition on a key: that it has this `version`, or that it `exists` or not. `cache` names
+    another cache of the namespace."""
 
     key: str
     version: int | None = None
@@ -39,7 +39,7 @@ class CacheCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CacheOp(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="op"):
-    """A step; which, is said by the subclasses."""
+    """A step of a transaction: a put, a delete or an increment."""
 
     key: str
 
@@ -55,7 +55,7 @@ class CacheDelete(CacheOp, frozen=True, tag="delete"):
 
 
 class CacheIncr(CacheOp, frozen=True, tag="incr"):
-    """`ttl_ms` is that of a counter which this creates."""
+    """Adds to a counter. `ttl_ms` applies only to a counter that this step creates."""
 
     delta: int = 1
     ttl_ms: int | None = None
@@ -66,13 +66,13 @@ class CacheIncr(CacheOp, frozen=True, tag="incr"):
 
 
 def get(path: Path, key: str) -> Call[CacheValue | None]:
-    """The value under a key, with its version and the time it has left; None if there is none."""
+    """Returns the value under a key with its version and remaining time; None if there is none."""
     return Call("GET", _entry(path, key), _value)
 
 
 def get_many(path: Path, keys: Iterable[str]) -> Call[dict[str, CacheValue]]:
-    """What there is under these keys, all as of one moment; those without a value are left out.
-    It does not say how long they last."""
+    """Returns the values under these keys, all read at the same moment. Leaves out keys without a
+    value, and does not tell the remaining time."""
     body = encode({"keys": list_of(keys, "keys")})
     return Call("POST", f"{cache_path(*path)}/get_many", _values, body)
 
@@ -86,10 +86,10 @@ def put(
     if_not_exists: bool = False,
     if_version: int | None = None,
 ) -> Call[int]:
-    """Puts a value under a key and answers its version. Without `ttl_ms` it stays.
+    """Puts a value under a key and returns its version. Without `ttl_ms` it does not expire.
 
-    AlreadyExists: there is one, and `if_not_exists` was given. VersionMismatch: it is not the
-    `if_version` that was read; 0 is that of nothing.
+    Raises AlreadyExists if there is a value and `if_not_exists` is set, and VersionMismatch if the
+    key's version is not `if_version`. A key without a value has version 0.
     """
     body = {
         "value": bytes_of(value),
@@ -102,7 +102,8 @@ def put(
 
 
 def delete(path: Path, key: str, *, if_version: int | None = None) -> Call[bool]:
-    """Deletes what is under a key; whether there was something. VersionMismatch as with `put`."""
+    """Deletes the value under a key. Returns whether there was one. Raises VersionMismatch as `put`
+    does."""
     query = query_of(if_version=if_version)
     read = reader(Written)
     return Call(
@@ -113,18 +114,19 @@ def delete(path: Path, key: str, *, if_version: int | None = None) -> Call[bool]
 
 
 def incr(path: Path, key: str, delta: int = 1, *, ttl_ms: int | None = None) -> Call[int]:
-    """Adds to a counter and answers what it is now. One that was not there begins at 0 and lasts
-    `ttl_ms`; later increments leave its time as it is. FailedPrecondition: it is no number."""
+    """Adds to a counter and returns its new value. A missing counter begins at 0 and expires after
+    `ttl_ms`; later increments do not change that time. Raises FailedPrecondition if the value is no
+    number."""
     read = reader(_Counter)
     body = encode({"delta": delta, "ttl_ms": ttl_ms})
     return Call("POST", f"{_entry(path, key)}/incr", lambda data: read(data).number, body)
 
 
 def txn(path: Path, checks: Iterable[CacheCheck], ops: Iterable[CacheOp]) -> Call[list[Written]]:
-    """Does all of `ops`, or nothing: VersionMismatch when one of `checks` does not hold. Answers
-    what each came to, in order."""
+    """Executes all of `ops`, or none of them: raises VersionMismatch if one of `checks` does not
+    hold. Returns the result of each step, in order."""
     body = {"checks": list(checks), "ops": [_encodable(op) for op in ops]}
-    read = reader(_Results)
+    read = reader(_TxnResults)
     return Call("POST", f"{cache_path(*path)}/txn", lambda data: read(data).results, encode(body))
 
 
@@ -136,7 +138,7 @@ def watch_path(
     since_version: int | None,
     heartbeat_ms: int,
 ) -> str:
-    """Where a watch's feed is found."""
+    """Returns the address of a watch."""
     query = query_of(
         key=key,
         prefix=prefix,
@@ -165,7 +167,7 @@ class _Counter(msgspec.Struct):
     number: int
 
 
-class _Results(msgspec.Struct):
+class _TxnResults(msgspec.Struct):
     results: list[Written]
 
 
@@ -194,7 +196,7 @@ def _entry(path: Path, key: str) -> str:
 
 
 def _encodable(op: CacheOp) -> CacheOp:
-    """Text would go as text, where the wire has base64."""
+    """Returns the step with its value as bytes, which the encoder writes as base64."""
     if isinstance(op, CachePut):
         return msgspec.structs.replace(op, value=bytes_of(op.value))
     return op

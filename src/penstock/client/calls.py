@@ -1,7 +1,7 @@
-"""A call of the API: what to send, and how its answer is read. No IO.
+"""A call of the API: the request, and how to read its answer. No IO.
 
-Invariant: an answer that is no success raises the error of `penstock.model.errors` which the
-broker raised, by its code and status. Must not know which calls there are.
+Invariant: an answer that is no success raises the same error of `penstock.model.errors` that the
+broker raised, found by code and status. Must not know which calls there are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
 
 Payload = bytes | str
-"""What is sent as bytes; of text, its UTF-8."""
+"""Data that is sent as bytes; text is sent as UTF-8."""
 
 _KINDS: tuple[type[PenstockError], ...] = (
     InvalidArgument,
@@ -53,7 +53,8 @@ _KINDS: tuple[type[PenstockError], ...] = (
     Internal,
     Unavailable,
 )
-"""Of a code the general before the particular; of a status the one that is meant comes last."""
+"""The order decides where kinds share a code or a status: the first with a code is the general one,
+and the last with a status is the likely one."""
 
 _BY_BOTH = {(kind.code, kind.http_status): kind for kind in _KINDS}
 _BY_CODE = {kind.code: kind for kind in reversed(_KINDS)}
@@ -67,8 +68,11 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the type of its answer. `wait_s`: the broker may take so long for it.
-    `add_headers` completes a result with what the answer's headers say."""
+    """One request, and how to read its answer.
+
+    The broker may take `wait_s` to answer. `add_headers` adds to the result what the answer's
+    headers say. JSON bodies need no `content_type`.
+    """
 
     method: str
     path: str
@@ -76,10 +80,11 @@ class Call(Generic[T]):
     body: bytes = b""
     wait_s: float = 0.0
     add_headers: Callable[[T, Mapping[str, str]], T] | None = None
+    content_type: str = ""
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> T:
-        """The result, or raises the error that the answer means. The names of `headers` are in
-        lower case, or found in any case, as httpx's are."""
+        """Returns the result, or raises the error that the answer means. The names in `headers` are
+        in lower case, or found in any case, as with httpx."""
         if not 200 <= status < 300:
             raise error_of(status, body)
         try:
@@ -87,14 +92,14 @@ class Call(Generic[T]):
             return result if self.add_headers is None else self.add_headers(result, headers)
         except (msgspec.DecodeError, ValueError) as error:
             raise Internal(
-                f"{self.method} {self.path} was answered with something unexpected "
-                f"({error}); is this a Penstock broker?"
+                f"{self.method} {self.path} got an unexpected answer ({error}); "
+                "is this a Penstock broker?"
             ) from error
 
 
 def named_like(method: M, build: Callable[..., object], given: int = 0) -> M:
-    """The method of a client, with the name, the text and the parameters of its call; the first
-    `given` of these are not its caller's."""
+    """Gives a client's method the name, docstring and parameters of the function that builds its
+    call. Leaves out the first `given` parameters, which the client supplies."""
     signature = inspect.signature(build)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     answer = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")
@@ -109,8 +114,8 @@ def named_like(method: M, build: Callable[..., object], given: int = 0) -> M:
 # -- answers -------------------------------------------------------------------------------------
 
 
-class Failure(msgspec.Struct):
-    """The common error body; as one item of a batch it says its status too."""
+class ErrorAnswer(msgspec.Struct):
+    """The body of an error. As an item of a batch it has a `code`: its HTTP status."""
 
     error: str = ""
     message: str = ""
@@ -120,24 +125,24 @@ class Failure(msgspec.Struct):
     code: int = 0
 
 
-read_failure = msgspec.json.Decoder(Failure).decode
+read_error_answer = msgspec.json.Decoder(ErrorAnswer).decode
 
 
 def error_of(status: int, body: bytes) -> PenstockError:
-    """The error that an answer means; by its code, else by its status."""
+    """Returns the error that an answer means, found by its code, else by its status."""
     try:
-        failure = read_failure(body)
+        failure = read_error_answer(body)
     except (msgspec.DecodeError, ValueError):
-        failure = Failure()
+        failure = ErrorAnswer()
     if failure.error:
         return error_from(status, failure)
     text = f"the answer was HTTP {status} without the body of a Penstock error"
     if status in _PROXY_STATUS:
-        return Unavailable(f"{text}: a proxy in between, or the broker is not up")
+        return Unavailable(f"{text}: a proxy answered, or the broker is not up")
     return Internal(f"{text}; is this a Penstock broker?")
 
 
-def error_from(status: int, failure: Failure) -> PenstockError:
+def error_from(status: int, failure: ErrorAnswer) -> PenstockError:
     message = failure.message or failure.error
     if failure.error == ResourceExhausted.code:
         return ResourceExhausted(
@@ -163,7 +168,7 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
 
 
 def nothing(_: bytes) -> None:
-    """For a 204."""
+    """Reads the empty body of a 204."""
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -176,9 +181,9 @@ def segment(name: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """As one segment of a path, whatever it is."""
+    """Escapes a text so that it is one segment of a path."""
     if text in (".", ".."):
-        # Plain, these would be taken for steps in the path: `..` would name what is above.
+        # HTTP libraries would resolve these: `..` would name the parent.
         return text.replace(".", "%2E")
     try:
         return quote(text, safe="")
@@ -187,7 +192,7 @@ def escaped(text: str) -> str:
 
 
 def query_of(**parameters: str | int | None) -> str:
-    """What is None was not said."""
+    """Encodes the parameters of a query. Leaves out those that are None."""
     try:
         return urlencode({name: value for name, value in parameters.items() if value is not None})
     except UnicodeEncodeError as error:
@@ -202,15 +207,15 @@ def bytes_of(payload: Payload) -> bytes:
 
 
 def list_of(values: Iterable[T], what: str) -> list[T]:
-    """A text in the place of texts is a slip that would pass: each of its characters is one."""
+    """Returns a list. Refuses a single text, which would count as a list of its characters."""
     if isinstance(values, str | bytes):
-        raise InvalidArgument(f"{what} are several, as a list; this is one")
+        raise InvalidArgument(f"{what} must be a list, not a single text")
     return list(values)
 
 
 def require_text(name: str, value: object) -> None:
-    """Raises TypeError for what is no text. The JSON encoder would take bytes and write base64,
-    which every reader would then take for the value."""
+    """Raises TypeError unless the value is text. The JSON encoder would write bytes as base64, and
+    every reader would take that for the value."""
     if isinstance(value, str):
         return
     kind = type(value).__name__

@@ -1,13 +1,12 @@
-"""What both clients share of a connection: its options, and what a failure of it means.
+"""The options of a connection, and what its failures mean, for both clients.
 
-A failed connection is `Unavailable`, with a text that says what to do; whether the broker did
-what was asked is then unknown, and asking again is safe where an idempotency key is used. Where
-asking again can never help, for a wrong address or certificate, it is `InvalidArgument`.
+A failed connection is `Unavailable`, with a text that says what to do. It is then unknown whether
+the broker has executed the request; sending it again is safe with an idempotency key. If sending it
+again can never help, as with a wrong address or certificate, the error is `InvalidArgument`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 from typing import Any
@@ -22,25 +21,30 @@ from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
 
 DEFAULT_TIMEOUT_S = 10.0
 
+USER_AGENT = f"penstock/{__version__}"
+
 HEARTBEAT_MS = 5000
-"""How often a stream without items shows that it is alive."""
+"""How often the broker sends a heartbeat on a stream without items."""
 
 MIN_HEARTBEAT_MS = 100
 
 _CLOSED = re.compile(r"peer closed connection|server disconnected", re.IGNORECASE)
-"""How the HTTP library words a connection that was closed before the end of an answer."""
+"""The HTTP library's words for a connection that was closed before the end of an answer."""
 
 
-def http_options(url: str, timeout_s: float) -> dict[str, Any]:
-    """Arguments of httpx's clients. Proxies of the environment are left out: a broker is near."""
+def http_options(url: str, timeout_s: float, user_agent: str) -> dict[str, Any]:
+    """Returns the arguments of httpx's clients. Ignores proxy settings of the environment, because
+    a broker is on the same network."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
+        raise InvalidArgument(
+            f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}"
+        )
     return {
         "base_url": url.rstrip("/"),
-        "headers": {"User-Agent": f"penstock/{__version__}"},
+        "headers": {"User-Agent": user_agent},
         "timeout": timeout_s,
-        # A stream keeps its connection: their number is the caller's business.
+        # Each open stream needs a connection of its own; the caller decides how many there are.
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         "trust_env": False,
         "verify": context_for(parts.scheme),
@@ -48,35 +52,26 @@ def http_options(url: str, timeout_s: float) -> dict[str, Any]:
 
 
 def heartbeat_of(wait_s: float | None) -> int:
-    """Often enough to notice the end of `wait_s` in time."""
+    """Returns a heartbeat that is short enough to notice the end of `wait_s` in time."""
     if wait_s is None:
         return HEARTBEAT_MS
     return int(min(max(wait_s * 1000 / 4, MIN_HEARTBEAT_MS), HEARTBEAT_MS))
 
 
-def stream_timeout(timeout_s: float, heartbeat_ms: int) -> httpx.Timeout:
-    """A stream that is silent for several heartbeats is dead."""
-    return answer_timeout(timeout_s, 3 * heartbeat_ms / 1000)
+def silence_limit(heartbeat_ms: int) -> float:
+    """Returns after how many seconds without a heartbeat a stream counts as broken."""
+    return 3 * heartbeat_ms / 1000
 
 
 def answer_timeout(timeout_s: float, wait_s: float) -> httpx.Timeout:
-    """Of an answer for which the broker may take so long by itself."""
-    return httpx.Timeout(timeout_s, read=max(timeout_s, wait_s))
-
-
-def hang_up(response: httpx.Response) -> None:
-    """Wakes whoever reads from the connection of an open stream; closing alone would not."""
-    stream = response.extensions.get("network_stream")
-    connected = stream and stream.get_extra_info("socket")
-    if connected is not None:
-        with contextlib.suppress(OSError):
-            connected.shutdown(socket.SHUT_RDWR)
+    """Returns the timeouts of a request for which the broker itself may take `wait_s`."""
+    return httpx.Timeout(max(timeout_s, wait_s), connect=timeout_s)
 
 
 def half_close(response: httpx.Response) -> bool:
-    """Tells the broker that nothing more is wanted of an open stream: it closes the connection
-    when what it has written is sent, all of which can still be read. False where one side cannot
-    be closed alone: with TLS, or without a socket."""
+    """Tells the broker to end an open stream. The broker closes the connection after the bytes that
+    it has already written, and these can still be read. Returns False where one direction cannot be
+    closed alone: with TLS, or without a socket."""
     stream = response.extensions.get("network_stream")
     if stream is None or stream.get_extra_info("ssl_object") is not None:
         return False
@@ -90,8 +85,14 @@ def half_close(response: httpx.Response) -> bool:
     return True
 
 
+def is_cut_off(error: PenstockError) -> bool:
+    """Tells whether an error of a client means that its connection broke before the answer."""
+    kinds = httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError
+    return isinstance(error.__cause__, kinds)
+
+
 def lost(url: str, error: Exception) -> PenstockError:
-    """The error to raise for a failure of the transport."""
+    """Returns the error to raise for a failure of the transport."""
     refusal = refusal_of(url, error)
     if refusal is not None:
         return refusal
@@ -100,7 +101,9 @@ def lost(url: str, error: Exception) -> PenstockError:
     if isinstance(error, httpx.TimeoutException):
         return Unavailable(f"the broker at {url} did not answer in time")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return InvalidArgument(f"{url!r} is no broker's address; it looks like {DEFAULT_URL}")
+        return InvalidArgument(
+            f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}"
+        )
     if isinstance(error, httpx.RemoteProtocolError) and _CLOSED.search(str(error)):
         return Unavailable(f"the broker at {url} closed the connection")
     return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

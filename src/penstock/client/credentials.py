@@ -1,8 +1,8 @@
-"""Where a client's address and token come from, and when the token is read again.
+"""The address and the token of a client.
 
-An argument wins over the environment: PENSTOCK_URL, and PENSTOCK_TOKEN_FILE before PENSTOCK_TOKEN.
-A token that a function or the environment gives is read again when the broker answers 401, so that
-a program that runs for months outlives a change of the token. Must not know how requests are sent.
+An argument wins over the environment, where PENSTOCK_TOKEN_FILE wins over PENSTOCK_TOKEN. A token
+that comes from a function or the environment is read again when the broker answers 401, so that a
+program that runs for months survives a change of the token. Must not know how requests are sent.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from penstock.model.errors import InvalidArgument, PenstockError
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 Token = str | Callable[[], str]
-"""The token, or a function that returns the one in force. It is called when the client is made and
-after a 401, in the thread or loop that sent the request, so it should be quick."""
+"""The token, or a function that returns the current one. The client calls it when it is made and
+after a 401, in the thread or event loop that sent the request, so it should be quick."""
 
 
 def url_of(url: str | None) -> str:
-    """The address to use: the argument, else PENSTOCK_URL, else a broker on this machine."""
+    """Returns the argument, else PENSTOCK_URL, else the address of a broker on this machine."""
     if url is not None:
         return url
     return os.environ.get("PENSTOCK_URL") or DEFAULT_URL
 
 
 class Credentials:
-    """`token` is the one that requests are sent with; empty means none."""
+    """The `token` that requests are sent with; empty means none."""
 
     def __init__(self, token: Token | None) -> None:
         if token is None:
@@ -44,8 +44,8 @@ class Credentials:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def has_changed(self, used: str) -> bool:
-        """Whether there is another token than the one that was refused. A source that cannot be
-        read has none: the 401 says more to the caller than its error would."""
+        """Reads the token again and tells whether it differs from the one that was refused. Returns
+        False if it cannot be read: the 401 tells the caller more than that error."""
         try:
             self.token = _checked(self._read())
         except (PenstockError, OSError):
@@ -54,8 +54,8 @@ class Credentials:
 
 
 def read_token_file(path: str, origin: str) -> str:
-    """The token in a file. `origin` names the option or variable that named the file, for the
-    error when it cannot be read."""
+    """Reads the token from a file. The error for a file that cannot be read begins with `origin`,
+    the option or variable that named it."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()

@@ -1,6 +1,6 @@
-"""What a consumer is given, and how it is read from the lines of a stream. No IO.
+"""Deliveries, and how to read them from the lines of a consume stream. No IO.
 
-A delivery knows its topic, group and owner, so that it can be acked as it is.
+A delivery has its topic, group and owner with it: `ack(delivery)` needs nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.model.envelope import Envelope, Routing
 from penstock.model.item import Item
 
 DEFAULT_LEASE_MS = 30_000
-"""Longer than the wire's default, which is for trying things out: work takes its time."""
+"""Longer than the default of the HTTP API, which is for trying things out."""
 
 _decode_lines = msgspec.json.Decoder(Item).decode_lines
 _NO_ENVELOPE = Envelope()
@@ -26,9 +26,9 @@ _NO_ROUTING = Routing()
 
 
 class DeliveryRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Which delivery is meant, and by whom: what ack, nack and extend need to know.
+    """The name of a delivery and its owner: all that ack, nack and extend need.
 
-    With a `delivery_id` only that very delivery is meant: a late ack cannot finish a later one.
+    With a `delivery_id` it means only that delivery, so that a late ack cannot finish a later one.
     """
 
     topic: str
@@ -40,7 +40,7 @@ class DeliveryRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(DeliveryRef, frozen=True, kw_only=True):
-    """A message, and the lease on it."""
+    """A message that is leased to its owner."""
 
     attempts: int
     key: str
@@ -78,5 +78,5 @@ class DeliveryBuffer(LineBuffer[Delivery]):
 
 
 def new_owner() -> str:
-    """A name for one worker: who it is for people, unique for the broker."""
+    """Returns a unique name for a worker that tells people its machine and process."""
     return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(3)}"

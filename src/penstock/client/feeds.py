@@ -1,8 +1,8 @@
-"""What a subscription or a watch brings, and how it is read from its lines. No IO.
+"""Events of subscriptions and watches, and how to read them from lines. No IO.
 
-A feed begins with a line that names it, and goes on with events. If the broker ends it, the last
-line says why. Invariant: events come before the error that ended the feed, and the end of a feed
-is an error unless the caller closed it: what is published from then on would be missed silently.
+A feed begins with a line that names it, followed by events. If the broker ends it, the last line
+says why. Invariant: a caller gets all events before the error that ended the feed, and the end of a
+feed is an error unless the caller closed it, because it would miss later events without noticing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.client.calls import Failure, error_from
+from penstock.client.calls import ErrorAnswer, error_from
 from penstock.client.lines import LineBuffer
 from penstock.model.caching import WatchEvent, WatchKind
 from penstock.model.errors import PenstockError, Unavailable
@@ -20,8 +20,8 @@ from penstock.model.errors import PenstockError, Unavailable
 T = TypeVar("T")
 
 
-class _Line(Failure):
-    """Members of every kind of line; of types that are not known nothing is read."""
+class _Line(ErrorAnswer):
+    """The members that every line has. Lines of an unknown `type` are ignored."""
 
     type: str = ""
 
@@ -51,7 +51,7 @@ class FeedBuffer(LineBuffer[T]):
         self._failure: PenstockError | None = None
 
     def take(self, now_s: float) -> T | None:
-        """The next event, if there is one; raises what ended the feed behind the last."""
+        """Returns the next event or None. After the last, raises the error that ended the feed."""
         event = super().take(now_s)
         if event is None and self._failure is not None:
             failure, self._failure = self._failure, None
@@ -62,17 +62,17 @@ class FeedBuffer(LineBuffer[T]):
         raise self._failure or Unavailable("the broker ended the connection; it may be restarting")
 
     def close(self) -> None:
-        """What was taken in before is not wanted any more."""
+        """Drops the events that were not taken."""
         self._ready.clear()
 
     def _note(self, line: _Line) -> None:
-        """Takes a line that is no event. Older brokers say `publish_error` of a failed publish."""
+        """Reads a line that is no event. Older brokers call a failed publish `publish_error`."""
         if line.type in ("error", "publish_error"):
             self._failure = error_from(line.code, line)
 
 
-class EventBuffer(FeedBuffer[bytes]):
-    """Of a subscription: payloads."""
+class PayloadBuffer(FeedBuffer[bytes]):
+    """Reads the payloads of a subscription."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class EventBuffer(FeedBuffer[bytes]):
 
 
 class WatchBuffer(FeedBuffer[WatchEvent]):
-    """Of a watch: changes. `version` is the cache's when it began."""
+    """Reads the changes of a watch. `version` is the cache's when the watch began."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""From the bytes of an NDJSON stream to what its lines say. No IO.
+"""Splits the bytes of an NDJSON stream into lines. No IO.
 
-Invariant: things come out in the order of their lines, each once, and never from half a line.
-Must not know what a line says: that is its subclasses'.
+Invariant: items come out in the order of their lines, each once, and never from half a line.
+Subclasses decode a line; this module must not know what it says.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class LineBuffer(Generic[T]):
-    """Takes chunks in, gives things out, and knows how long there have been none.
+    """Takes chunks in, gives items out, and measures how long the caller has waited for one.
 
-    `is_open`: the broker has said what there is to say before the first of them.
+    `is_open`: the broker has sent the line that precedes the items, if this kind of stream has one.
     """
 
     is_open = True
@@ -31,7 +31,7 @@ class LineBuffer(Generic[T]):
         self._waiting_since: float | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Takes bytes in. Lines end at a newline and nowhere else; blank ones are heartbeats."""
+        """Takes bytes in. Only a newline ends a line; blank lines are heartbeats."""
         end = chunk.rfind(b"\n")
         if end < 0:
             self._half_line.append(chunk)
@@ -41,10 +41,10 @@ class LineBuffer(Generic[T]):
         try:
             self._ready.extend(self._read(lines))
         except (msgspec.DecodeError, ValueError) as error:
-            raise Internal(f"the stream has a line that is not understood: {error}") from error
+            raise Internal(f"cannot read a line of the stream: {error}") from error
 
     def take(self, now_s: float) -> T | None:
-        """The next thing, if there is one; else the wait for it has begun."""
+        """Returns the next item. If there is none, returns None and begins to measure the wait."""
         if self._ready:
             self._waiting_since = None
             return self._ready.popleft()
@@ -53,15 +53,15 @@ class LineBuffer(Generic[T]):
         return None
 
     def waited_s(self, now_s: float) -> float:
-        """Since the caller began to wait for the next thing."""
+        """Returns how long the caller has waited for the next item."""
         return 0.0 if self._waiting_since is None else now_s - self._waiting_since
 
     def end(self) -> None:
-        """The broker ended the stream; raises if it should not have."""
+        """Notes that the broker ended the stream. Raises if that is an error."""
 
     def close(self) -> None:
-        """The caller ended it. What was taken in before can still be taken out."""
+        """Notes that the caller ended the stream. Items that arrived before can still be taken."""
 
     def _read(self, lines: bytes) -> Iterable[T]:
-        """What whole lines say."""
+        """Decodes whole lines."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Reading what is stored, as data: offsets, splits, rows, and how far one has come. No IO."""
+"""The calls that read stored messages as data: offsets, splits, rows and progress. No IO."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from penstock.model.ranges import OffsetReport, OffsetsPage
 from penstock.model.splits import Splits
 
 Row = dict[str, Any]
-"""A row by its columns; what is null is not in it."""
+"""A row as a dict by column, without columns that are null."""
 
 _decode_lines = msgspec.json.Decoder(Row).decode_lines
 
 
 def offsets(topic: str, time_ms: int | None = None) -> Call[list[OffsetReport]]:
-    """Where each partition begins and ends and, with a time, where its messages begin."""
+    """Returns where each partition begins and ends and, with `time_ms`, where that time begins."""
     read = reader(_Offsets)
     path = f"{topic_path(topic)}/offsets{_query(time_ms=time_ms)}"
     return Call("GET", path, lambda body: read(body).partitions)
 
 
 def all_offsets(after: str = "") -> Call[OffsetsPage]:
-    """The same of all topics, in the order of their names. There are more behind `after` of the
-    answer, if it is not None."""
+    """Returns a page of the same for all topics, sorted by name. If `after` of the answer is not
+    None, pass it to get the next page."""
     return Call("GET", f"/v1/offsets{_query(after=after or None)}", reader(OffsetsPage))
 
 
@@ -42,16 +42,16 @@ def splits(
     rows: int | None = None,
     max_rows: int | None = None,
 ) -> Call[Splits]:
-    """A range as neighbouring ranges of at most `rows` rows, which others may read side by side.
-    There may be more to split from `next` on."""
+    """Splits a range into adjacent ranges of at most `rows` rows, to be read in parallel. The
+    answer covers the range up to `next`; ask again from there for the rest."""
     query = _query(start=start, end=end, rows=rows, max_rows=max_rows)
     path = f"{_partition_path(topic, partition)}/splits{query}"
     return Call("GET", path, reader(Splits))
 
 
 def set_progress(topic: str, group: str, nexts: Mapping[int, int]) -> Call[dict[int, int]]:
-    """Everything below these offsets, by partition, is done for the group. It only goes forward;
-    the answer says where the group is."""
+    """Tells the broker that a group has finished everything below these offsets, by partition. A
+    group never goes back; returns where it is."""
     reached = [Reached(partition, offset) for partition, offset in nexts.items()]
     read = reader(_Progress)
     return Call(
@@ -70,7 +70,7 @@ def range_path(
     columns: Iterable[str],
     **only: str | int | None,
 ) -> str:
-    """Where the rows of a range are found, as lines."""
+    """Returns the address of the rows of a range, as lines."""
     names = ",".join(list_of(columns, "columns"))
     query = _query(start=start, end=end, columns=names or None, format="ndjson", **only)
     return f"{_partition_path(topic, partition)}/records{query}"

@@ -1,7 +1,7 @@
-"""Every operation on tenants, namespaces, streams and caches as a call. No IO.
+"""The calls on tenants, namespaces, streams and caches themselves. No IO.
 
-Settings are named as on the wire, and durations and sizes may have a unit:
-`disconnect_slow_ms="30s"`, `max_bytes="1GB"`. To a change, None is the default again.
+Settings have the names of the HTTP API. Durations and sizes may have a unit:
+`disconnect_slow_ms="30s"`, `max_bytes="1GB"`. A change to None restores the default.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def create_tenant(tenant_id: str) -> Call[Tenant]:
 
 
 def list_tenants() -> Call[list[Tenant]]:
-    """All tenants, sorted."""
+    """Returns all tenants, sorted."""
     read = reader(_Tenants)
     return Call("GET", "/v1/tenants", lambda body: read(body).tenants)
 
 
 def describe_tenant(tenant_id: str) -> Call[Tenant]:
-    """The tenant; NotFound when there is none."""
+    """Returns the tenant. Raises NotFound if there is none."""
     return Call("GET", _tenant(tenant_id), reader(Tenant))
 
 
 def delete_tenant(tenant_id: str, *, cascade: bool = False) -> Call[None]:
-    """Deletes a tenant; with `cascade`, all that is in it too."""
+    """Deletes a tenant; with `cascade`, everything in it too."""
     return _delete(_tenant(tenant_id), cascade)
 
 
@@ -46,13 +46,13 @@ def create_namespace(tenant_id: str, namespace: str) -> Call[Namespace]:
 
 
 def list_namespaces(tenant_id: str) -> Call[list[Namespace]]:
-    """A tenant's namespaces, sorted."""
+    """Returns a tenant's namespaces, sorted."""
     read = reader(_Namespaces)
     return Call("GET", f"{_tenant(tenant_id)}/namespaces", lambda body: read(body).namespaces)
 
 
 def describe_namespace(tenant_id: str, namespace: str) -> Call[Namespace]:
-    """The namespace; NotFound when there is none."""
+    """Returns the namespace. Raises NotFound if there is none."""
     return Call("GET", _namespace(tenant_id, namespace), reader(Namespace))
 
 
@@ -65,32 +65,32 @@ def delete_namespace(tenant_id: str, namespace: str, *, cascade: bool = False) -
 
 
 def create_stream(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Stream]:
-    """Creates a stream; one that exists with the same settings is left as it is, with others it
-    is AlreadyExists."""
+    """Creates a stream. One that exists with the same settings is left as it is; with other
+    settings, raises AlreadyExists."""
     path = f"{_namespace(tenant_id, namespace)}/streams"
     return Call("POST", path, reader(Stream), _settings(settings | {"name": name}))
 
 
 def list_streams(tenant_id: str, namespace: str) -> Call[list[Stream]]:
-    """A namespace's streams, sorted, with the settings in force."""
+    """Returns a namespace's streams, sorted, with the settings in force."""
     read = reader(_Streams)
     path = f"{_namespace(tenant_id, namespace)}/streams"
     return Call("GET", path, lambda body: read(body).streams)
 
 
 def describe_stream(tenant_id: str, namespace: str, name: str) -> Call[Stream]:
-    """A stream's settings in force, and how many subscribe to it."""
+    """Returns a stream's settings in force and its number of subscribers."""
     return Call("GET", stream_path(tenant_id, namespace, name), reader(Stream))
 
 
 def change_stream(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Stream]:
-    """Changes the settings that are named; None is the default again."""
+    """Changes the settings that are given; None restores the default."""
     path = stream_path(tenant_id, namespace, name)
     return Call("PATCH", path, reader(Stream), encode(settings))
 
 
 def delete_stream(tenant_id: str, namespace: str, name: str) -> Call[None]:
-    """Deletes a stream; its subscriptions end."""
+    """Deletes a stream and ends its subscriptions."""
     return _delete(stream_path(tenant_id, namespace, name))
 
 
@@ -98,39 +98,39 @@ def delete_stream(tenant_id: str, namespace: str, name: str) -> Call[None]:
 
 
 def create_cache(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Cache]:
-    """Creates a cache; one that exists with the same settings is left as it is, with others it
-    is AlreadyExists."""
+    """Creates a cache. One that exists with the same settings is left as it is; with other
+    settings, raises AlreadyExists."""
     path = f"{_namespace(tenant_id, namespace)}/caches"
     return Call("POST", path, reader(Cache), _settings(settings | {"name": name}))
 
 
 def list_caches(tenant_id: str, namespace: str) -> Call[list[Cache]]:
-    """A namespace's caches, sorted, with the settings in force."""
+    """Returns a namespace's caches, sorted, with the settings in force."""
     read = reader(_Caches)
     path = f"{_namespace(tenant_id, namespace)}/caches"
     return Call("GET", path, lambda body: read(body).caches)
 
 
 def describe_cache(tenant_id: str, namespace: str, name: str) -> Call[Cache]:
-    """A cache's settings in force, and what it holds."""
+    """Returns a cache's settings in force, and how much it holds."""
     return Call("GET", cache_path(tenant_id, namespace, name), reader(Cache))
 
 
 def change_cache(tenant_id: str, namespace: str, name: str, **settings: Setting) -> Call[Cache]:
-    """Changes the settings that are named; None is the default again."""
+    """Changes the settings that are given; None restores the default."""
     return Call("PATCH", cache_path(tenant_id, namespace, name), reader(Cache), encode(settings))
 
 
 def delete_cache(tenant_id: str, namespace: str, name: str) -> Call[None]:
-    """Deletes a cache with all that it holds; its watches end."""
+    """Deletes a cache with all its entries and ends its watches."""
     return _delete(cache_path(tenant_id, namespace, name))
 
 
-# -- the whole -----------------------------------------------------------------------------------
+# -- the registry itself -------------------------------------------------------------------------
 
 
 def registry_status() -> Call[RegistryStatus]:
-    """Whose registry the broker has, where it stands, and how following goes."""
+    """Returns whether the broker follows a control plane, its revision, and whether that works."""
     return Call("GET", "/v1/registry", reader(RegistryStatus))
 
 
@@ -171,5 +171,5 @@ def _delete(path: str, cascade: bool = False) -> Call[None]:
 
 
 def _settings(settings: dict[str, Any]) -> bytes:
-    """What is None was not said."""
+    """Encodes the settings that are not None."""
     return encode({name: value for name, value in settings.items() if value is not None})

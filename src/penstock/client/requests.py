@@ -1,6 +1,6 @@
-"""Every operation on topics, messages and effects as a call. No IO.
+"""The calls on topics, messages and effects. No IO.
 
-Each operation is written once, here; the sync and the async client bind the same functions.
+Each operation is written once, here; both clients bind the same functions as methods.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 
 from penstock.client.calls import (
     Call,
-    Failure,
+    ErrorAnswer,
     encode,
     error_from,
     nothing,
     query_of,
-    read_failure,
+    read_error_answer,
     reader,
     require_text,
     segment,
@@ -45,7 +45,7 @@ _ENVELOPE_TEXTS = (
 
 
 class NewMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message to be produced. Its value and key are text: anything else is a TypeError."""
+    """A message to be produced. Raises TypeError if its value or key is not text."""
 
     topic: str
     value: str
@@ -62,7 +62,8 @@ class NewMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Names an effect of a group, and the owner who wants to run it. A look-up needs no owner."""
+    """The name of an effect of a group, and the owner that wants to run it. A look-up needs no
+    owner."""
 
     topic: str
     group: str
@@ -87,9 +88,9 @@ def create_topic(
     retry_backoff_ms: int | None = None,
     retry_max_backoff_ms: int | None = None,
 ) -> Call[CreatedTopic]:
-    """Creates a topic; one that exists with as many partitions is left as it is. With
-    `after_archive` retention removes nothing before the group `archive` has finished it. The
-    others are for messages without a retry policy, as `configure_topic` says."""
+    """Creates a topic. One that exists with as many partitions is left as it is. With
+    `after_archive` retention keeps every message until the group `archive` has finished it. The
+    other settings apply to messages without a retry policy; see `configure_topic`."""
     settings = _if_given(
         after_archive=after_archive,
         max_attempts=max_attempts,
@@ -101,13 +102,13 @@ def create_topic(
 
 
 def list_topics() -> Call[list[str]]:
-    """The names of all topics, sorted."""
+    """Returns the names of all topics, sorted."""
     read = reader(_Topics)
     return Call("GET", "/v1/topics", lambda body: read(body).topics)
 
 
 def describe_topic(name: str) -> Call[Topic]:
-    """A topic's partitions, its groups and how far they are."""
+    """Returns a topic's partitions, its groups and their progress."""
     return Call("GET", topic_path(name), reader(Topic))
 
 
@@ -121,10 +122,11 @@ def configure_topic(
     retry_backoff_ms: int | None = None,
     retry_max_backoff_ms: int | None = None,
 ) -> Call[None]:
-    """Changes a topic's settings; None leaves a value as it is. A retention of 0 means no limit;
-    with `after_archive` nothing goes before the group `archive` has finished it. For messages
-    without a retry policy: `max_attempts` deliveries (0: no limit), and the wait after a nack,
-    which doubles from `retry_backoff_ms` to `retry_max_backoff_ms` (0: the broker's)."""
+    """Changes a topic's settings; None leaves a value as it is. A retention of 0 means no limit.
+    With `after_archive` retention keeps every message until the group `archive` has finished it.
+    Messages without a retry policy are delivered at most `max_attempts` times (0: no limit). Their
+    wait after a nack doubles from `retry_backoff_ms` to `retry_max_backoff_ms` (0: the broker's
+    setting)."""
     body = _if_given(
         retention_ms=retention_ms,
         retention_bytes=retention_bytes,
@@ -137,7 +139,7 @@ def configure_topic(
 
 
 def delete_topic(name: str) -> Call[None]:
-    """Deletes a topic with its messages and groups; open streams of it end."""
+    """Deletes a topic with its messages and groups, and ends its open streams."""
     return Call("DELETE", topic_path(name), nothing)
 
 
@@ -152,24 +154,24 @@ def delete_group(topic: str, group: str) -> Call[None]:
 def produce(
     topic: str, value: str, *, key: str = "", envelope: Envelope | None = None
 ) -> Call[Produced]:
-    """Stores one message; when this returns, it is as durable as the broker promises. The result
-    says in which partition and at which offset it is."""
+    """Stores one message. When this returns, the message is as durable as the broker promises. The
+    result has its partition and offset."""
     body = encode(NewMessage(topic, value, key, envelope))
     return Call("POST", "/v1/produce", reader(Produced), body, add_headers=_with_place)
 
 
 def produce_batch(messages: Iterable[NewMessage]) -> Call[list[Produced | PenstockError]]:
-    """Stores messages in one commit. Each stands or falls alone: the outcomes, in order, are
-    results or errors, and nothing is raised for a single message."""
+    """Stores messages in one commit. Returns a result or an error for each message, in order; the
+    error of one message does not affect the others and is not raised."""
     body = encode(list(messages))
     return Call("POST", "/v1/produce/batch", lambda data: _outcomes(data, Produced), body)
 
 
 def redriven(letter: Delivery) -> NewMessage:
-    """The message to produce so that a dead letter is tried again: to its original topic, with its
-    original retry policy. Its idempotency key is made of the dead letter's place and time: the
-    message's own would be known to the broker already, and with this one a redrive that is
-    repeated, because its ack was lost, stores nothing twice."""
+    """Returns the message that repeats a dead letter in its original topic, with its original retry
+    policy. Its idempotency key is made from the dead letter's place and time. The broker knows the
+    original key already and would store nothing. With this key, a redrive that is repeated because
+    its ack was lost stores nothing twice."""
     dlq = letter.envelope.dlq
     if dlq is None:
         raise InvalidArgument(
@@ -187,12 +189,12 @@ def redriven(letter: Delivery) -> NewMessage:
 
 
 def ack(delivery: DeliveryRef) -> Call[None]:
-    """The message is done for the group."""
+    """Finishes a message for its group."""
     return Call("POST", "/v1/ack", nothing, encode(_ref(delivery)))
 
 
 def ack_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
-    """Acks in one commit; the outcomes, in order, are None or the error of that ack."""
+    """Acks deliveries in one commit. Returns None or an error for each, in order."""
     body = encode([_ref(delivery) for delivery in deliveries])
     return Call("POST", "/v1/ack/batch", _settled, body)
 
@@ -200,7 +202,7 @@ def ack_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | No
 def nack(
     delivery: DeliveryRef, reason: str = "", *, delay_ms: int | None = None, dead: bool = False
 ) -> Call[None]:
-    """The attempt failed: the message is delivered again as its retry policy says, or after
+    """Reports a failed attempt. The message is delivered again as its retry policy says, or after
     `delay_ms` (0: at once). With `dead` it goes to the dead letters instead."""
     require_text("reason", reason)
     how = _if_given(delay_ms=delay_ms, dead=dead or None)
@@ -208,41 +210,43 @@ def nack(
 
 
 def release(delivery: DeliveryRef) -> Call[None]:
-    """Nobody began to handle it: it is delivered again at once, in its old place, uncounted."""
+    """Gives a delivery back that nobody began to handle. It is delivered again at once, in its old
+    place, and the attempt does not count."""
     return Call("POST", "/v1/release", nothing, encode(_ref(delivery)))
 
 
 def release_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
-    """Releases in one commit; the outcomes, in order, are None or the error of that release."""
+    """Releases deliveries in one commit. Returns None or an error for each, in order."""
     body = encode([_ref(delivery) for delivery in deliveries])
     return Call("POST", "/v1/release/batch", _settled, body)
 
 
 def extend(delivery: DeliveryRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
-    """The lease ends `lease_ms` from now."""
+    """Extends the lease: it ends `lease_ms` from now."""
     return Call("POST", "/v1/extend", nothing, encode(_ref(delivery) | {"lease_ms": lease_ms}))
 
 
 def consume_path(
     topic: str, group: str, owner: str, lease_ms: int, prefetch: int, heartbeat_ms: int
 ) -> str:
-    """Where a consume stream is found. `prefetch` 0: as many in flight as the broker allows."""
+    """Returns the address of a consume stream. `prefetch` 0 means the broker's limit."""
     numbers = {"lease_ms": lease_ms, "prefetch": prefetch, "heartbeat_ms": heartbeat_ms}
     query = urlencode({"topic": topic, "group": group, "owner": owner} | numbers)
     return f"/v1/consume?{query}"
 
 
-# -- effects: idempotency on the consumer's side -------------------------------------------------
+# -- effects: idempotency for consumers ----------------------------------------------------------
 
 
 def begin_effect(effect: EffectRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[Begun]:
-    """Whether to run the effect. FailedPrecondition while another owner runs it."""
+    """Begins an effect. The result says whether to run it. Raises FailedPrecondition while another
+    owner runs it."""
     return _effect("begin", effect, reader(Begun), lease_ms=lease_ms)
 
 
 def look_up_effect(effect: EffectRef) -> Call[EffectStatus]:
-    """An effect's status, owner and remaining lease, its result and why it failed last; anybody
-    may ask. NotFound when it was never begun or is forgotten."""
+    """Returns an effect's status, owner, remaining lease, result and last error; any owner may ask.
+    Raises NotFound if it was never begun or is forgotten."""
     query = query_of(
         tenant_id=effect.tenant_id or None,
         topic=effect.topic,
@@ -253,18 +257,18 @@ def look_up_effect(effect: EffectRef) -> Call[EffectStatus]:
 
 
 def renew_effect(effect: EffectRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
-    """The effect takes longer: nobody else may begin it for `lease_ms` from now."""
+    """Extends the lease on an effect: no other owner may begin it for `lease_ms` from now."""
     return _effect("renew", effect, nothing, lease_ms=lease_ms)
 
 
 def commit_effect(effect: EffectRef, result: str = "") -> Call[None]:
-    """The effect was run, with this result; it is never run again for this group."""
+    """Records that an effect was run, with its result. It is never run again for this group."""
     require_text("result", result)
     return _effect("commit", effect, nothing, result=result)
 
 
 def fail_effect(effect: EffectRef, reason: str = "") -> Call[None]:
-    """The effect failed; it may be begun again at once, by anybody."""
+    """Records that an effect failed. Any owner may begin it again at once."""
     require_text("reason", reason)
     return _effect("fail", effect, nothing, reason=reason)
 
@@ -273,17 +277,17 @@ def fail_effect(effect: EffectRef, reason: str = "") -> Call[None]:
 
 
 def version() -> Call[Version]:
-    """Which broker this is, and what its durability means."""
+    """Returns the broker's version and what its durability means."""
     return Call("GET", "/v1/version", reader(Version))
 
 
 def health() -> Call[Health]:
-    """The broker is alive."""
+    """Returns whether the broker is alive."""
     return Call("GET", "/v1/healthz", reader(Health))
 
 
 def ready() -> Call[Health]:
-    """The broker takes work; Unavailable says why it does not."""
+    """Returns whether the broker takes work. Raises Unavailable with the reason if it does not."""
     return Call("GET", "/v1/readyz", reader(Health))
 
 
@@ -294,12 +298,12 @@ class _Topics(msgspec.Struct):
     topics: list[str]
 
 
-class _Results(msgspec.Struct):
+class _BatchResults(msgspec.Struct):
     results: list[msgspec.Raw]
 
 
 def _with_place(produced: Produced, headers: Mapping[str, str]) -> Produced:
-    """The place of a single produce is in the headers; an older broker does not tell it."""
+    """Adds the partition and offset from the headers. An older broker does not send them."""
     if headers.get("penstock-duplicate") == "true":
         return Produced(produced.topic, duplicate=True)
     partition, offset = headers.get("penstock-partition"), headers.get("penstock-offset")
@@ -310,8 +314,8 @@ def _with_place(produced: Produced, headers: Mapping[str, str]) -> Produced:
 
 def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
     outcomes: list[T | PenstockError] = []
-    for raw in msgspec.json.decode(data, type=_Results).results:
-        failure = read_failure(raw)
+    for raw in msgspec.json.decode(data, type=_BatchResults).results:
+        failure = read_error_answer(raw)
         if failure.error:
             outcomes.append(error_from(failure.code, failure))
         else:
@@ -320,7 +324,7 @@ def _outcomes(data: bytes, kind: type[T]) -> list[T | PenstockError]:
 
 
 def _settled(data: bytes) -> list[PenstockError | None]:
-    outcomes = _outcomes(data, Failure)
+    outcomes = _outcomes(data, ErrorAnswer)
     return [outcome if isinstance(outcome, PenstockError) else None for outcome in outcomes]
 
 
@@ -332,12 +336,12 @@ def topic_path(name: str) -> str:
 
 
 def _if_given(**members: int | None) -> dict[str, int]:
-    """What is None was not said: a broker that does not know a member refuses it."""
+    """Returns the members that are not None. A broker refuses members that it does not know."""
     return {name: value for name, value in members.items() if value is not None}
 
 
 def _ref(delivery: DeliveryRef) -> dict[str, Any]:
-    """Of a delivery only what names it."""
+    """Returns the members that name a delivery."""
     return {name: getattr(delivery, name) for name in DeliveryRef.__struct_fields__}
 
 

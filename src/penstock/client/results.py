@@ -1,4 +1,4 @@
-"""What the broker answers, as types. Unknown members are ignored: a newer broker may say more."""
+"""The answers of the broker, as types. Members that a newer broker adds are ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class CreatedTopic(msgspec.Struct, frozen=True):
-    """`exists`: it was there before, with as many partitions."""
+    """`exists`: the topic was there before, with as many partitions."""
 
     status: Literal["created", "exists"]
     name: str
@@ -16,9 +16,9 @@ class CreatedTopic(msgspec.Struct, frozen=True):
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """`topic` is the one that was asked for; partition and offset are where the message is stored,
-    in the topic that it was routed to if it was. They are None for a duplicate of an idempotency
-    key, which has no place of its own, and where an older broker does not tell them."""
+    """`topic` is the topic of the request. `partition` and `offset` say where the message is
+    stored; if it was routed, that is in another topic. They are None for a duplicate of an
+    idempotency key, which is not stored, and with an older broker, which does not send them."""
 
     topic: str
     partition: int | None = None
@@ -27,8 +27,8 @@ class Produced(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """`RUN`: the effect is yours to run; after a failure `last_error` says why. `COMMITTED`: it was
-    run, with this result."""
+    """`RUN`: run the effect; if it failed before, `last_error` says why. `COMMITTED`: it was run
+    already, with this result."""
 
     status: Literal["RUN", "COMMITTED"]
     result: str = ""
@@ -36,7 +36,7 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class EffectStatus(msgspec.Struct, frozen=True):
-    """`lease_ms` is what is left of the owner's lease; `last_error` is why it failed last."""
+    """`lease_ms` is the rest of the owner's lease; `last_error` is why the effect failed last."""
 
     status: Literal["PENDING", "COMMITTED", "FAILED"]
     owner: str
@@ -46,7 +46,7 @@ class EffectStatus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """`buffered` is what the group furthest behind has not finished; limits count it."""
+    """`buffered` counts what the slowest group has not finished; the limits apply to it."""
 
     partition: int
     first_offset: int
@@ -58,7 +58,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
-    """One group in one partition. `lag` is what it has not finished, in flight included."""
+    """One group in one partition. `lag` counts unfinished messages, those in flight too."""
 
     partition: int
     last_acked: int
@@ -75,8 +75,8 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """A retention or `max_attempts` of 0 means no limit, a backoff of 0 the broker's.
-    `after_archive`: nothing goes before the group `archive` has finished it."""
+    """A retention or `max_attempts` of 0 means no limit; a backoff of 0 means the broker's setting.
+    `after_archive`: retention keeps every message until the group `archive` has finished it."""
 
     name: str
     next_offset: int
@@ -91,8 +91,8 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """`durability` says in words what a success of this broker means. A broker that does not tell
-    its `max_message_bytes` is an older one."""
+    """`durability` says in words what a success of this broker means. `max_message_bytes` is None
+    with an older broker, which does not send it."""
 
     version: str
     commit: str
@@ -103,7 +103,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`warning` says what needs an operator; only `ready` gives one."""
+    """`warning` says what an operator should look at; only `ready` has one."""
 
     status: str
     warning: str = ""
@@ -123,8 +123,8 @@ class Namespace(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in force; `origins` says of each whether it is the stream's own or the
-    broker's. `subscribers` only where one stream was asked for."""
+    """A stream and its settings in force. `origins` says for each setting whether it is the
+    stream's or the broker's. `subscribers` is None in a list."""
 
     name: str
     tenant_id: str
@@ -148,8 +148,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in force; a limit of None is none of its own. `entries` and `bytes` only where
-    one cache was asked for."""
+    """A cache and its settings in force. A limit of None means that the cache has no limit of its
+    own. `entries` and `bytes` are None in a list."""
 
     name: str
     tenant_id: str
@@ -169,7 +169,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistryStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`follower`: the registry is that of `control_plane`, as of `last_sync_ms`."""
+    """`follower`: the registry is a copy of the one at `control_plane`, as of `last_sync_ms`."""
 
     role: Literal["own", "follower"]
     instance: str

@@ -1,7 +1,7 @@
-"""Every operation on a stream's events as a call. No IO.
+"""The calls that publish events and list subscriptions. No IO.
 
-The stream's path comes first; the handles of both clients give it. What is asked of the stream
-itself, as its settings, is in `registry`.
+The first argument is the stream's path; the handles of both clients add it. Calls on the stream
+itself, such as its settings, are in `registry`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BatchAck = Literal["none", "per_message", "per_batch"]
 def publish(
     path: Path, payload: Payload, *, ack: Ack = "per_message", invalidate: Iterable[str] = ()
 ) -> Call[None]:
-    """Publishes one event: when this returns, it goes to all who subscribe. With it, the keys
-    that `invalidate` names (`cache:<cache>:<key>`) are removed from their caches.
+    """Publishes one event. When this returns, the broker sends it to all subscribers. In the same
+    step it removes the keys of `invalidate` (`cache:<cache>:<key>`) from their caches.
 
-    ResourceExhausted: the stream is overloaded, and the event was not published. HTTP answers in
-    any case; an `ack` of `none` only makes the answer say nothing.
+    Raises ResourceExhausted if the stream is overloaded; the event is then not published. HTTP
+    always answers; with an `ack` of `none` the answer is empty.
     """
     body: dict[str, Any] = {"payload": bytes_of(payload), "ack": ack}
     return Call("POST", f"{stream_path(*path)}/publish", nothing, _with(invalidate, body))
@@ -50,26 +50,26 @@ def publish_batch(
     ack: BatchAck = "per_batch",
     invalidate: Iterable[str] = (),
 ) -> Call[None]:
-    """Publishes events in their order as one step: all of them, or none when this raises."""
+    """Publishes events in their order as one step: all of them, or none if this raises."""
     events = [bytes_of(payload) for payload in list_of(payloads, "payloads")]
     body: dict[str, Any] = {"payloads": events, "ack": ack}
     return Call("POST", f"{stream_path(*path)}/publish_batch", nothing, _with(invalidate, body))
 
 
 def subscriptions(path: Path) -> Call[list[Lag]]:
-    """Who subscribes to the stream, and how far behind each is."""
+    """Returns the subscriptions of the stream, and how far behind each one is."""
     read = reader(_Subscriptions)
     return Call("GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions)
 
 
 def subscribe_path(path: Path, event_queue_depth: int | None, heartbeat_ms: int) -> str:
-    """Where a subscription's feed is found."""
+    """Returns the address of a subscription."""
     query = query_of(event_queue_depth=event_queue_depth, heartbeat_ms=heartbeat_ms)
     return f"{stream_path(*path)}/subscribe?{query}"
 
 
 def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
-    """The one that is meant, of all of a stream."""
+    """Returns the lag of one subscription from those of its stream."""
     for lag in found:
         if lag.subscription_id == subscription_id:
             return lag

@@ -1,7 +1,8 @@
-"""The client for ordinary code: each call blocks until it is answered.
+# Generated from aio.py by scripts/generate_sync_client.py: edit that, run this.
+"""The client for blocking code.
 
-A `Client` may be shared by threads. Operations are those of `requests`, bound here; this module
-only carries them, and must not know what they mean.
+Sends the calls that `requests`, `registry`, `ranges` and `journal` build, and hands their answers
+back. Must not know what a call means.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from penstock.client import journal, ranges, registry, requests
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
+    USER_AGENT,
     answer_timeout,
     heartbeat_of,
     http_options,
     lost,
-    stream_timeout,
 )
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
-from penstock.client.sync_feeds import Feed, Rows
+from penstock.client.sync_feeds import OpenRows, OpenStream
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.model.tenancy import DEFAULT
 
@@ -33,8 +34,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _operation(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A method that sends the call which `build` makes of its arguments."""
+def _operation(
+    build: Callable[P, Call[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """Returns a method that sends the call which `build` makes from its arguments."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.send(build(*args, **kwargs))
@@ -45,11 +48,13 @@ def _operation(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], 
 class Client:
     """A connection to a broker. Close it, or use it in a `with`.
 
-    Without `url` the address is that of PENSTOCK_URL, else http://127.0.0.1:8080. Without `token`
-    it is that of PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN; it may be a function that returns it. A
-    token that can change is read again after a 401, and the request sent once more with the new
-    one.
-    `transport` is httpx's, for tests that want no socket.
+    Threads may share it.
+
+    `url` defaults to the environment variable PENSTOCK_URL, else http://127.0.0.1:8080. `token`
+    is the token or a function that returns it. It defaults to the contents of the file that
+    PENSTOCK_TOKEN_FILE names, else to PENSTOCK_TOKEN. After a 401 the client reads a token that
+    can change again, and if it has changed, sends the request once more.
+    `transport` is an httpx transport, for tests that need no socket.
     """
 
     create_topic = _operation(requests.create_topic)
@@ -107,18 +112,19 @@ class Client:
         token: Token | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
+        user_agent: str = USER_AGENT,
     ) -> None:
         self.url = url = url_of(url)
         self._timeout_s = timeout_s
         self._credentials = Credentials(token)
-        options = http_options(url, timeout_s)
+        options = http_options(url, timeout_s, user_agent)
         try:
             self._http = httpx.Client(**options, transport=transport)
         except httpx.InvalidURL as error:
             raise lost(url, error) from error
 
     def send(self, call: Call[T]) -> T:
-        """Sends a call and waits for its answer."""
+        """Sends a call and returns its result. Raises the error that the broker answered with."""
         used = self._credentials.token
         response = self._ask(call)
         if response.status_code == 401 and self._credentials.has_changed(used):
@@ -135,11 +141,11 @@ class Client:
         prefetch: int = 0,
         wait_s: float | None = None,
     ) -> Deliveries:
-        """A stream of deliveries, opened when it is first read.
+        """Returns a stream of deliveries. It connects when it is first read.
 
-        `owner` is made up when it is empty. `prefetch` bounds how many may be unfinished on this
-        stream (0: as many as the broker allows). The stream ends when the broker ends it and,
-        with `wait_s`, when nothing has come for so long.
+        An empty `owner` is replaced by a unique name. `prefetch` limits how many deliveries of this
+        stream may be unfinished at a time (0: the broker's limit). The stream ends when the broker
+        ends it or, with `wait_s`, when nothing has arrived for that many seconds.
         """
         return Deliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
 
@@ -155,11 +161,12 @@ class Client:
         run_id: str | None = None,
         from_ms: int | None = None,
         to_ms: int | None = None,
-    ) -> Rows:
-        """The rows of a partition from offset `start` to before `end`, opened when it is first
-        read: from the oldest, to what is there then, unless said otherwise."""
+    ) -> OpenRows:
+        """Returns the rows of a partition from offset `start` up to, but not including, `end`. It
+        connects when it is first read. Without `start` the oldest row is the first; without `end`
+        the newest at that time is the last."""
         only = {"tenant_id": tenant_id, "run_id": run_id, "from_ms": from_ms, "to_ms": to_ms}
-        return Rows(self, ranges.range_path(topic, partition, start, end, columns, **only))
+        return OpenRows(self, ranges.range_path(topic, partition, start, end, columns, **only))
 
     def journal(
         self,
@@ -168,28 +175,29 @@ class Client:
         to: int | None = None,
         columns: Iterable[str] = (),
         **only: str | int | None,
-    ) -> Rows:
-        """What happened to messages, from position `from_` to before `to`: from the oldest, to
-        what can be read then, unless said otherwise. `only` may name a kind, topic, group, run_id,
-        tenant_id, from_ms and to_ms."""
-        return Rows(self, journal.journal_path(from_, to, columns, only))
+    ) -> OpenRows:
+        """Returns the rows of the journal, which records what happened to messages, from position
+        `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
+        the oldest row is the first; without `to` the newest that can be read then is the last.
+        `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
+        return OpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
     ) -> StreamHandle:
-        """A stream, to publish to and subscribe to. Nothing is asked of the broker yet."""
+        """Returns a handle of a stream, to publish and subscribe. Sends nothing to the broker."""
         return StreamHandle(self, (tenant_id, namespace, name))
 
     def cache(
         self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
     ) -> CacheHandle:
-        """A cache, to put into and get from. Nothing is asked of the broker yet."""
+        """Returns a handle of a cache, to read and write it. Sends nothing to the broker."""
         return CacheHandle(self, (tenant_id, namespace, name))
 
     def redrive(self, letter: Delivery) -> Produced:
-        """Sends a dead letter to its original topic again, with its original retry policy, then
-        acks it. The attempts count from 1. If this fails, repeat it: a message that was stored
-        already is not stored again."""
+        """Produces a dead letter to its original topic again, with its original retry policy, then
+        acks it. Its attempts count from 1 again. If this fails, repeat it: the broker does not
+        store the message twice."""
         message = requests.redriven(letter)
         produced = self.produce(
             message.topic, message.value, key=message.key, envelope=message.envelope
@@ -197,31 +205,36 @@ class Client:
         self.ack(letter)
         return produced
 
-    def open_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
-        """The answer of a stream whose head has arrived; the caller closes it."""
+    def open_stream(self, path: str, wait_s: float) -> httpx.Response:
+        """Requests a stream and returns its response as soon as the head has arrived. The caller
+        closes it. A stream that is silent for more than `wait_s` counts as broken."""
         used = self._credentials.token
-        response = self._ask_stream(path, heartbeat_ms)
+        response = self._ask_stream(path, wait_s)
         if response.status_code == 401 and self._credentials.has_changed(used):
-            response = self._ask_stream(path, heartbeat_ms)
+            response = self._ask_stream(path, wait_s)
         if response.status_code != 200:
             raise error_of(response.status_code, response.content)
         return response
 
     def _ask(self, call: Call[T]) -> httpx.Response:
+        headers = self._credentials.headers()
+        if call.content_type:
+            headers["Content-Type"] = call.content_type
         try:
             return self._http.request(
                 call.method,
                 call.path,
                 content=call.body,
-                headers=self._credentials.headers(),
+                headers=headers,
                 timeout=answer_timeout(self._timeout_s, call.wait_s),
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
 
-    def _ask_stream(self, path: str, heartbeat_ms: int) -> httpx.Response:
-        timeout = stream_timeout(self._timeout_s, heartbeat_ms)
-        headers = self._credentials.headers()
+    def _ask_stream(self, path: str, wait_s: float) -> httpx.Response:
+        timeout = answer_timeout(self._timeout_s, wait_s)
+        # Streams are read as they come over the wire, so a proxy must not compress them.
+        headers = self._credentials.headers() | {"Accept-Encoding": "identity"}
         try:
             request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
             response = self._http.send(request, stream=True)
@@ -246,11 +259,11 @@ class Client:
         self.close()
 
 
-class Deliveries(Feed[Delivery]):
-    """An open consume stream: iterate it; close it, or use it in a `with`.
+class Deliveries(OpenStream[Delivery]):
+    """An open consume stream. Iterate over it in a `with`, which closes it.
 
-    What was delivered stays leased after the end, and may still be acked; what the broker had not
-    yet sent goes to another consumer at once.
+    Deliveries stay leased after the stream has ended and can still be acked. The broker gives
+    messages that it had not sent yet to another consumer at once.
     """
 
     def __init__(

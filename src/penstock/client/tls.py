@@ -1,7 +1,7 @@
-"""TLS to a broker: who is trusted, and which of its failures waiting cannot mend.
+"""TLS to a broker: which certificates are trusted, and which failures are final.
 
-Trusted is what the system trusts or, where they are set, what SSL_CERT_FILE and SSL_CERT_DIR name;
-so it is in every client and in the Spark connector. Must not know how requests are sent.
+Every client and the Spark connector trust the system's authorities or, where they are set, those in
+SSL_CERT_FILE and SSL_CERT_DIR. Must not know how requests are sent.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import ssl
 from penstock.model.errors import InvalidArgument
 
 _UNKNOWN_ISSUER = frozenset({18, 19, 20, 21})
-"""OpenSSL's codes for certificates that nobody who is trusted has signed."""
+"""OpenSSL's codes for certificates that no trusted authority has signed."""
 
 _NO_TLS = ("wrong version number", "record layer failure")
-"""What OpenSSL says of an answer that is not TLS, before 3.2 and since."""
+"""OpenSSL's words for an answer that is not TLS, before 3.2 and since."""
 
 
 def context_for(scheme: str) -> ssl.SSLContext:
-    """Reading what the system trusts takes tens of milliseconds, so plain HTTP goes without: its
-    context trusts nobody."""
+    """Returns the TLS context for a scheme. Loading the system's authorities takes tens of
+    milliseconds, so the context for plain HTTP has none."""
     if scheme == "https":
         return ssl.create_default_context()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def refusal_of(url: str, error: BaseException) -> InvalidArgument | None:
-    """What TLS has against the address; None: nothing, or it may be mended by trying again."""
+    """Returns the error if TLS cannot work with this address; None if trying again may help."""
     cause = _ssl_error_in(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         cure = ""
@@ -45,7 +45,7 @@ def with_scheme(scheme: str, url: str) -> str:
 
 
 def _ssl_error_in(error: BaseException | None) -> ssl.SSLError | None:
-    """The error, or what caused it."""
+    """Returns the TLS error among an error and its causes."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error

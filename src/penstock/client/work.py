@@ -1,15 +1,14 @@
-"""What workers have in common, whether of threads or of asyncio. No IO.
+"""The decisions that both workers share. No IO.
 
-A handler's end has an outcome: the message is done (None), its handling failed (`Failure`), or it
-never began (`NOT_BEGUN`). A handler says how it failed by what it raises: `Reject` sends the
-message to the dead letters, `RetryLater` says when it comes again, any other error leaves that to
-the message's retry policy.
+An attempt to handle a message has an outcome: the message is done (None), its handler failed
+(`HandlerFailure`), or its handler never began (`NOT_BEGUN`). The error that a handler raises
+decides what follows. `Reject` sends the message to the dead letters, `RetryLater` says when it is
+delivered again, and any other error leaves that to the message's retry policy.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -20,18 +19,18 @@ from penstock.model.limits import MAX_BACKOFF_MS
 from penstock.model.names import is_dead_letter_topic
 
 BUSY_WAIT_S = 0.5
-"""Between two looks at an effect that another worker runs."""
+"""The pause before a worker tries again to begin an effect that another worker runs."""
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-"""Between two tries while the broker is away."""
+"""The pauses between attempts to reach a broker that is away, from the first to the longest."""
 
 LAST_DELIVERIES_S = 5.0
-"""How long a worker that stops waits for what the broker had already sent. It is there at once,
-unless a proxy in between does not pass on that this side was closed."""
+"""How long a worker that stops waits for deliveries that the broker had already sent. They arrive
+at once, unless a proxy in between does not pass on that this side was closed."""
 
 CANCELLED_S = 5.0
-"""How long a cancelled worker takes to give back what it holds."""
+"""How long a cancelled worker may take to give its messages back."""
 
 NOT_BEGUN_REASON = "the worker stopped before it began"
 
@@ -39,9 +38,9 @@ log = logging.getLogger("penstock.worker")
 
 
 class Reject(Exception):
-    """Raise it in a handler: the message can never be handled. It goes to the dead letters now,
-    whatever its retry policy, with this reason. A message of a dead-letter topic stays there and
-    comes again: ack it if it is not wanted any more."""
+    """Raise this in a handler if the message can never be handled. It goes to the dead letters at
+    once, whatever its retry policy, with this reason. A message of a dead-letter topic stays there
+    and is delivered again: ack it if you no longer want it."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -49,9 +48,9 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raise it in a handler: the message cannot be handled now. It comes again after `delay_ms`,
-    in place of the wait of its retry policy; the attempt counts. ValueError beyond 24 hours, which
-    is the longest wait that the broker takes."""
+    """Raise this in a handler if the message cannot be handled now. It is delivered again after
+    `delay_ms`, whatever its retry policy; the attempt counts. A delay of more than 24 hours, the
+    longest that the broker takes, is a ValueError."""
 
     def __init__(self, delay_ms: int, reason: str = "") -> None:
         if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_BACKOFF_MS:
@@ -64,8 +63,8 @@ class RetryLater(Exception):
         self.reason = reason or "retry later"
 
 
-class Failure(NamedTuple):
-    """Why an attempt failed, and what is to become of its message."""
+class HandlerFailure(NamedTuple):
+    """Why an attempt failed, and what happens to its message."""
 
     reason: str
     delay_ms: int | None = None
@@ -78,46 +77,46 @@ class _Unhandled(Enum):
 
 NOT_BEGUN = _Unhandled.NOT_BEGUN
 
-Outcome = Failure | Literal[_Unhandled.NOT_BEGUN] | None
+Outcome = HandlerFailure | Literal[_Unhandled.NOT_BEGUN] | None
 
 
-def failure_of(delivery: Delivery, error: BaseException) -> Failure:
-    """Logs an error of a handler, and returns what the broker is told of it. `Reject` and
-    `RetryLater` are raised on purpose: they are logged without a traceback."""
+def failure_of(delivery: Delivery, error: BaseException) -> HandlerFailure:
+    """Logs an error of a handler and returns what to tell the broker. `Reject` and `RetryLater` are
+    raised on purpose, so they are logged without a traceback."""
     if isinstance(error, Reject):
         if is_dead_letter_topic(delivery.topic):
             text = "%s is rejected, but a dead letter cannot be dead-lettered; it comes again: %s"
             log.warning(text, place_of(delivery), error.reason)
-            return Failure(error.reason)
+            return HandlerFailure(error.reason)
         log.info("%s is rejected: %s", place_of(delivery), error.reason)
-        return Failure(error.reason, dead=True)
+        return HandlerFailure(error.reason, dead=True)
     if isinstance(error, RetryLater):
         later = f"{place_of(delivery)} comes again in {error.delay_ms} ms"
         log.info("%s: %s", later, error.reason)
-        return Failure(error.reason, delay_ms=error.delay_ms)
+        return HandlerFailure(error.reason, delay_ms=error.delay_ms)
     log.warning("handling %s failed", place_of(delivery), exc_info=error)
-    return Failure(f"{type(error).__name__}: {error}")
+    return HandlerFailure(f"{type(error).__name__}: {error}")
 
 
 def is_waited_for(error: PenstockError, has_worked: bool) -> bool:
-    """Whether a worker waits until the error is over. A topic that is gone may be created again,
-    and a token that is refused may have been rotated; where that was never otherwise, it is a
-    mistake that somebody should be told of."""
+    """Tells whether a worker waits until the error is over. A deleted topic may be created again,
+    and a refused token may be one that was just rotated. A worker that has never worked has the
+    wrong name or token instead: it fails, so that somebody notices."""
     if error.retryable:
         return True
     return has_worked and isinstance(error, NotFound | Unauthenticated)
 
 
 class Outage:
-    """What keeps a worker from its messages: logged when it begins, changes and ends, and not with
-    every try. The pauses between tries double up to `LONGEST_PAUSE_S`."""
+    """A time in which a worker cannot consume. It is logged when it begins, changes and ends, not
+    at every attempt. The pauses between attempts double up to `LONGEST_PAUSE_S`."""
 
     def __init__(self) -> None:
         self._code = ""
         self._pause_s = FIRST_PAUSE_S
 
     def failed(self, error: PenstockError) -> float:
-        """How long to pause before the next try."""
+        """Returns how many seconds to pause before the next attempt."""
         if error.code != self._code:
             log.warning("waiting, and trying again from time to time: %s", error.message)
             self._code = error.code
@@ -128,29 +127,6 @@ class Outage:
         if self._code:
             log.info("connected again")
         self._code, self._pause_s = "", FIRST_PAUSE_S
-
-
-class StopFlag:
-    """A flag that a signal handler may set. An Event may not be set there: its lock may be held
-    by the very thread that the handler interrupts."""
-
-    LOOK_S = 0.05
-
-    def __init__(self) -> None:
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for so long, or until it is set; whether it is."""
-        until = time.monotonic() + seconds
-        while not self._is_set and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, self.LOOK_S))
-        return self._is_set
 
 
 def effect_of(delivery: Delivery, owner: str) -> EffectRef:
@@ -165,7 +141,7 @@ def effect_of(delivery: Delivery, owner: str) -> EffectRef:
 
 
 def name_of(delivery: Delivery) -> tuple[int, int, str]:
-    """Which delivery of the group it is."""
+    """Returns what identifies a delivery in its group."""
     return delivery.partition, delivery.offset, delivery.delivery_id
 
 
@@ -174,7 +150,7 @@ def place_of(delivery: Delivery) -> str:
 
 
 def note_releases(deliveries: list[Delivery], outcomes: list[PenstockError | None]) -> None:
-    """Logs what could not be released: it comes again when its lease ends."""
+    """Logs deliveries that the broker did not take back: they come again when their lease ends."""
     for delivery, error in zip(deliveries, outcomes, strict=False):
         if error is not None:
             log.warning("%s was not released: %s", place_of(delivery), error.message)

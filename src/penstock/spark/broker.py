@@ -1,28 +1,28 @@
-"""A connection to the broker, for the driver and the executors: calls, and streams of rows.
+"""A connection to the broker for the driver and the executors: calls, and streams of rows.
 
-Invariant: a broker that is away is waited for, `retry_s` and no longer; what waiting cannot mend is
-raised at once. A stream of rows that breaks off is never taken for a whole one: Arrow's end mark
-tells. The token is in no text. Only the standard library is used, for a body of many megabytes goes
-from the socket into Arrow without a copy in between. Must not know what is asked for.
+Adds two things to the client: it waits for a broker that is away, and it reads Arrow. Invariants:
+it waits at most `retry_s`, and raises errors at once that waiting cannot cure; a stream of rows
+that breaks off is never taken for a whole one; no text contains the token. Must not know what a
+request means.
 """
 
 from __future__ import annotations
 
-import http.client
 import random
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import pyarrow as pa
 
 from penstock import __version__
-from penstock.client.calls import error_of
-from penstock.client.tls import context_for, refusal_of, with_scheme
+from penstock.client.body import BodyReader
+from penstock.client.calls import Call
+from penstock.client.connection import is_cut_off
+from penstock.client.sync import Client
+from penstock.client.tls import with_scheme
 from penstock.model.errors import (
     PenstockError,
     ResourceExhausted,
@@ -33,16 +33,18 @@ from penstock.spark.options import BrokerSettings
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
-"""Longer than the broker holds back any answer."""
+"""Longer than the broker ever takes to begin an answer."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 _JSON = "application/json"
 
+T = TypeVar("T")
+
 
 class Patience:
-    """How long one goes on trying. Progress begins the time anew."""
+    """Limits how long a request is repeated. Progress starts the time again."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Patience:
         self._pause_s = FIRST_PAUSE_S
 
     def bear(self, error: PenstockError) -> None:
-        """Waits before the next try; raises the error when there is to be none."""
+        """Waits before the next attempt. Raises the error if there is to be none."""
         if not error.retryable:
             raise error
         now = self._clock()
@@ -91,25 +93,17 @@ class Patience:
 
 
 class Broker:
-    """One kept connection for calls; every stream of rows has its own. Not for several threads."""
+    """A connection to a broker. Not for several threads."""
 
     def __init__(self, settings: BrokerSettings) -> None:
-        parts = urlsplit(settings.url)
         self._settings = settings
         self.url = settings.url
         self.retry_s = settings.retry_s
-        self._is_secure = parts.scheme == "https"
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if self._is_secure else 80)
-        self._prefix = parts.path
-        self._headers = {"Host": parts.netloc, "User-Agent": f"penstock-spark/{__version__}"}
-        if settings.token:
-            self._headers["Authorization"] = f"Bearer {settings.token}"
-        self._kept: http.client.HTTPConnection | None = None
+        self._client: Client | None = None
         self._has_answered = False
 
     def __reduce__(self) -> tuple[type[Broker], tuple[BrokerSettings]]:
-        """A copy has no connection yet."""
+        """Makes a copy that has not connected yet."""
         return Broker, (self._settings,)
 
     def __enter__(self) -> Broker:
@@ -124,10 +118,10 @@ class Broker:
         self.close()
 
     def close(self) -> None:
-        """Whoever calls again connects again."""
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        """Closes the connections. The next call connects again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def patience(self) -> Patience:
         return Patience(self.retry_s)
@@ -142,131 +136,108 @@ class Broker:
         query: Mapping[str, str | int] | None = None,
         patience: Patience | None = None,
     ) -> bytes:
-        """The answer's body. Tried again while the broker is away or full, so what is asked for
-        must be the same when it is done twice."""
+        """Sends a request and returns the body of its answer. Repeats it while the broker is away
+        or full, so the request must have the same effect when it is executed twice."""
         patience = patience or self.patience()
-        target = _target(path, query)
+        call = Call(
+            method,
+            _target(path, query),
+            bytes,
+            body,
+            wait_s=READ_TIMEOUT_S,
+            content_type=content_type if body else "",
+        )
         while True:
             try:
-                return self._exchange(method, target, body, content_type)
+                return self._ask(lambda client: client.send(call))
             except PenstockError as error:
                 patience.bear(error)
 
     def rows(self, path: str, query: Mapping[str, str | int]) -> RowStream:
-        """Opens a stream of record batches, in one try."""
-        with self._failures():
-            return self._open_rows(_target(path, query))
+        """Opens a stream of record batches. Does not wait for a broker that is away."""
+        target = _target(path, query)
+        response = self._ask(lambda client: client.open_stream(target, READ_TIMEOUT_S))
+        return RowStream(BodyReader(response, self.url))
 
-    def _exchange(self, method: str, target: str, body: bytes, content_type: str) -> bytes:
-        headers = self._headers | ({"Content-Type": content_type} if body else {})
-        with self._failures():
-            was_kept = self._kept is not None
-            try:
-                status, content = self._ask(method, target, body, headers)
-            except ConnectionError:
-                if not was_kept:
-                    raise
-                # The broker has closed what was idle for long, or was restarted.
-                status, content = self._ask(method, target, body, headers)
-        if not 200 <= status < 300:
-            raise self._refusal(status, content)
-        return content
-
-    def _ask(
-        self, method: str, target: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        connection = self._connection()
+    def _ask(self, send: Callable[[Client], T]) -> T:
+        client = self._connected()
         try:
-            # A broker that refuses a body answers before it has read it.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                connection.request(method, self._prefix + target, body or None, headers)
-            answer = connection.getresponse()
-            self._has_answered = True
-            content = answer.read()
-        except BaseException:
-            self.close()
-            raise
-        if answer.will_close:
-            self.close()
-        return answer.status, content
+            answer = self._send(client, send)
+        except PenstockError as error:
+            raise self._explained(error) from error.__cause__
+        self._has_answered = True
+        return answer
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._kept is None:
-            kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-            connection = kind(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
-            connection.connect()
-            connection.sock.settimeout(READ_TIMEOUT_S)
-            self._kept = connection
-        return self._kept
-
-    def _open_rows(self, target: str) -> RowStream:
-        """As HTTP/1.0, whose body is not cut into chunks and ends with the connection."""
-        connected: socket.socket = socket.create_connection(
-            (self._host, self._port), CONNECT_TIMEOUT_S
-        )
+    def _send(self, client: Client, send: Callable[[Client], T]) -> T:
         try:
-            if self._is_secure:
-                context = context_for("https")
-                connected = context.wrap_socket(connected, server_hostname=self._host)
-            connected.settimeout(READ_TIMEOUT_S)
-            lines = [f"GET {self._prefix}{target} HTTP/1.0"]
-            lines += [f"{name}: {value}" for name, value in self._headers.items()]
-            connected.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
-            answer = http.client.HTTPResponse(connected, method="GET")
-            answer.begin()
-            if answer.status != 200:
-                raise self._refusal(answer.status, answer.read())
-            return RowStream(answer, connected)
-        except BaseException:
-            connected.close()
-            raise
+            return send(client)
+        except Unavailable as error:
+            if not (self._has_answered and is_cut_off(error)):
+                raise
+        # The broker has closed a connection that was idle for long, or was restarted.
+        return send(client)
 
-    def _refusal(self, status: int, content: bytes) -> PenstockError:
-        error = error_of(status, content)
+    def _explained(self, error: PenstockError) -> PenstockError:
+        """Returns the error with advice for users of Spark."""
         if isinstance(error, Unauthenticated):
             return Unauthenticated(
                 f"the broker at {self.url} does not take the token, or wants one; set the option "
                 "token, or PENSTOCK_TOKEN before Spark starts"
             )
+        if is_cut_off(error) and self.url.startswith("http:") and not self._has_answered:
+            https = with_scheme("https", self.url)
+            return Unavailable(f"{error.message}; a port of TLS does so too, is it {https}?")
+        # Only a failure of the connection has a cause. Any other error is the broker's answer.
+        self._has_answered = self._has_answered or error.__cause__ is None
         return error
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        """What a failure of the connection means."""
-        try:
-            yield
-        except TimeoutError as error:
-            raise Unavailable(f"the broker at {self.url} did not answer in time") from error
-        except (ConnectionRefusedError, socket.gaierror) as error:
-            raise Unavailable(
-                f"no broker answers at {self.url} ({error.strerror}); `penstock serve` starts one"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise refusal_of(self.url, error) or self._broken(error) from error
-
-    def _broken(self, error: Exception) -> Unavailable:
-        text = f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
-        is_hung_up = isinstance(error, http.client.RemoteDisconnected)
-        if is_hung_up and not self._is_secure and not self._has_answered:
-            text += f"; a port of TLS does so too, is it {with_scheme('https', self.url)}?"
-        return Unavailable(text)
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = Client(
+                self.url,
+                token=self._settings.token,
+                timeout_s=CONNECT_TIMEOUT_S,
+                user_agent=f"penstock-spark/{__version__}",
+            )
+        return self._client
 
 
 class RowStream:
-    """Record batches as they arrive. Raises Unavailable where it breaks off."""
+    """Record batches as they arrive. Raises Unavailable if the connection breaks before the end.
 
-    def __init__(self, answer: http.client.HTTPResponse, connected: socket.socket) -> None:
-        self._body = _Body(answer)
-        self._connected = connected
+    A body that just stops is a whole one to Arrow. So the stream keeps the last bytes that Arrow
+    has read, and compares them with Arrow's end mark.
+    """
+
+    closed = False
+
+    def __init__(self, body: BodyReader) -> None:
+        self._body = body
+        self._last = b""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
-            with pa.ipc.open_stream(self._body) as stream:
+            with pa.ipc.open_stream(self) as stream:
                 yield from stream
-        except (pa.ArrowInvalid, OSError, http.client.HTTPException) as error:
+        except (pa.ArrowInvalid, OSError, Unavailable) as error:
             raise Unavailable(f"the rows broke off: {error}") from error
-        if self._body.last != END_MARK:
+        if self._last != END_MARK:
             raise Unavailable("the rows broke off between two batches")
+
+    def read(self, size: int) -> bytes:
+        """Reads the body for Arrow."""
+        data = self._body.read(size)
+        if data:
+            kept = self._last if len(data) < len(END_MARK) else b""
+            self._last = (kept + data[-len(END_MARK) :])[-len(END_MARK) :]
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self._body.close()
 
     def __enter__(self) -> RowStream:
         return self
@@ -277,33 +248,7 @@ class RowStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._body.close()
-        self._connected.close()
-
-
-class _Body:
-    """The file that Arrow reads. A stream that just stops is a whole one to Arrow, so the bytes it
-    read last are kept."""
-
-    closed = False
-
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
-        self._answer = answer
-        self.last = b""
-
-    def read(self, size: int) -> bytes:
-        data = self._answer.read(size)
-        if data:
-            kept = self.last if len(data) < len(END_MARK) else b""
-            self.last = (kept + data[-len(END_MARK) :])[-len(END_MARK) :]
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self.closed = True
-        self._answer.close()
+        self.close()
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
