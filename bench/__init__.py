@@ -1,1 +1,1 @@
-"""Loads that measure the broker beside their own baselines. `python -m bench --help`."""
+"""Benchmarks of the broker, with baselines in the same run. See `python -m bench --help`."""

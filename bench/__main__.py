@@ -1,4 +1,4 @@
-"""The command line: which loads, how often, and where the results go."""
+"""The command line of the benchmarks: chooses the loads, the runs and the output."""
 
 from __future__ import annotations
 

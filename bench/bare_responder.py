@@ -1,8 +1,8 @@
-"""The least an HTTP server in Python can do: parse a request, write a fixed answer, store nothing.
+"""A minimal HTTP server in Python: parses a request, writes a fixed answer, stores nothing.
 
-The ceiling that durable produce is measured against: the same parser (httptools) and the same
-loop (uvloop) as the broker's, and an answer of the same size. Prints where it listens, as the
-broker does.
+It is the upper limit for durable produce: it uses the same parser (httptools) and the same loop
+(uvloop) as the broker, and sends an answer of the same size. It prints its address, as the broker
+does.
 """
 
 from __future__ import annotations

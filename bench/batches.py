@@ -1,4 +1,4 @@
-"""Many messages into a broker, and out of it again, in batches."""
+"""Writes many messages to a broker, and consumes them, in batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUP = "bench"
 
 
 def batch_request(first: int = 0, key_prefix: str = "") -> bytes:
-    """A batch whose messages have keys of eight bytes and, with a prefix, idempotency keys."""
+    """Makes a batch with keys of eight bytes and, with a prefix, idempotency keys."""
     items = []
     for number in range(first, first + BATCH):
         envelope = f',"envelope":{{"idempotency_key":"{key_prefix}{number}"}}' if key_prefix else ""
@@ -27,20 +27,20 @@ def batch_request(first: int = 0, key_prefix: str = "") -> bytes:
 
 
 def batch_requests(count: int, key_prefix: str = "") -> Iterator[bytes]:
-    """Requests for `count` messages in all."""
+    """Makes requests for `count` messages in total."""
     for first in range(0, count, BATCH):
         yield batch_request(first, key_prefix)
 
 
 async def produce_batches(port: int, requests: Iterator[bytes]) -> int:
-    """Sends the requests, one at a time on each of the connections; the messages stored."""
+    """Sends the requests, one at a time per connection; returns how many messages were stored."""
 
     async def send() -> int:
         connection = await Asking().connect(port)
         stored = 0
         for request in requests:
             answer = await connection.ask(request)
-            # A duplicate has no offset: what has one was stored.
+            # A duplicate has no offset: every offset is a stored message.
             if answer.count(b'"offset":') != BATCH:
                 raise BenchFailed(f"not every message was stored: {answer[:500].decode()}")
             stored += BATCH

@@ -1,7 +1,7 @@
-"""Produce, consume and ack with a fixed number of messages in the air, against a broker.
+"""Produces, consumes and acks with a fixed number of messages in progress, against a broker.
 
-A message is in the air from its produce being written until its ack is answered; then the next
-takes its place. One connection produces, one consumes, one acks; all are pipelined.
+A message is in progress from the write of its produce until the answer to its ack; then the next
+one starts. One connection produces, one consumes, one acks; all are pipelined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BrokerCycle:
         self._ended: asyncio.Future[None]
 
     async def run(self, port: int, seconds: float) -> float:
-        """Cycles a second, from the first produce to the last ack."""
+        """Returns the cycles per second, from the first produce to the last ack."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         stream = await consume(port, TOPIC, GROUP, self._arrived, self._failed)
@@ -56,7 +56,7 @@ class BrokerCycle:
 
     def _acked(self, _: int, body: bytes) -> None:
         if not self._freed:
-            # The acks that are answered together are followed by produces that leave together.
+            # Acks that are answered together lead to produces that are sent together.
             self._loop.call_soon(self._go_on)
         self._freed += body.count(b'"acked"') if self._batch_acks else 1
 
@@ -78,4 +78,4 @@ class BrokerCycle:
 
 
 def _ignore(status: int, body: bytes) -> None:
-    """A produce was answered; that it is done shows when its message arrives."""
+    """Ignores the answer to a produce: the message itself shows that it worked."""

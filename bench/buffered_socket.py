@@ -1,7 +1,7 @@
-"""A connection that is read into one buffer of its own, so that what arrives is copied once.
+"""A connection that reads into one buffer of its own, so that received bytes are copied once.
 
-Whatever goes wrong on it, a callback's own errors included, fails `ready` while somebody may wait
-for that, and is given to `on_error` afterwards.
+An error on it, also one that a callback raises, fails `ready` until the connection is ready, and
+goes to `on_error` after that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.lean_client import OnError
 from bench.rows import BenchFailed
 
 OnCount = Callable[[int], None]
-"""Called once a read with how many of what is counted were in it."""
+"""Called once per read with the number of counted things in it."""
 
 _BUFFER_BYTES = 256 << 10
 _Socket = TypeVar("_Socket", bound="BufferedSocket")
@@ -60,7 +60,7 @@ class BufferedSocket(asyncio.BufferedProtocol):
         self._filled = left
 
     def _take(self, end: int) -> int:
-        """Takes what is complete of the buffer up to `end`; how much that was."""
+        """Takes the complete messages from the buffer up to `end`; returns their length."""
         raise NotImplementedError
 
     def _fail(self, error: Exception) -> None:
@@ -71,7 +71,7 @@ class BufferedSocket(asyncio.BufferedProtocol):
 
 
 async def open_socket(port: int, socket: _Socket) -> _Socket:
-    """`socket`, connected and ready."""
+    """Connects `socket` and returns it once it is ready."""
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: socket, "127.0.0.1", port)
     await socket.ready

@@ -1,5 +1,5 @@
--- One cache operation a request, over a thousand keys in turn. Arguments: the method, GET or PUT.
--- The requests are made beforehand, so that a turn costs wrk nothing but a look into a table.
+-- One cache operation per request, over a thousand keys in turn. Arguments: the method, GET or PUT.
+-- The requests are built beforehand, so that each one costs wrk only a table lookup.
 
 local KEYS = 1000
 local VALUE = string.rep("dnZ2", 33) .. "dg==" -- 100 times "v"

@@ -1,4 +1,4 @@
-"""Cache operations over a WebSocket, a fixed number of frames in the air."""
+"""Cache operations over a WebSocket, with a fixed number of unanswered frames."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bench.pubsub import EVENT_TEXT, SCOPE
 KEYS = 1024
 PUT, GET = "cache_put", "cache_get"
 _EXPECTED = {PUT: b'"type":"ok"', GET: b'"value":"'}
-"""In a good answer, and in no other: a miss has the value null."""
+"""Occurs in every good answer and in no other: a miss has the value null."""
 
 
 class CacheOperations:
-    """Each frame has `per_frame` operations, as an array where that is more than one."""
+    """Sends `per_frame` operations in each frame, as an array if there are several."""
 
     def __init__(self, operation: str, per_frame: int, in_the_air: int) -> None:
         self.done = 0
@@ -30,7 +30,7 @@ class CacheOperations:
         self._ended: asyncio.Future[None]
 
     async def run(self, port: int, seconds: float) -> float:
-        """Operations a second, from the first frame to the last answer."""
+        """Returns the operations per second, from the first frame to the last answer."""
         self._ended = asyncio.get_running_loop().create_future()
         expected = _EXPECTED[self._operation]
         self._socket = await open_socket(
@@ -63,7 +63,7 @@ class CacheOperations:
 
 
 def _frames(operation: str, per_frame: int) -> list[bytes]:
-    """Frames for all keys, in order."""
+    """Makes the frames for all keys, in order."""
     value = f',"value":"{EVENT_TEXT}"' if operation == PUT else ""
     operations = [
         f'{{"type":"{operation}",{SCOPE},"cache":"default","key":"key-{key}"{value}}}'

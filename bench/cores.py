@@ -1,6 +1,6 @@
-"""One core for the server, one for the load, and how busy they were.
+"""Pins the server to one core and the load to another, and measures how busy they were.
 
-Where the machine has a single core, or cannot pin, nothing is pinned and the results say so.
+On a machine with a single core, or without pinning, nothing is pinned and the results say so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cores(msgspec.Struct, frozen=True):
 
 
 def choose_cores() -> Cores:
-    """The first two this process may use; what it starts from now on is on the second."""
+    """Chooses the first two cores, and pins this process and its later children to the second."""
     if not hasattr(os, "sched_setaffinity"):
         return Cores(0, 0)
     usable = sorted(os.sched_getaffinity(0))
@@ -37,7 +37,7 @@ def choose_cores() -> Cores:
 
 @contextmanager
 def on_server_core(cores: Cores) -> Iterator[None]:
-    """What is started inside runs on the server's core."""
+    """Runs processes that are started inside on the server's core."""
     if not cores.is_pinned:
         yield
         return
@@ -49,7 +49,7 @@ def on_server_core(cores: Cores) -> Iterator[None]:
 
 
 class BusyCores:
-    """How busy both cores were inside a `with`, whoever used them, in percent."""
+    """Measures how busy both cores were inside a `with`, in percent, whatever used them."""
 
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
@@ -78,7 +78,7 @@ class BusyCores:
 
 
 def look_around(cores: Cores, seconds: float = 2.0) -> str:
-    """What else the machine is doing before anything is measured."""
+    """Returns how busy the machine is before the benchmark starts."""
     with BusyCores(cores) as busy:
         time.sleep(seconds)
     if max(busy.server, busy.load) > QUIET_PERCENT:
@@ -87,7 +87,7 @@ def look_around(cores: Cores, seconds: float = 2.0) -> str:
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
-    """Idle and all ticks of each core since the machine started."""
+    """Returns the idle ticks and all ticks of each core since the machine started."""
     ticks: dict[int, tuple[int, int]] = {}
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()

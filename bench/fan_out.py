@@ -1,4 +1,4 @@
-"""Events to many subscribers: as many as go through, or one at a time to see how long it takes."""
+"""Sends events to many subscribers: as fast as possible, or one at a time to measure latency."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUIET_S = 0.3
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """Events that have arrived, over all subscribers; `dropped` are those that never will."""
+    """Counts received events over all subscribers; `dropped` events will never arrive."""
 
     arrived: int
     dropped: int
@@ -30,7 +30,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class _Subscribed:
-    """A publisher and its subscribers; knows what was published and what has arrived."""
+    """A publisher and its subscribers; counts published and received events."""
 
     def __init__(self, pubsub: PubSub, subscribers: int, events: int) -> None:
         self._pubsub = pubsub
@@ -56,7 +56,7 @@ class _Subscribed:
         self._publisher.publish(batches)
 
     async def _drain(self) -> int:
-        """Waits until no more arrives; the number of events that were dropped."""
+        """Waits until no more events arrive; returns how many were dropped."""
         seen = -1
         while seen != self._arrived:
             seen = self._arrived
@@ -88,14 +88,14 @@ class _Subscribed:
 
 
 class FanOut(_Subscribed):
-    """Batches as fast as they are acked, a fixed number of them in the air."""
+    """Publishes batches as fast as they are acked, with a fixed number of them unacked."""
 
     def __init__(self, pubsub: PubSub, subscribers: int, events: int, in_the_air: int) -> None:
         super().__init__(pubsub, subscribers, events)
         self._in_the_air = in_the_air
 
     async def run(self, seconds: float) -> Delivered:
-        """From the first publish to the last arrival."""
+        """Measures from the first publish to the last arrival."""
         await self._open()
         began = time.perf_counter()
         self._until = began + seconds
@@ -115,7 +115,7 @@ class FanOut(_Subscribed):
 
 
 class OneAtATime(_Subscribed):
-    """An event is published once the one before is acked and has reached every subscriber."""
+    """Publishes an event when the previous one is acked and has reached every subscriber."""
 
     def __init__(self, pubsub: PubSub, subscribers: int) -> None:
         super().__init__(pubsub, subscribers, 1)
@@ -124,7 +124,7 @@ class OneAtATime(_Subscribed):
         self._took: list[float] = []
 
     async def run(self, seconds: float) -> list[float]:
-        """How long each took until the last subscriber had it, in ms."""
+        """Returns the time until the last subscriber had each event, in ms."""
         await self._open()
         self._until = time.perf_counter() + seconds
         self._next()

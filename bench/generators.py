@@ -40,20 +40,20 @@ def missing_tools() -> list[str]:
 
 
 def run_wrk(server: Server, seconds: float, key_prefix: str = "") -> WrkResult:
-    """Durable produces, one a request."""
+    """Sends durable produces, one per request."""
     arguments = [TOPIC, key_prefix] if key_prefix else [TOPIC]
     return _wrk(server, seconds, "/v1/produce", _PRODUCE_SCRIPT, arguments)
 
 
 def run_cache(server: Server, seconds: float, method: str) -> WrkResult:
-    """A GET or PUT of a cache's entry a request, over a thousand keys."""
+    """Sends a GET or PUT of a cache entry per request, over a thousand keys."""
     return _wrk(server, seconds, CACHE_PATH, _CACHE_SCRIPT, [method])
 
 
 def _wrk(
     server: Server, seconds: float, path: str, script: Path, arguments: list[str]
 ) -> WrkResult:
-    """Anything but success fails the bench."""
+    """Runs wrk. Any answer that is not a success fails the benchmark."""
     command = [
         "wrk", "--threads", "1", "--connections", str(CONNECTIONS),
         "--duration", f"{max(1, round(seconds))}s", "--script", str(script),
@@ -70,33 +70,33 @@ def _wrk(
 
 
 def run_produce(broker: Broker, seconds: float, key_prefix: str = "") -> WrkResult:
-    """`run_wrk`, with what it counted held against what the broker has stored."""
+    """Runs `run_wrk` and compares its count with the messages that the broker stored."""
     before = broker.stored()
     result = run_wrk(broker, seconds, key_prefix)
     stored = broker.stored() - before
-    # What was under way when wrk stopped is stored and not counted.
+    # Requests in progress when wrk stopped are stored but not counted.
     if not result.requests <= stored <= result.requests + CONNECTIONS:
         raise BenchFailed(f"wrk counted {result.requests} produces, the broker stored {stored}")
     return result
 
 
 def run_xadd(server: RedisServer, seconds: float) -> float:
-    """XADDs a second."""
+    """Returns XADDs per second."""
     return _redis_benchmark(server, seconds, "XADD", TOPIC, "*", "value", "v" * VALUE_BYTES)
 
 
 def run_set(server: RedisServer, seconds: float) -> float:
-    """SETs a second, over a thousand keys."""
+    """Returns SETs per second, over a thousand keys."""
     return _redis_benchmark(server, seconds, "SET", _REDIS_KEY, "v" * VALUE_BYTES)
 
 
 def run_get(server: RedisServer, seconds: float) -> float:
-    """GETs a second, of the keys that `run_set` has set."""
+    """Returns GETs per second, of the keys that `run_set` has set."""
     return _redis_benchmark(server, seconds, "GET", _REDIS_KEY)
 
 
 def _redis_benchmark(server: RedisServer, seconds: float, *command: str) -> float:
-    """For about `seconds`: redis-benchmark takes a number, not a time."""
+    """Runs for about `seconds`: redis-benchmark takes a number of requests, not a time."""
     rate = _redis_times(server, _CALIBRATION, command)
     return _redis_times(server, max(_CALIBRATION, int(rate * seconds)), command)
 
@@ -109,14 +109,14 @@ def _redis_times(server: RedisServer, count: int, command: Sequence[str]) -> flo
     before = _redis_calls(server, command[0])
     rows = list(csv.reader(_run(benchmark).splitlines()))
     calls = _redis_calls(server, command[0]) - before
-    # It may send a few more than asked for, and counts only what it asked for.
+    # redis-benchmark may send a few more requests than it counts.
     if not count <= calls <= count + CONNECTIONS:
         raise BenchFailed(f"{count} {command[0]}s were asked for, Redis has done {calls}")
     return float(rows[-1][1])
 
 
 def _redis_calls(server: RedisServer, command: str) -> int:
-    """How often Redis has done it and not failed."""
+    """Returns how often Redis carried out the command without an error."""
     stats = _run(["redis-cli", "-p", str(server.port), "INFO", "commandstats"])
     found = re.search(rf"^cmdstat_{command.lower()}:(.*)$", stats, re.MULTILINE)
     if found is None:

@@ -1,7 +1,7 @@
-"""A process that reads a topic from its beginning and acks it, again and again, until it is ended.
+"""A process that reads a topic from its beginning and acks it, repeatedly, until it is stopped.
 
-It yields the core to the load that is measured. Arguments: the port, how many messages, and a
-name for its groups.
+It runs at a lower priority than the measured load. Arguments: the port, the number of messages,
+and a name for its groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.batches import consume_and_ack
 
 async def main(port: int, messages: int, name: str) -> None:
     for number in count():
-        # Small acks: what is looked at is the reading, not how long a large batch takes.
+        # Small acks: this measures reading, not how long a large batch takes.
         await consume_and_ack(port, messages, f"{name}-{number}", enough=1)
 
 

@@ -1,7 +1,7 @@
-"""HTTP/1.1 with as little client as possible: raw sockets, pipelined requests, no library.
+"""A minimal HTTP/1.1 client: raw sockets, pipelined requests, no library.
 
-It understands the broker's own answers and no others, so that what is measured is the broker.
-Whatever goes wrong on a connection, a callback's own errors included, is given to `on_error`.
+It understands only the broker's own answers, so that the client costs little and the benchmark
+measures the broker. Errors on a connection, also those that a callback raises, go to `on_error`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OnError = Callable[[Exception], None]
 
 
 class Item(msgspec.Struct, gc=False):
-    """What an ack needs of a delivery; the rest of the line is skipped."""
+    """The members of a delivery that an ack needs; the rest of the line is skipped."""
 
     partition: int
     offset: int
@@ -62,7 +62,7 @@ class _Socket(asyncio.Protocol):
 
 
 class Connection(_Socket):
-    """Answers come back through `on_reply`, in the order of the requests written."""
+    """Passes answers to `on_reply`, in the order of the requests."""
 
     def __init__(self, on_reply: OnReply, on_error: OnError) -> None:
         super().__init__(on_error)
@@ -87,7 +87,7 @@ class Connection(_Socket):
 
 
 class ConsumeStream(_Socket):
-    """The items of each chunk come through `on_items`."""
+    """Passes the items of each chunk to `on_items`."""
 
     def __init__(self, request: bytes, on_items: OnItems, on_error: OnError) -> None:
         super().__init__(on_error)
@@ -120,7 +120,7 @@ class ConsumeStream(_Socket):
 
 
 class Asking:
-    """A connection to await answers on, for requests that are few or large."""
+    """A connection for awaiting single answers, for few or large requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[bytes]] = deque()
@@ -130,7 +130,7 @@ class Asking:
         return self
 
     async def ask(self, request: bytes) -> bytes:
-        """The body of the answer; BenchFailed unless it is a 2xx."""
+        """Returns the body of the answer; raises BenchFailed unless it is a 2xx."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self._connection.write(request)
@@ -171,7 +171,7 @@ OWNER = "bench"
 
 
 def post(path: str, body: bytes) -> bytes:
-    """The bytes of a request."""
+    """Returns the bytes of a POST request."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -187,7 +187,7 @@ def ack_body(topic: str, group: str, item: Item) -> bytes:
 
 
 def _content_length(data: bytes, start: int, end: int) -> int:
-    """0 without the header: a 204 has none."""
+    """Returns the `Content-Length`, or 0 without the header, as in a 204."""
     at = data.find(b"content-length: ", start, end)
     if at < 0:
         return 0

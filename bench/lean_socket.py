@@ -1,7 +1,7 @@
-"""A WebSocket with as little client as possible: only the headers of frames are looked at.
+"""A minimal WebSocket client that reads only the headers of frames.
 
-It understands the broker's own frames and no others. What it sends is made, and masked, before
-anything is measured.
+It understands only the broker's own frames. The frames that it sends are built and masked before
+the measurement starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def upgrade_request(subprotocol: str) -> bytes:
 
 
 class LeanSocket(BufferedSocket):
-    """Ready once it is upgraded, unless a subclass waits for more."""
+    """Becomes ready when the upgrade is done, unless a subclass waits for more."""
 
     def __init__(self, subprotocol: str, on_error: OnError) -> None:
         super().__init__(on_error)
@@ -98,12 +98,12 @@ class LeanSocket(BufferedSocket):
         raise NotImplementedError
 
     def _read(self) -> None:
-        """All frames of a read were taken."""
+        """Called when all frames of a read have been taken."""
         raise NotImplementedError
 
 
 class AskingSocket(LeanSocket):
-    """Counts the frames that answer: each must have `expected` in it `per_frame` times."""
+    """Counts answer frames; each must contain `expected` exactly `per_frame` times."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the figures were measured on: cores, kernel, Python, disk, and how long a sync takes."""
+"""Describes the machine of a run: cores, kernel, Python, disk, and the duration of a sync."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYNC_BYTES = 8192
 
 
 def describe_machine(cores: Cores, out: Path, fsync_mode: str) -> dict[str, str]:
-    """Names and values in a fixed order, for the head of the results."""
+    """Returns names and values in a fixed order, for the head of the results."""
     pinned = f"server on core {cores.server}, load on core {cores.load}"
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores; "
@@ -42,7 +42,7 @@ def _processor() -> str:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the mount that holds `path`."""
+    """Returns the file system type of the mount that contains `path`."""
     best, kind = "", "unknown file system"
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
@@ -56,7 +56,7 @@ def _file_system(path: Path) -> str:
 
 
 def _sync_times(out: Path) -> str:
-    """Into blocks that are written already, as the broker's are."""
+    """Measures syncs of blocks that were written before, as the broker's are."""
     path = out / "sync-probe"
     block = bytes(SYNC_BYTES)
     sync = getattr(os, "fdatasync", os.fsync)

@@ -1,4 +1,4 @@
-"""Sending at a steady pace, whatever the broker does."""
+"""Sends at a steady pace, whatever the broker does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICK_S = 0.002
 
 
 async def keep_pace(per_second: int, seconds: float, send: Callable[[int], None]) -> None:
-    """`send` gets the numbers from 0 on; what it raises ends it."""
+    """Calls `send` with 0, 1, 2 and so on at a steady pace; an error from `send` ends it."""
     began = time.perf_counter()
     count = 0
     while (elapsed := time.perf_counter() - began) < seconds:

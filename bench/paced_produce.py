@@ -1,4 +1,4 @@
-"""Produces at a steady pace, whatever the broker does, and how long each took."""
+"""Produces at a steady pace, whatever the broker does, and measures how long each takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REQUEST = post("/v1/produce", f'{{"topic":"{TOPIC}","key":"k","value":"{VALUE}"
 
 
 class PacedProduce:
-    """Never waits for an answer before it sends: a broker that stalls is seen to stall."""
+    """Sends without waiting for answers, so that a stall of the broker shows in the times."""
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second
@@ -29,7 +29,7 @@ class PacedProduce:
         self._settled = asyncio.Event()
 
     async def run(self, port: int, seconds: float) -> float:
-        """The 99th percentile of the times to an answer, in ms."""
+        """Returns the 99th percentile of the times to an answer, in ms."""
         connections = [
             await connect(port, partial(self._replied, sent), self._failed) for sent in self._sent
         ]

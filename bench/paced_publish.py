@@ -1,4 +1,4 @@
-"""Publishes at a steady pace, how long each took to be acked, and what its subscribers lost."""
+"""Publishes at a steady pace, and measures the time to each ack and the subscribers' losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_S = 0.02
 
 
 class PacedPublish:
-    """Never waits for an ack before it publishes: a broker that stalls is seen to stall."""
+    """Publishes without waiting for acks, so that a stall of the broker shows in the times."""
 
     def __init__(self, pubsub: PubSub, subscribers: int, per_second: int) -> None:
         self.took: list[float] = []
@@ -48,7 +48,7 @@ class PacedPublish:
             socket.close()
 
     async def _settle(self) -> None:
-        """Until all is acked and has arrived, or nothing has come for a while."""
+        """Waits until everything is acked and received, or nothing has arrived for a while."""
         while self._sent or self._missing():
             if self._error is not None:
                 raise self._error

@@ -1,7 +1,7 @@
-"""The servers that are measured: a broker, the bare responder and Redis, each in a process.
+"""The measured servers: a broker, the bare responder and Redis, each in its own process.
 
-Owns starting them on the server's core, knowing when they answer, and leaving none behind. Must
-not know what load they get.
+Owns starting them on the server's core, waiting until they answer, and ending them. Must not know
+the loads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOMY: dict[str, int | str] = {
     "max_partition_bytes": 1 << 40,
     "max_idempotency_keys": 1_000_000_000,
 }
-"""No produce is refused for what is waiting: that is not what is measured here."""
+"""Limits so large that no produce is refused because of the backlog."""
 
 _ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 _SAID_CHARS = 2000
@@ -46,7 +46,7 @@ _Self = TypeVar("_Self", bound="Server")
 
 
 class Server:
-    """A process with a directory and a port; use it in a `with`."""
+    """A server process with a directory and a port; use it in a `with`."""
 
     def __init__(self, cores: Cores, directory: Path) -> None:
         self.directory = directory
@@ -108,7 +108,7 @@ class Server:
         return self.directory / "output.txt"
 
     def _wait_for_address(self) -> int:
-        """The port in the line that says where the server listens."""
+        """Returns the port from the line in which the server prints its address."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             found = _ADDRESS.search(self._output.read_bytes())
@@ -133,7 +133,7 @@ class BareResponder(Server):
 
 
 class Broker(Server):
-    """`settings` are added to ROOMY; all others have the values users get."""
+    """A broker with ROOMY and `settings`; all other settings have their defaults."""
 
     def __init__(self, cores: Cores, directory: Path, **settings: int | str) -> None:
         super().__init__(cores, directory)
@@ -142,7 +142,7 @@ class Broker(Server):
         self._segment_bytes = int(settings.get("segment_bytes", Settings().segment_bytes))
 
     def _start(self) -> None:
-        """Ready is what the broker calls ready. Data of an earlier start is used."""
+        """Waits until the broker reports that it is ready. It uses the data of earlier starts."""
         environment = _python_environment()
         for name, value in self._settings.items():
             environment[f"PENSTOCK_{name.upper()}"] = str(value)
@@ -152,7 +152,7 @@ class Broker(Server):
         self._wait_until_ready()
 
     def ask(self, method: str, path: str, body: Any = None) -> bytes:
-        """One request that must succeed, for what is not measured."""
+        """Sends one request that must succeed and is not measured."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, None if body is None else msgspec.json.encode(body))
@@ -168,12 +168,12 @@ class Broker(Server):
         self.ask("POST", "/v1/topics", {"name": name})
 
     def stored(self, name: str = TOPIC) -> int:
-        """Messages retained in the topic."""
+        """Returns the number of messages that the topic retains."""
         report = msgspec.json.decode(self.ask("GET", f"/v1/topics/{name}"))
         return sum(partition["retained_msgs"] for partition in report["partitions"])
 
     def cache_version(self) -> int:
-        """Every put takes a version of the cache, the one that asks for it here included."""
+        """Returns the cache's version after one more put; every put takes a version."""
         answer = self.ask("PUT", f"{CACHE_PATH}/probe", {"value": ""})
         return int(msgspec.json.decode(answer)["version"])
 
@@ -181,7 +181,7 @@ class Broker(Server):
         return str(msgspec.json.decode(self.ask("GET", "/v1/version"))["fsync"])
 
     def metric(self, name: str) -> float:
-        """A metric without labels."""
+        """Returns the value of a metric without labels."""
         text = self.ask("GET", "/metrics").decode()
         found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
         if found is None:
@@ -189,15 +189,15 @@ class Broker(Server):
         return float(found[1])
 
     def wait_until_sealed(self) -> None:
-        """Until the log is but the segment that is being written, and nothing is done aside."""
+        """Waits until only the active segment is left of the log and no sealing runs."""
         while self.metric("penstock_log_bytes") > self._segment_bytes:
             time.sleep(0.2)
 
     def seal_everything(self) -> None:
-        """Afterwards all that was stored is in history, and the log is nearly empty."""
+        """Moves all stored messages to history; the log is nearly empty afterwards."""
         self.wait_until_sealed()
         before = self._sealed_up_to()
-        # What a deleted topic leaves is sealed at once, and all else with it.
+        # Deleting a topic starts a sealing run, which seals everything else too.
         self.create_topic("to-be-deleted")
         self.ask("DELETE", "/v1/topics/to-be-deleted")
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -219,7 +219,7 @@ class Broker(Server):
         return manifest.first_segment if manifest is not None else 0
 
     def _wait_until_ready(self) -> None:
-        """The address may be printed an instant before anybody listens there."""
+        """Retries, because the address may be printed just before the server listens."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -274,7 +274,7 @@ def _free_port() -> int:
 
 
 def _python_environment() -> dict[str, str]:
-    """This checkout's broker, and none of the caller's settings for it."""
+    """Returns an environment with this checkout's broker and without the caller's settings."""
     kept = {name: v for name, v in os.environ.items() if not name.startswith("PENSTOCK_")}
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return kept | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"}

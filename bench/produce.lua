@@ -1,7 +1,7 @@
--- One small JSON produce a request. Arguments: the topic, and a prefix for idempotency keys; with
--- a prefix every request has a key of its own, without one all requests are the same bytes.
+-- One small JSON produce per request. Arguments: the topic, and a prefix for idempotency keys. With
+-- a prefix every request has its own key; without one all requests are the same bytes.
 -- wrk counts statuses of 400 and more by itself; a response() function would run Lua for every
--- answer. What is neither a success nor counted there would show in the number of messages stored.
+-- answer. Any other failure would show in the number of stored messages.
 
 local VALUE = string.rep("v", 100)
 

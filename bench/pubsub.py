@@ -1,7 +1,7 @@
-"""Publishing and subscribing, the same for a broker and for Redis, so that one load drives both.
+"""Publishing and subscribing with one interface for the broker and Redis, for use by one load.
 
-Here is the broker's side. All events are the same bytes: frames of a length hold equally many, so
-the first of each length is decoded and the others are counted by it.
+This module has the broker's side. All events are the same bytes, so frames of equal length contain
+equally many events: only the first frame of each length is decoded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PubSub(Protocol):
 
 
 class Report(msgspec.Struct):
-    """What the broker says of a subscription."""
+    """The broker's counts for a subscription."""
 
     subscription_id: str
     dropped: int

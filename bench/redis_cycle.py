@@ -1,8 +1,8 @@
 """The same cycle against Redis Streams, with the Python client: XADD, XREADGROUP, XACK.
 
-Written in the two ways that give Redis its best figures: three connections that go as fast as
-they can, what is ready at a time in one pipeline; or one connection that does all messages of a
-round together. A command a task, and threads, reached half of that or less when tried.
+It is written in the two ways that give Redis its best figures: three connections that each send
+everything that is ready in one pipeline; or one connection that handles all messages of a round
+together. One task per command, and threads, reached half of that or less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RedisCycle:
         self._arrived: asyncio.Queue[list[bytes]] = asyncio.Queue()
 
     async def run_in_three(self, port: int, seconds: float) -> float:
-        """Cycles a second with a connection each for XADD, XREADGROUP and XACK."""
+        """Returns the cycles per second with separate connections for XADD, XREADGROUP and XACK."""
         clients = [_client(port) for _ in range(3)]
         producer, consumer, acker = clients
         await producer.xgroup_create(TOPIC, GROUP, id="0", mkstream=True)
@@ -42,7 +42,7 @@ class RedisCycle:
         return self._done / took
 
     async def run_in_rounds(self, port: int, seconds: float) -> float:
-        """Cycles a second where all that is in the air is added, read and acked together."""
+        """Returns the cycles per second when all messages of a round are handled together."""
         client = _client(port)
         await client.xgroup_create(TOPIC, GROUP, id="0", mkstream=True)
         began = self._begin(seconds)
@@ -77,7 +77,7 @@ class RedisCycle:
             self._freed.put_nowait(await self._settle(client, ids))
 
     async def _read(self, client: Any) -> list[bytes]:
-        """What is there, or comes soon; nothing only once the time is over."""
+        """Reads the messages that are there or arrive soon; returns none only after the timeout."""
         while True:
             got = await client.xreadgroup(
                 GROUP, "bench", {TOPIC: ">"}, count=self._in_the_air, block=_WAIT_MS

@@ -1,7 +1,7 @@
-"""Publishing and subscribing against Redis, with as little client as the broker is given.
+"""Publishing and subscribing against Redis, with a client as minimal as the broker's.
 
-A PUBLISH an event, those of a batch in one write. All messages are equally long, so that they are
-counted by the bytes that arrive.
+It sends one PUBLISH per event, and a batch in one write. All messages have the same length, so
+that the received bytes give their number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RedisPubSub:
         return await open_socket(self._port, _RedisPublisher(events, on_acks, on_error))
 
     def dropped(self) -> int:
-        """Redis drops no event: it closes the connection of a subscriber that is too slow."""
+        """Returns 0: Redis disconnects a slow subscriber instead of dropping events."""
         return 0
 
 
@@ -90,7 +90,7 @@ class _RedisPublisher(BufferedSocket):
     def _take(self, end: int) -> int:
         if self._buffer.find(b"-", 0, end) >= 0:
             raise BenchFailed(f"Redis answered {self._buffer[:end].decode()}")
-        # A reply may be cut anywhere, but not counted before its end is there.
+        # A reply may arrive in parts; it counts when its end is there.
         replies = self._buffer.count(_REPLY_END, 0, end)
         acks, self._answered = divmod(self._answered + replies, self._events)
         if acks:

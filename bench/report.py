@@ -1,4 +1,4 @@
-"""RESULTS.md: the last figures that were taken with care, in a layout that diffs well."""
+"""Writes RESULTS.md, the last careful measurements, in a layout that gives small diffs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bench.rows import Row, markdown_table
 _INTRODUCTION = """\
 # Results
 
-Written by `{command}` on {date}: {runs} runs. A ratio is of two figures of the same run, taken \
-in turn; the spread is over the runs, and a target is met by the median, or by the best run where \
-it says so. Only successes count, and each load checks what the broker stored or delivered. How \
-each is measured stands at the head of its module in `bench/loads`.
+Written by `{command}` on {date}: {runs} runs. A ratio compares two figures of the same run, \
+measured in turn. Minimum and maximum are over the runs. A target is met by the median, or by the \
+best run where the table says so. Only successes count, and each load checks what the broker \
+stored or delivered. The docstring of each module in `bench/loads` says how it measures.
 """
 
 
@@ -32,7 +32,7 @@ def write_results(
 
 
 def write_again(path: Path, command: str, machine: dict[str, str], rows: list[Row]) -> None:
-    """Puts the rows in the place of those that their loads have there, and says so at the end."""
+    """Replaces the rows of the measured loads, and adds a note at the end."""
     loads = list(dict.fromkeys(row.load for row in rows))
     kept = path.read_text(encoding="utf-8").splitlines()
     found = markdown_table(rows).splitlines()[2:]
@@ -48,6 +48,6 @@ def write_again(path: Path, command: str, machine: dict[str, str], rows: list[Ro
 
 
 def _load_of(line: str) -> str:
-    """Of a line of the table of figures; of others nothing."""
+    """Returns the load of a table row, or an empty text for other lines."""
     cells = line.split(" | ")
     return cells[0].removeprefix("| ") if len(cells) > 2 else ""

@@ -1,4 +1,4 @@
-"""A measured figure, its target and whether it is met; one value a run."""
+"""A measured figure with one value per run, its target and whether it is met."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BenchFailed(Exception):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What the median must reach, or must not pass; with `best`, the best of the runs."""
+    """A minimum or maximum for the median or, with `best`, for the best run."""
 
     limit: float
     at_most: bool = False
@@ -25,7 +25,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct):
-    """`unit` "×" is a ratio within a run. `note` says what was measured, or why it was not."""
+    """A row of the results. The unit "×" is a ratio within a run; `note` has details."""
 
     load: str
     what: str
@@ -80,7 +80,7 @@ _NUMBERS = range(2, 6)
 
 
 def text_table(rows: list[Row]) -> str:
-    """For a terminal; the notes, which are long, under the row they belong to."""
+    """Formats the rows for a terminal, with the long notes below their rows."""
     lines = [HEADINGS[:-1], *(row.cells()[:-1] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [_line(lines[0], widths), "  ".join("-" * width for width in widths)]

@@ -1,4 +1,4 @@
-"""What every load is given: how long, how much, how often, on which cores, with which tools."""
+"""The parameters of every load: duration, size, number of runs, cores and available tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.processes import BareResponder, Broker, RedisServer
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """`messages` is what the targets call one million. `missing` are tools that are not there."""
+    """Parameters of a load. `messages` is the targets' million; `missing` names absent tools."""
 
     cores: Cores
     out: Path
@@ -37,7 +37,7 @@ class Setting(msgspec.Struct, frozen=True):
             yield run
 
     def lacks(self, *tools: str) -> str:
-        """A note for the rows that cannot be measured, or nothing."""
+        """Returns a note about missing tools, or an empty text if all are there."""
         lacking = [tool for tool in tools if tool in self.missing]
         return f"missing on this machine: {', '.join(lacking)}" if lacking else ""
 

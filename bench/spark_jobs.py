@@ -1,8 +1,8 @@
-"""A process with a Spark session of its own: it reads a job a line and says how long each took.
+"""A process with its own Spark session: reads one job per line and reports how long it took.
 
-A line in is `{"job": name, ...arguments}`, a line out `{"seconds": s, "rows": n}`; that of
-`live_heap` has bytes for rows. The session uses every core it is let on; its Java has the options
-of the command line. Must not know the broker but through the connector.
+An input line is `{"job": name, ...arguments}`, an output line `{"seconds": s, "rows": n}`; for
+`live_heap`, `rows` are bytes. The session uses every core that the process may use; its Java gets
+the options of the command line. It uses the broker only through the connector.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def to_parquet(spark: SparkSession, url: str, topic: str, path: str) -> int:
-    """The same rows for Spark's own reader; nothing that is measured."""
+    """Writes the same rows for Spark's own reader; this is not measured."""
     _history(spark, url, topic).write.mode("overwrite").parquet(path)
     return spark.read.parquet(path).count()
 
@@ -59,7 +59,7 @@ def history_to_noop(spark: SparkSession, url: str, topic: str, columns: Sequence
 
 
 def history_again(spark: SparkSession, url: str, topic: str, end: int, seconds: float) -> int:
-    """What is before offset `end`, again and again for as long; how often."""
+    """Reads everything before offset `end` repeatedly for the given time; returns how often."""
     until = time.monotonic() + seconds
     times = 0
     while time.monotonic() < until:
@@ -94,12 +94,12 @@ def stream_to_sink(spark: SparkSession, url: str, topic: str, target: str, path:
 
 
 def journal_to_lake(spark: SparkSession, path: str, count: int) -> int:
-    """A journal as the archive has it; nothing that is measured."""
+    """Writes a journal in the archive's format; this is not measured."""
     return journal_table(Lake(spark, path)).replace(dated(journal_of(spark, count)))
 
 
 def pipeline(spark: SparkSession, name: str, url: str, path: str, **options: str) -> int:
-    """One of the pipelines, to the end of what is there: the rows that it took."""
+    """Runs a pipeline once; returns the rows that it processed."""
     chosen = PIPELINES[name]
     settings = chosen.settings(options)
     lake = Lake(spark, path)
@@ -110,7 +110,7 @@ def pipeline(spark: SparkSession, name: str, url: str, path: str, **options: str
 
 
 def live_heap(spark: SparkSession) -> int:
-    """The bytes of Java's heap that a full collection leaves."""
+    """Returns the bytes of Java's heap that are live after a full collection."""
     java: Any = spark.sparkContext._jvm
     for _ in range(2):  # what the first finds to be closed is gone with the second
         java.java.lang.System.gc()
@@ -153,7 +153,7 @@ def _to_noop(frame: DataFrame) -> None:
 
 
 def _finished(query: StreamingQuery) -> int:
-    """The rows that the query has read."""
+    """Returns the rows that the query has read."""
     query.awaitTermination()
     progress: list[Any] = list(query.recentProgress)
     return sum(int(batch["numInputRows"]) for batch in progress)

@@ -1,4 +1,4 @@
-"""Spark in a process beside the broker, on both cores: jobs are sent to it one at a time."""
+"""Spark in a process beside the broker, on both cores; it gets one job at a time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SparkProcess:
         return msgspec.json.decode(self._line(), type=Done)
 
     def memory_bytes(self) -> int:
-        """Of the driver, its Java and the Python workers together."""
+        """Returns the memory of the driver, its Java and the Python workers together."""
         return sum(memory_bytes(pid) for pid in _family(self._started().pid))
 
     def _settle(self) -> None:
@@ -100,7 +100,7 @@ def _family(pid: int) -> list[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Without the files that are mapped: those pages are the system's to take back."""
+    """Returns the memory without mapped files, since the system can reclaim those pages."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except OSError:

@@ -1,4 +1,4 @@
-"""A subscriber that stops reading, and a broker that has already begun to drop events for it."""
+"""A subscriber that has stopped reading, so that the broker already drops events for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.pubsub import EVENT_TEXT, STREAM_PATH, SUBSCRIBE, Report, subscriptio
 from bench.rows import BenchFailed
 
 _RECEIVE_BYTES = 4096
-"""Little, so that it is not the system that buffers what the subscriber does not read."""
+"""Small, so that the system buffers little of what the subscriber does not read."""
 _EVENTS = 1000
 _TIMEOUT_S = 60.0
 
@@ -34,7 +34,7 @@ class StalledSubscriber:
 
 @contextmanager
 def stalled_subscriber(broker: Broker) -> Iterator[StalledSubscriber]:
-    """Inside, its buffer is full."""
+    """Opens a stalled subscription; its buffer is full while the block runs."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         connection.settimeout(_TIMEOUT_S)

@@ -1,4 +1,4 @@
--- What every script ends with: one line of JSON that the benchmarks read.
+-- The end of every script: prints one line of JSON that the benchmarks read.
 
 function done(summary, latency)
   local errors = summary.errors

@@ -1,4 +1,4 @@
-"""Agent runs for the pipelines to look at: plans, searches, drafts; some of it fails.
+"""Plays agent runs for the pipelines to analyse: plans, searches, drafts; some steps fail.
 
 Run a broker, this, and a pipeline:
 
@@ -15,9 +15,9 @@ It prints
     run-5: published
     run-6: given up: no source for claim 815
 
-A step is a message that names its run and the step it comes from; what a worker raises is nacked,
-tried again, and set aside after the third time. Nothing else is done for the pipelines: they read
-what happened from the broker's journal.
+A step is a message that names its run and its parent step. If a worker raises, the step is nacked
+and tried again, and dead-lettered after the third attempt. The pipelines need nothing else: they
+read what happened from the broker's journal.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ POLICY = RetryPolicy(max_attempts=3, backoff_ms=60)
 
 
 class Newsroom:
-    """Works at steps, and knows how each run ended."""
+    """Handles the steps, and remembers how each run ended."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._notes: dict[str, str] = {}
-        # Of each run the outline, and where its search led to.
+        # Released twice per run: for its outline, and for the end of its search branch.
         self._ends = threading.Semaphore(0)
         self.endings: dict[str, str] = {}
 
@@ -53,7 +53,7 @@ class Newsroom:
         self._produce(run, "plan", parent="")
 
     def work(self, delivery: Delivery) -> None:
-        """What is raised here is the reason that the step's attempt failed."""
+        """Handles one step. An error raised here becomes the reason of the failed attempt."""
         run, step = delivery.envelope.run_id, delivery.envelope.step_id
         time.sleep(SECONDS[step])
         if step == "search":
@@ -67,7 +67,7 @@ class Newsroom:
             self._ends.release()
 
     def wait(self, seconds: float) -> bool:
-        """Until all runs have ended, and no step is left."""
+        """Waits until all runs have ended; returns whether they did within `seconds`."""
         until = time.monotonic() + seconds
         return all(
             self._ends.acquire(timeout=max(0.0, until - time.monotonic())) for _ in range(2 * RUNS)
@@ -99,7 +99,7 @@ class Newsroom:
 
 @contextmanager
 def working(url: str, token: str, newsroom: Newsroom) -> Iterator[None]:
-    """Two workers for each topic, for as long as the block runs."""
+    """Runs two workers for each topic while the block runs."""
     with ExitStack() as stack:
         workers = []
         for topic in ("agents", "tools"):
@@ -120,7 +120,7 @@ def working(url: str, token: str, newsroom: Newsroom) -> Iterator[None]:
 
 
 def main() -> None:
-    # Failures are wanted here, and told at the end.
+    # Failures are intended here, and reported at the end.
     logging.getLogger("penstock.worker").setLevel(logging.CRITICAL)
     url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8080")
     token = os.environ.get("PENSTOCK_TOKEN", "")

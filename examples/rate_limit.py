@@ -1,4 +1,4 @@
-"""A rate limit that many processes share: a counter in a cache, which lasts as long as its window.
+"""A rate limit that many processes share: a counter in a cache that expires with its window.
 
 Run a broker, and this:
 
@@ -14,8 +14,8 @@ It prints
     request 1 of bob: allowed
     two seconds later: allowed
 
-The counter is created with the first request of a window, and its time with it; the later ones
-only count. When its time is over it is gone, and the next request begins a new window.
+The first request of a window creates the counter with its TTL; later requests only increment it.
+When the counter expires, the next request begins a new window.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WINDOW_MS = 2000
 
 
 def is_allowed(rates: CacheHandle, user: str) -> bool:
-    """One step in the broker, whoever else asks at the same time."""
+    """Counts the request and checks the limit; the broker increments atomically."""
     return rates.incr(user, ttl_ms=WINDOW_MS) <= LIMIT
 
 
 def main() -> None:
-    with Client() as client:  # PENSTOCK_URL and PENSTOCK_TOKEN say where
+    with Client() as client:  # reads PENSTOCK_URL and PENSTOCK_TOKEN
         client.create_cache("default", "default", CACHE)
         rates = client.cache(CACHE)
         for number in (1, 2, 3, 4):

@@ -4,7 +4,7 @@ Run it, from the folder of this file:
 
     penstock serve --router router_callable:route
 
-or, with the coroutine function, which may wait for something without keeping a thread:
+or, with the coroutine function, which can wait without blocking a thread:
 
     penstock serve --router router_callable:route_async
 
@@ -15,7 +15,7 @@ Then, in another terminal:
     penstock produce tickets "the printer is on fire"
     penstock consume tickets.urgent --group crew --ack --timeout 2
 
-A router that raises, or takes longer than --router-timeout-ms, leaves the message where its
+If the router raises, or takes longer than --router-timeout-ms, the message is stored where its
 producer sent it.
 """
 
@@ -29,9 +29,9 @@ URGENT = ("fire", "down", "urgent")
 
 
 def route(topic: str, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Sends urgent tickets to a topic of their own; all members of the answer are optional.
+    """Sends urgent tickets to a separate topic. All members of the answer are optional.
 
-    `message` has `key`, `value` and `envelope`. None means: as the producer said.
+    `message` has `key`, `value` and `envelope`. None keeps the producer's choice.
     """
     if topic != "tickets":
         return None
@@ -42,6 +42,6 @@ def route(topic: str, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 async def route_async(topic: str, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The same for a router that asks somebody else, as a model or a database."""
+    """Does the same for a router that waits for a model or a database."""
     await asyncio.sleep(0.001)
     return route(topic, message)

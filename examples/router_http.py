@@ -1,12 +1,12 @@
-"""A router as an HTTP service, in any language: here with Python's standard library only.
+"""A router as an HTTP service, written with Python's standard library only.
 
-Run it, then a broker that asks it:
+Run it, then start a broker that asks it:
 
     python router_http.py 8090
     penstock serve --router http://127.0.0.1:8090/
 
-The broker POSTs {"topic": ..., "message": {"key", "value", "envelope"}} and takes the JSON of a
-200 as the decision: {"label", "target_topic", "partition_override", "meta"}, all optional.
+The broker POSTs {"topic": ..., "message": {"key", "value", "envelope"}}. The JSON body of a 200 is
+the decision: {"label", "target_topic", "partition_override", "meta"}, all optional.
 
     penstock topic create orders
     penstock produce orders '{"amount": 12000}'
@@ -25,7 +25,7 @@ LARGE = 10_000
 
 
 def decide(topic: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Labels large orders; what is no order with an amount is left alone."""
+    """Labels orders as large or small; other messages get no label."""
     try:
         amount = json.loads(message["value"])["amount"]
     except (ValueError, KeyError, TypeError):
@@ -39,7 +39,7 @@ def decide(topic: str, message: dict[str, Any]) -> dict[str, Any]:
 class Router(BaseHTTPRequestHandler):
     # Connections are kept open: the broker asks for every message.
     protocol_version = "HTTP/1.1"
-    # The answer's head and body leave at once, not when the head is acknowledged.
+    # Buffered, so that head and body of an answer are sent together.
     wbufsize = -1
 
     def do_POST(self) -> None:
@@ -57,7 +57,7 @@ class Router(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in the base class
-        """One line a message is too much."""
+        """Logs nothing: one line per message would be too much."""
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ Run a broker, this worker, and give it work:
     penstock produce orders "17 EUR" --idempotency-key order-1 --retry-max-attempts 3
     penstock produce orders "no amount" --retry-max-attempts 3 --retry-backoff-ms 200
 
-The second order fails three times and is then found in `dlq.orders`:
+The second order fails three times and then goes to `dlq.orders`:
 
     penstock consume dlq.orders --group people --timeout 2
 
@@ -23,10 +23,10 @@ from penstock.client import Client, Delivery, Worker
 
 
 def charge(order: Delivery) -> str:
-    """Whatever is returned is kept as the effect's result; whatever is raised is its failure."""
+    """Charges one order. The return value is the effect's result; an error makes it fail."""
     amount = order.value.split()[0]
     if not amount.isdigit():
-        raise ValueError(f"{amount!r} is no amount")
+        raise ValueError(f"{amount!r} is not an amount")
     print(f"charging {order.value} (attempt {order.attempts})", flush=True)
     return f"charged {amount}"
 
@@ -34,7 +34,7 @@ def charge(order: Delivery) -> str:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    with Client() as client:  # PENSTOCK_URL and PENSTOCK_TOKEN say where
+    with Client() as client:  # reads PENSTOCK_URL and PENSTOCK_TOKEN
         client.create_topic("orders")
         worker = Worker(client, "orders", "billing", charge, effect=True)
         for number in (signal.SIGINT, signal.SIGTERM):

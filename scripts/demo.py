@@ -1,8 +1,8 @@
-"""Shows a broker at work, in a minute, on a free port and a directory that is removed after.
+"""Shows a broker at work in about a minute. It uses a free port and a temporary directory.
 
 scripts/demo              the whole tour
 scripts/demo --no-spark   without its last two parts, in a few seconds
-scripts/demo --keep       leaves the broker running, with what the tour has put in it
+scripts/demo --keep       leaves the broker running, with the data of the tour
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ START_TIMEOUT_S = 20
 WORK_TIMEOUT_S = 10
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TIMELINE = "penstock-demo-timeline.png"
-"""Stays, to be looked at."""
+"""Kept after the tour, so that people can look at it."""
 BATCH = 1000
 BATCHES = 20
 EVENTS = 20_000
@@ -60,7 +60,7 @@ def good(text: str) -> None:
 
 
 class Broker:
-    """A broker in a process of its own, as anybody would start it."""
+    """A broker in its own process, started with the ordinary command."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -72,7 +72,7 @@ class Broker:
         return self._running().pid
 
     def start(self) -> list[str]:
-        """The lines it says for itself once it answers."""
+        """Starts the broker and returns the lines that it prints once it is ready."""
         port = self.url.rsplit(":", 1)[1]
         self._process = subprocess.Popen(
             [*PENSTOCK, "serve", "--port", port, "--data-dir", str(self.data_dir), *QUIET],
@@ -82,10 +82,10 @@ class Broker:
             # Ctrl-C is for the tour, which then stops the broker itself.
             start_new_session=True,
         )
-        lines = self._first_words(self._process)
+        lines = self._greeting(self._process)
         found = re.search(r"http://[\w.]+:\d+", lines[0])
         if found is None:
-            raise SystemExit(f"the broker said something unexpected: {lines[0]}")
+            raise SystemExit(f"the broker printed something unexpected: {lines[0]}")
         self.url = found[0]
         return lines
 
@@ -99,7 +99,7 @@ class Broker:
             self._end()
 
     def let_go(self) -> None:
-        """It goes on after the tour."""
+        """Leaves the broker running after the tour."""
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
             self._process.returncode = 0
@@ -116,8 +116,8 @@ class Broker:
             process.stdout.close()
 
     @staticmethod
-    def _first_words(process: subprocess.Popen[str]) -> list[str]:
-        """Up to the last line of its greeting; a broker that cannot start says why on stderr."""
+    def _greeting(process: subprocess.Popen[str]) -> list[str]:
+        """Reads up to the last line of the greeting; errors of the start are on stderr."""
         stdout = process.stdout
         if stdout is None:
             raise SystemExit("the broker has no output")
@@ -135,13 +135,13 @@ class Broker:
 
 
 def environment() -> dict[str, str]:
-    """Without settings of the caller's own, which would make another tour of it."""
+    """Removes the caller's own settings, which would change the tour."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PENSTOCK_")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def command(broker: Broker, *words: str) -> None:
-    """Runs the command line, and shows it as it would be typed."""
+    """Runs a command and shows it as a user would type it."""
     say(style("1", f"$ penstock {shlex.join(words)}"))
     done = subprocess.run(
         [*PENSTOCK, *words],
@@ -160,7 +160,7 @@ def command(broker: Broker, *words: str) -> None:
 def workers(
     broker: Broker, topic: str, group: str, handlers: dict[str, Callable[[Delivery], object]]
 ) -> Iterator[None]:
-    """A worker for each handler, by the owner's name, for as long as the block runs."""
+    """Runs a worker for each handler while the block runs; the keys are the owners' names."""
     with contextlib.ExitStack() as stack:
         running = []
         for owner, handler in handlers.items():
@@ -197,7 +197,7 @@ def show_start(broker: Broker) -> None:
 
 
 def show_produce(broker: Broker) -> None:
-    title(2, "Produce a message", "With an envelope: which run and step of a workflow it is of.")
+    title(2, "Produce a message", "Its envelope names the run and step of a workflow.")
     command(broker, "topic", "create", "tasks", "--partitions", "3")
     words = ["--key", "user-1", "--run-id", "run-0", "--step-id", "summarize"]
     command(broker, "produce", "tasks", "summarize the report", *words)
@@ -205,9 +205,7 @@ def show_produce(broker: Broker) -> None:
 
 
 def show_sharing(broker: Broker, client: Client) -> None:
-    title(
-        3, "Two workers share a group's work", "Each message goes to one of them, acked when done."
-    )
+    title(3, "Two workers share a group's work", "Each message goes to one of them, which acks it.")
     count = 30
     client.produce_batch([NewMessage("tasks", f"task {n}", key=f"user-{n}") for n in range(count)])
     done: Counter[str] = Counter()
@@ -223,7 +221,7 @@ def show_sharing(broker: Broker, client: Client) -> None:
 
 
 def show_retry(broker: Broker, client: Client) -> None:
-    title(4, "A failure is tried again", "A handler that raises is a nack; the retry knows why.")
+    title(4, "Failures are retried", "If a handler raises, the worker nacks with the error.")
     client.create_topic("calls")
     policy = RetryPolicy(max_attempts=5, backoff_ms=100)
     client.produce("calls", "call upstream", envelope=Envelope(retry_policy=policy))
@@ -240,11 +238,11 @@ def show_retry(broker: Broker, client: Client) -> None:
         wait_for(lambda: len(seen) >= 3, "the retry")
     for line in seen:
         say(line)
-    good("acked after its third attempt, with a backoff that doubles")
+    good("acked after the third attempt; the wait doubles after each failure")
 
 
 def show_dead_letter(broker: Broker, client: Client) -> None:
-    title(5, "What never works is set aside", "After max_attempts it moves to dlq.<topic>.")
+    title(5, "Dead letters", "After max_attempts failures a message moves to dlq.<topic>.")
     policy = RetryPolicy(max_attempts=2, backoff_ms=50)
     client.produce("calls", "call nobody", envelope=Envelope(retry_policy=policy))
 
@@ -263,7 +261,7 @@ def show_dead_letter(broker: Broker, client: Client) -> None:
 
 
 def show_idempotency(client: Client) -> None:
-    title(6, "The same message twice", "A producer that is unsure sends again, with the same key.")
+    title(6, "The same message twice", "A producer can safely send again with the same key.")
     client.create_topic("payments")
     payment = NewMessage("payments", "17 EUR", envelope=Envelope(idempotency_key="payment-1"))
     for attempt in ("first", "second"):
@@ -272,13 +270,11 @@ def show_idempotency(client: Client) -> None:
             raise outcome
         say(f"{attempt} time: {'known, not stored again' if outcome.duplicate else 'stored'}")
     stored = client.describe_topic("payments").next_offset
-    good(f"{stored} message in the topic")
+    good(f"the topic has {stored} message")
 
 
 def show_crash(broker: Broker, client: Client) -> None:
-    title(
-        7, "Pull the plug", "Half of 1,000 messages are acked; then the broker is killed (SIGKILL)."
-    )
+    title(7, "Kill the broker", "Half of 1,000 messages are acked; then the broker gets a SIGKILL.")
     client.create_topic("ledger")
     client.produce_batch([NewMessage("ledger", f"entry {n}") for n in range(BATCH)])
     half = BATCH // 2
@@ -301,7 +297,7 @@ def show_crash(broker: Broker, client: Client) -> None:
     with client.consume("ledger", "audit", wait_s=2) as stream:
         first = next(stream)
     if first.offset in acked:
-        raise SystemExit(f"offset {first.offset} was acked and came again")
+        raise SystemExit(f"offset {first.offset} was acked and delivered again")
     good(f"all {topic.next_offset} messages are there, and all {half} acks")
 
 
@@ -315,16 +311,16 @@ def show_rate(client: Client) -> None:
     seconds = time.monotonic() - started
     count = BATCH * BATCHES
     good(f"{count:,} messages in {seconds:.2f} s: {count / seconds:,.0f} a second")
-    say(style("2", "from one Python client, one request after another; scripts/bench measures"))
+    say(style("2", "with one Python client, one request after another; see scripts/bench for more"))
 
 
 @contextlib.contextmanager
 def stalled_subscriber(broker: Broker, stream: str) -> Iterator[None]:
-    """Somebody who subscribes, and then never reads a byte."""
+    """Opens a subscription that never reads a byte."""
     host, port = broker.url.removeprefix("http://").split(":")
     path = f"/v1/tenants/default/namespaces/default/streams/{stream}/subscribe"
     with socket.socket() as connection:
-        # A small window: what is under way in the kernel is not what the tour is about.
+        # A small window, so that the kernel buffers little.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
@@ -335,9 +331,9 @@ def show_stream(broker: Broker, client: Client) -> None:
     title(
         9,
         "A stream, with a fast and a stalled subscriber",
-        "Everybody who listens gets every event, once; who does not read loses for itself.",
+        "Every subscriber gets every event once; one that does not read loses only its own.",
     )
-    # Without an alert: the broker would log that one lags, and the tour tells it anyway.
+    # No lag alert: the tour itself says that one subscriber lags.
     client.create_stream("default", "default", "ticks", lag_alert_events=0)
     ticks = client.stream("ticks")
     received = 0
@@ -355,25 +351,25 @@ def show_stream(broker: Broker, client: Client) -> None:
     say(f"{EVENTS:,} events of 1 kB published, in {seconds:.1f} s")
     say(f"fast:    received {received:,}, dropped {fast.dropped:,}")
     say(
-        f"stalled: {stalled.delivered:,} given to its connection, {stalled.messages_behind:,} wait "
-        f"for it, {stalled.dropped:,} dropped"
+        f"stalled: {stalled.delivered:,} handed to its connection, {stalled.messages_behind:,} in "
+        f"its buffer, {stalled.dropped:,} dropped"
     )
     known = stalled.delivered + stalled.messages_behind + stalled.dropped
     if fast.dropped or not stalled.dropped or known != EVENTS:
-        raise SystemExit(f"that was not to be: {fast}, {stalled}")
-    good("the one that reads got all of them, whatever the other did")
+        raise SystemExit(f"unexpected counts: {fast}, {stalled}")
+    good("the stalled subscriber did not affect the fast one")
 
 
 def show_cache(broker: Broker, client: Client) -> None:
-    title(10, "A cache", "Values by key: with a time to live, counters, versions and watches.")
+    title(10, "A cache", "Values by key, with a time to live, counters, versions and watches.")
     cache = client.cache("default")
     cache.put("session:ann", "3 apples", ttl_ms=300)
     before = cache.get("session:ann")
     time.sleep(0.3)
     after = cache.get("session:ann")
     if before is None or after is not None:
-        raise SystemExit(f"a TTL of 300 ms: {before} and, after it, {after}")
-    say(f"put for 300 ms: {before.value!r} at first, {after} after them")
+        raise SystemExit(f"a TTL of 300 ms: {before}, and {after} after it")
+    say(f"put with a TTL of 300 ms: {before.value!r} at first, {after} after 300 ms")
 
     def count() -> None:
         with Client(broker.url) as mine:
@@ -388,7 +384,7 @@ def show_cache(broker: Broker, client: Client) -> None:
     visits = cache.get("visits")
     say(f"4 clients add 1 to a counter, 50 times each: {visits and visits.value.decode()}")
     if visits is None or visits.value != b"200":
-        raise SystemExit("the counter lost some")
+        raise SystemExit("the counter lost increments")
 
     with cache.watch(key="limits") as changes:
         read = cache.put("limits", "10/s")
@@ -396,22 +392,22 @@ def show_cache(broker: Broker, client: Client) -> None:
         try:
             cache.put("limits", "99/s", if_version=read)
         except VersionMismatch as conflict:
-            say(f"two change what both have read; the second is refused: {conflict.http_status}")
+            say(f"two clients change one version; the second is refused: {conflict.http_status}")
         for _ in range(2):
             change = next(changes)
             say(f"a watch saw: {change.event} {change.key} {(change.value or b'').decode()}")
-    good("nothing was lost, and nobody wrote over what they had not seen")
+    good("no increment was lost, and no change was overwritten unseen")
 
 
 def show_spark(broker: Broker) -> None:
     title(
         11,
         "Everything is data",
-        "Spark reads what went through: the messages, and what became of them.",
+        "Spark reads the messages, and the journal of what happened to them.",
     )
-    from penstock.spark import session  # starting Spark is most of the tour's time
+    from penstock.spark import session  # imported here: --no-spark does not need it
 
-    say("starting Spark on this machine; --no-spark leaves it out …")
+    say("starting Spark on this machine (use --no-spark to skip this) …")
     spark = session("penstock-demo")
     try:
         reader = spark.read.format("penstock").option("url", broker.url)
@@ -423,7 +419,7 @@ def show_spark(broker: Broker) -> None:
         kinds = journal.load().groupBy("kind").count().collect()
         told = ", ".join(f"{row['count']:,} {row['kind']}" for row in sorted(kinds))
         say(f"journal: {told}")
-        good(f"{sum(counts.values()):,} messages read as rows; the next query is yours")
+        good(f"{sum(counts.values()):,} messages read as rows")
     finally:
         spark.stop()
 
@@ -432,7 +428,7 @@ def show_pipelines(broker: Broker) -> None:
     title(
         12,
         "Where did the time go, and what went wrong?",
-        "Agents work at runs of several steps, some fail; pipelines read it from the journal.",
+        "Agents work on runs of several steps; some fail. Pipelines analyse the journal.",
     )
     played = subprocess.run(
         [sys.executable, str(EXAMPLES / "agent_runs.py")],
@@ -447,26 +443,26 @@ def show_pipelines(broker: Broker) -> None:
     command(broker, "pipeline", "run", "archive", "lineage", "deadletters", *lake)
     plot = ["--set", "run=run-2", "--set", f"plot={Path(tempfile.gettempdir(), TIMELINE)}"]
     command(broker, "pipeline", "run", "lineage", *lake, *plot)
-    good("every message and every event is in the lake, each once; run it again for what is new")
+    good("the lake has every message and journal row once; run it again to add new ones")
 
 
 def show_the_way_on(broker: Broker, keep: bool) -> None:
     where = Path(sys.executable).with_name("penstock")
     penstock = os.path.relpath(where) if where.exists() else "penstock"
     ways = {
-        f"{penstock} serve": "a broker of your own, in ./penstock-data",
-        "scripts/demo --keep": "this one again, left running",
+        f"{penstock} serve": "start your own broker, in ./penstock-data",
+        "scripts/demo --keep": "run the tour again and keep its broker running",
     }
-    print(f"\n{style('1;36', 'Go on')}")
+    print(f"\n{style('1;36', 'Next steps')}")
     if keep:
-        say(f"the broker goes on at {style('1', broker.url)}; `kill {broker.pid}` stops it")
+        say(f"the broker keeps running at {style('1', broker.url)}; `kill {broker.pid}` stops it")
         say(f"its data is in {broker.data_dir}")
         say(style("1", f"$ export PENSTOCK_URL={broker.url}"))
-        ways = {f"{penstock} topic describe ledger": "what the tour has left there"}
+        ways = {f"{penstock} topic describe ledger": "show what the tour left there"}
     ways |= {
-        f"{penstock} --help": "what the command line can do",
-        f"{broker.url if keep else 'http://127.0.0.1:8080'}/docs": "a broker's API, with examples",
-        "examples/": "a worker, routers, a stream, a rate limit",
+        f"{penstock} --help": "list the commands",
+        f"{broker.url if keep else 'http://127.0.0.1:8080'}/docs": "the API of a running broker",
+        "examples/": "a worker, routers, a stream, a rate limit, agents",
     }
     width = max(map(len, ways))
     for way, text in ways.items():
@@ -496,7 +492,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the broker running")
     parser.add_argument("--no-spark", action="store_true", help="leave out the parts with Spark")
     arguments = parser.parse_args()
-    # Failures are part of the tour, and told there.
+    # The tour reports failures itself.
     logging.getLogger("penstock.worker").setLevel(logging.CRITICAL)
     directory = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     broker = Broker(directory / "data")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv with Penstock, its server, Spark and its development tools; a current one is left alone.
+# Create .venv with Penstock, its server, Spark and its development tools, unless it is up to date.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,7 +16,7 @@ if [[ -x .venv/bin/python && -f $stamp && $(<"$stamp") == "$wanted" ]]; then
   exit 0
 fi
 
-# An environment that was made elsewhere, or only half made, is made anew.
+# Create the environment again if it was made elsewhere or only half made.
 if [[ ! -x .venv/bin/python || $(head -n 1 "$stamp" 2>/dev/null) != "$PWD" ]]; then
   for python in python3 python3.14 python3.13 python3.12 python3.11 ''; do
     if [[ -z $python ]]; then

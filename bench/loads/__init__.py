@@ -1,1 +1,1 @@
-"""One load a module; each has `measure(setting)`, which returns its rows of the table."""
+"""One load per module; each has `measure(setting)`, which returns its rows of the table."""

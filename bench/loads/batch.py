@@ -33,7 +33,7 @@ def measure(setting: Setting) -> list[Row]:
 
 
 def _for(seconds: float) -> Iterator[bytes]:
-    """The same bytes again and again, so that making them costs the load nothing."""
+    """Sends the same bytes repeatedly, so that building them costs the load nothing."""
     request = batch_request()
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -1,7 +1,7 @@
 """GET and PUT of a small cache value over HTTP, beside the bare responder and Redis GET and SET.
 
-All take turns within a run. The cache is ephemeral, and Redis keeps no log either. A thousand
-keys, one operation a request, nothing pipelined.
+All take turns within a run. The cache is ephemeral, and Redis keeps no log either. There are a
+thousand keys, one operation per request, and no pipelining.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _rows(method: str) -> list[Row]:
 
 
 def _broker(setting: Setting, rows: dict[str, list[Row]]) -> None:
-    """PUT comes first: what is then got is there."""
+    """Measures PUT first, so that GET finds its keys."""
     with setting.broker("cache") as broker:
         for method, (row, *_) in rows.items():
             before = broker.cache_version()
@@ -66,7 +66,7 @@ def _broker(setting: Setting, rows: dict[str, list[Row]]) -> None:
 
 
 def _check(broker: Broker, method: str, requests: int, versions: int) -> None:
-    """What was under way when wrk stopped, twice, is done and not counted."""
+    """Allows for requests that were in progress when wrk stopped, which it did twice."""
     puts = versions - 1
     expected = requests if method == PUT else 0
     if not expected <= puts <= expected + 2 * CONNECTIONS:

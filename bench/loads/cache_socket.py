@@ -1,4 +1,4 @@
-"""cache_get and cache_put over one WebSocket: one a frame, and 64 a frame, several in the air."""
+"""cache_get and cache_put over one WebSocket, with 1 and 64 per frame and several open frames."""
 
 from __future__ import annotations
 

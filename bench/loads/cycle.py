@@ -1,7 +1,8 @@
-"""Produce, consume and ack with 64 in the air, durable, beside Redis Streams doing the same.
+"""Produce, consume and ack with 64 messages in progress, durable, beside Redis Streams.
 
-Acks one a request (pipelined) against an XACK a message, and acks in batches against an XACK for
-all that has arrived. Ours is a lean client of this directory, theirs the Python client.
+Single acks (pipelined) are compared with an XACK per message, and batches of acks with one XACK
+for all messages that arrived. The broker gets the lean client of this directory, Redis its Python
+client.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _check_all_done(broker: Broker, count: int) -> None:
 
 
 def _redis(setting: Setting, row: Row, *, batch_acks: bool) -> float:
-    """The better of the two ways to write the client."""
+    """Returns the better figure of the two ways to write the client."""
     rates: dict[str, float] = {}
     for way in ("three", "rounds"):
         with setting.redis_server() as server:

@@ -1,9 +1,9 @@
-"""Batches of small events to ten subscribers, each on a socket of its own, beside Redis pub/sub.
+"""Batches of small events to ten subscribers, each on its own socket, beside Redis pub/sub.
 
-Only what arrived is counted; what the broker dropped stands beside it. The publisher has a few
-batches in the air and goes on as they are acked. Subscribers and publisher are one process, ours
-and Redis's alike, and look at no more than they need to count. Redis gets a PUBLISH an event,
-pipelined by the batch.
+Only received events count; dropped events are shown separately. The publisher has a few unacked
+batches and continues as they are acked. For the broker and for Redis, subscribers and publisher
+run in one process and parse only what they need for counting. Redis gets one PUBLISH per event,
+pipelined per batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What producers feel of a group that reads a million old messages back from disk.
+"""Latency of producers while a group reads a million old messages back from disk.
 
-Shown, without a target. The messages are sealed, out of the broker's memory and, as far as the
-system lets us ask for that, out of its cache.
+It has no target. The messages are sealed, no longer in the broker's memory and, as far as the
+system allows, no longer in the page cache.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _p99(setting: Setting, broker: Broker) -> float:
 
 @contextmanager
 def _lagging_reader(setting: Setting, broker: Broker, group: str) -> Iterator[None]:
-    """The reader is under way once inside."""
+    """Runs the reader while the block runs; it has started to read when the block begins."""
     before = _page_reads(broker)
     arguments = [str(broker.port), str(setting.messages), group]
     reader = subprocess.Popen([sys.executable, "-m", "bench.lagging_reader", *arguments], cwd=ROOT)

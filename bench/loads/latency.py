@@ -1,6 +1,6 @@
-"""From a publish to its arrival at the last subscriber, one event at a time, beside Redis pub/sub.
+"""Time from a publish to its arrival at the last subscriber, beside Redis pub/sub.
 
-The next is published once the one before is acked and has reached all.
+The next event is published when the previous one is acked and has reached all subscribers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a retained small message costs in memory beside its key and value."""
+"""Memory that a retained small message takes beyond its key and value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.setting import Setting
 
 LOAD = "memory"
 ENOUGH = 16 << 30
-"""So that nothing is put out of memory."""
+"""Large, so that no message is evicted."""
 
 
 def measure(setting: Setting) -> list[Row]:

@@ -1,15 +1,15 @@
-"""Pipelines: a broker into the lake and out of it again, and the lineage of a long journal.
+"""Pipelines: archive a broker, replay from the lake, and compute the lineage of a long journal.
 
-Spark has both cores and its usual gigabyte of heap, and the broker shares one of them. A rate
-counts a pipeline's whole work, from its start to the last commit.
+Spark has both cores and its default heap of one gigabyte; the broker shares one of the cores. A
+rate covers a pipeline's whole work, from its start to the last commit.
 
-The journal whose lineage is made is written by Spark, in the archive's own table: a broker would
-take minutes for what is not measured here. The shorter one comes first, and pays for Java's start.
-What lineage takes is bounded by the heap's limit, of which five million rows want a multiple: the
-rest goes to disk. Is something left behind? That is asked of two numbers, after a journal of one
-length and, in the same process, of five times that: what lives in the heap after a full collection,
-and the memory of all processes. For the latter the heap has its whole size from the start; Java
-enlarges it little by little whatever is in it, and left to that the ratio was 1.42.
+Spark itself writes the journal for lineage, in the archive's own table, because a broker would
+need minutes for it. The shorter journal comes first, and includes the start of Java. The heap
+limits the memory of lineage; five million rows need several times that, so the rest goes to disk.
+Two figures show whether memory leaks, after one journal and, in the same process, after one that
+is five times as long: the live heap after a full collection, and the memory of all processes. For
+the latter the heap has its full size from the start, because Java enlarges it gradually whatever
+is in it; without that the ratio was 1.42.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _lineage(setting: Setting) -> list[Row]:
 
 
 def _tables_rows(count: int) -> int:
-    """1.1 attempts, a step and a place on a path for each message; a run for each five."""
+    """Counts 1.1 attempts, a step and a path position per message, and a run per five messages."""
     return messages_of(count) * 33 // 10
 
 

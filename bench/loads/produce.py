@@ -1,7 +1,7 @@
-"""Durable produce, one a request, beside the bare responder and Redis XADD.
+"""Durable produce, one message per request, beside the bare responder and Redis XADD.
 
-The three take turns within a run: what else the machine does at the time is felt by all. The
-broker's turn is the longest, so that sealing its log, on the same core, has its part in the figure.
+The three take turns within a run, so that other activity of the machine affects all of them. The
+broker's turn is the longest, so that the figure includes sealing its log on the same core.
 """
 
 from __future__ import annotations

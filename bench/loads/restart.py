@@ -1,7 +1,8 @@
-"""How long a start takes: records replayed a second, and whether a snapshot makes history free.
+"""Duration of a start: records replayed per second, and whether snapshots make it independent
+of the length of the history.
 
-The time of a start is from the process being started to the first answer that the broker is
-ready. What a nearly empty broker needs for that is taken off before the replay rate is made.
+The time runs from the start of the process to the first answer that the broker is ready. The
+replay rate does not include the time that a nearly empty broker needs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.storage.vfs import Vfs
 
 LOAD = "restart"
 ONE_SEGMENT = 512 << 20
-"""So long that nothing is sealed."""
+"""Large, so that nothing is sealed."""
 MORE = 3
 
 
@@ -60,7 +61,7 @@ def _snapshot(setting: Setting) -> list[Row]:
 def _stopped(
     setting: Setting, name: str, count: int, *, seal: bool = False, **settings: int
 ) -> Broker:
-    """A broker that is not running, with `count` messages produced and acked."""
+    """Returns a stopped broker with `count` messages produced and acked."""
     broker = setting.broker(f"restart-{name}", max_in_flight=10_000, **settings)
     broker.start()
     try:

@@ -1,7 +1,7 @@
-"""Does produce stay as fast with a million messages waiting, done, or remembered by their keys?
+"""Speed of produce with a million waiting messages, finished messages or idempotency keys.
 
-Each broker that holds much is measured in turn with a fresh one that was prepared the same way
-and holds a thousand. The measured produces carry an idempotency key where keys are the question.
+Each such broker takes turns with a new one that was prepared in the same way and has only a
+thousand. The measured produces have an idempotency key if the load is about keys.
 """
 
 from __future__ import annotations

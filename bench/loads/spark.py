@@ -1,9 +1,10 @@
 """Spark reads and writes the broker, beside Spark's own Parquet in the same run.
 
 A million messages of 100 bytes are sealed history. Spark has both cores, and the broker shares one
-of them, as on a small machine. A query's rate counts its whole life, from start to termination. The
-produce load beside a read is wrk's, on a Spark that yields the cores: what is looked at is whether
-serving a read holds up the broker, and not how a scheduler divides two cores among three.
+of them, as on a small machine. The rate of a query covers its whole life, from start to
+termination. The produce load beside a read comes from wrk, and Spark then runs at a lower
+priority: this measures whether serving a read slows the broker down, not how the scheduler divides
+two cores among three processes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from bench.spark_process import Done, SparkProcess, memory_bytes
 LOAD = "spark"
 YIELD = 19
 FIRST, ALL = 2, 10
-"""How many millions a stream reads before its memory is taken, and in all."""
+"""Millions of rows that a stream reads before its memory is measured, and in total."""
 WARM = 10
-"""How often a session reads before it is warm: then Java has compiled all there is to compile."""
+"""Number of reads until a session is warm, that is, until Java has compiled the code."""
 SIX = ["topic", "partition", "offset", "timestamp", "key", "value"]
 """The columns that have values here; the other twenty are null."""
 MEMORY_BYTES = 64 << 20
-"""So little that messages which were just produced are no part of what grows."""
+"""Small, so that messages that were just produced do not count as growth."""
 
 
 def measure(setting: Setting) -> list[Row]:
@@ -76,7 +77,7 @@ def _rates(setting: Setting, broker: Broker) -> list[Row]:
 def _warm_ratios(
     setting: Setting, spark: SparkProcess, source: dict[str, str], same: str
 ) -> list[Row]:
-    """No target is set for these: they tell what a session that lives long gets."""
+    """Measures a session that has run for a while; there is no target for these figures."""
     every = Row(LOAD, "history : native Parquet in a warm session, all columns", "×", [])
     some = Row(LOAD, "history : native Parquet in a warm session, six columns", "×", [])
     for row, columns in ((every, []), (some, SIX)):
@@ -116,7 +117,7 @@ def _beside(setting: Setting, broker: Broker) -> list[Row]:
 
 
 def _memory(setting: Setting) -> list[Row]:
-    """Of one stream that is stopped and goes on. Once: it is long, and says the same each time."""
+    """Measures the memory of one stream that stops and resumes. Runs once, because it is long."""
     counts = [FIRST * setting.messages, (ALL - FIRST) * setting.messages]
     what = f"after {sum(counts):,} rows of a stream : after {counts[0]:,}"
     rows = [

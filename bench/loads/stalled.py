@@ -1,7 +1,8 @@
-"""What publishers and nine healthy subscribers feel of a tenth that does not read.
+"""Effect of a subscriber that does not read on publishers and nine healthy subscribers.
 
-With and without it in turn, four times a run, the times of all turns taken together. The stalled
-one's buffer is full before its turns begin, and the broker goes on dropping for it.
+Turns with and without it alternate, four times per run, and the times of all turns are combined.
+The buffer of the stalled subscriber is full before its turns begin, and the broker keeps dropping
+events for it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def measure(setting: Setting) -> list[Row]:
 def _turns(
     setting: Setting, broker: Broker, lost: Row, beside: Row
 ) -> tuple[list[float], list[float]]:
-    """The times without the stalled one, and with it."""
+    """Returns the times without the stalled subscriber, and with it."""
     _publish(broker, WARM_S)
     took_alone: list[float] = []
     took_beside: list[float] = []

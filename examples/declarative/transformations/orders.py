@@ -1,6 +1,6 @@
-"""From the topic `orders`: a streaming table of its messages, and a view that is made of it.
+"""A streaming table of the messages in the topic `orders`, and a view on that table.
 
-One writer a table: each table here is filled by one function and by nothing else.
+Use one writer per table: one function fills each table here, and nothing else does.
 """
 
 from pyspark import pipelines as dp
@@ -11,7 +11,7 @@ from pyspark.sql.functions import sum as total
 
 @dp.table
 def orders() -> DataFrame:
-    """Grows with the topic: a run takes what has come since the last one."""
+    """Grows with the topic: each run adds the messages since the last one."""
     stream = SparkSession.active().readStream.format("penstock").option("topic", "orders").load()
     order = from_json("value", "item string, count int")
     return stream.select("partition", "offset", "timestamp", "key", order.alias("order")).select(
@@ -21,6 +21,6 @@ def orders() -> DataFrame:
 
 @dp.materialized_view
 def totals() -> DataFrame:
-    """Made anew by each run."""
+    """Recomputed by each run."""
     orders = SparkSession.active().read.table("orders")
     return orders.groupBy("item").agg(total(col("count")).alias("count"))
