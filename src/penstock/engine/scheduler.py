@@ -43,13 +43,18 @@ class Scheduler(Protocol):
 
 
 class LoopScheduler:
-    """The scheduler of a running asyncio (or uvloop) event loop."""
+    """The scheduler of a running asyncio (or uvloop) event loop.
+
+    After `close`, new work for threads is dropped, as a kill would drop it: the log's last commit
+    may still ask for some, for example to remove files that the next start removes too.
+    """
 
     READERS = 2
     BACKGROUND = 2
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._is_closed = False
         self._readers = ThreadPoolExecutor(self.READERS, thread_name_prefix="penstock-reader")
         self._background = ThreadPoolExecutor(
             self.BACKGROUND, thread_name_prefix="penstock-background"
@@ -66,12 +71,15 @@ class LoopScheduler:
             self._loop.call_soon_threadsafe(turn)
 
     def in_thread(self, work: Turn) -> None:
-        self._readers.submit(_logged, work)
+        if not self._is_closed:
+            self._readers.submit(_logged, work)
 
     def in_background(self, work: Turn) -> None:
-        self._background.submit(_logged, work)
+        if not self._is_closed:
+            self._background.submit(_logged, work)
 
     def close(self) -> None:
+        self._is_closed = True
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(wait=False, cancel_futures=True)
 
