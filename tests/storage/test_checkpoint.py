@@ -205,7 +205,7 @@ def test_a_start_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
         load(vfs)
 
 
-def test_what_is_written_is_what_is_loaded():
+def test_a_manifest_is_loaded_as_it_was_written():
     vfs = FaultyVfs()
     assert load_manifest(vfs, DIRECTORY) is None
     manifest = Manifest(snapshot=4, first_segment=9, next_file=5)

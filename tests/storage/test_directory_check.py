@@ -1,4 +1,4 @@
-"""`verify` reads what a start reads and says of each file what is wrong with it, if anything is."""
+"""`verify` reads the same files as a start and reports the state of each."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def states(report: VerifyReport) -> dict[str, str]:
     return {os.path.basename(file.path): file.state for file in report.files}
 
 
-def test_each_file_of_a_sound_store_is_said_to_be_sound() -> None:
+def test_each_file_of_a_sound_store_is_reported_sound() -> None:
     report = checked(sealed_store())
     names = [MANIFEST_NAME, history_name(1), history_name(2), snapshot_name(2)]
     names += [journal_name(1), journal_name(2)]
@@ -95,14 +95,14 @@ def test_each_file_of_a_sound_store_is_said_to_be_sound() -> None:
     assert (report.damage, report.leftovers, report.records) == (None, [], 1)
 
 
-def test_a_store_that_was_never_sealed_has_no_such_files() -> None:
+def test_a_store_that_was_never_sealed_has_no_sealed_files() -> None:
     vfs = FaultyVfs()
     write_log(vfs, DIRECTORY, [[]])
     assert checked(vfs).files == []
 
 
 @pytest.mark.parametrize("name", [MANIFEST_NAME, history_name(1), snapshot_name(2)])
-def test_a_missing_file_is_said_to_be_missing(name: str) -> None:
+def test_a_missing_file_is_reported_missing(name: str) -> None:
     vfs = sealed_store()
     vfs.unlink(place(name))
     report = checked(vfs)
@@ -111,7 +111,7 @@ def test_a_missing_file_is_said_to_be_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST_NAME, history_name(2), snapshot_name(2)])
-def test_a_shortened_file_is_said_to_be_damaged(name: str) -> None:
+def test_a_shortened_file_is_reported_damaged(name: str) -> None:
     vfs = sealed_store()
     vfs.plant(place(name), vfs.content(place(name))[:-1])
     report = checked(vfs)
@@ -119,7 +119,7 @@ def test_a_shortened_file_is_said_to_be_damaged(name: str) -> None:
     assert states(report)[name] == "damaged"
 
 
-def test_a_snapshot_with_any_bit_flipped_is_said_to_be_damaged() -> None:
+def test_a_snapshot_with_any_bit_flipped_is_reported_damaged() -> None:
     whole = sealed_store()
     for byte in range(len(whole.content(place(snapshot_name(2))))):
         vfs = whole.restarted()
@@ -141,7 +141,7 @@ def test_a_damaged_batch_is_named_with_its_messages_though_a_start_succeeds() ->
     assert damaged.lost == ["offsets 1 to 5 (3 messages) of partition 1 of topic orders"]
 
 
-def test_a_damaged_batch_that_nobody_wants_any_more_loses_nothing() -> None:
+def test_a_damaged_batch_without_retained_rows_loses_nothing() -> None:
     vfs = sealed_store()
     trims: list[Record] = [Trimmed(1, 1, 20, 6, 3, 3)]
     write_log(vfs, DIRECTORY, [[], [], [encode_record(record) for record in trims]])
@@ -155,7 +155,7 @@ def test_a_damaged_batch_that_nobody_wants_any_more_loses_nothing() -> None:
     assert [each for file in report.files for each in file.lost] == []
 
 
-def test_what_a_start_would_remove_is_listed() -> None:
+def test_files_that_a_start_would_remove_are_listed() -> None:
     vfs = sealed_store()
     expected = [
         MANIFEST_NAME + ".tmp",
@@ -172,7 +172,7 @@ def test_what_a_start_would_remove_is_listed() -> None:
     assert [segment.state for segment in report.segments] == ["leftover", "leftover", "sound"]
 
 
-def test_a_segment_that_the_manifest_needs_and_is_missing_is_damage() -> None:
+def test_a_missing_segment_that_the_manifest_needs_is_damage() -> None:
     vfs = sealed_store()
     vfs.unlink(place(segment_name(3)))
     report = verify(vfs, DIRECTORY)
@@ -203,7 +203,7 @@ def test_verify_waits_for_a_sealing_process_that_is_left_over(
         (CorruptHistory, "stops only the groups that need", "wal verify"),
     ],
 )
-def test_each_error_advises_what_helps(kind: type[CorruptLog], helps: str, does_not: str) -> None:
+def test_each_error_says_what_to_do(kind: type[CorruptLog], helps: str, does_not: str) -> None:
     text = str(kind("/data/file", 7, "a bad sector"))
     assert text.startswith("/data/file is damaged at byte 7: a bad sector. Nothing was changed.")
     assert helps in text

@@ -1,4 +1,4 @@
-"""Whatever call fails, and whatever a crash forgets: nothing reported durable is ever missing."""
+"""Nothing reported durable is missing, whichever call fails and whatever a crash loses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/storage-format.md says what the code does."""
+"""docs/storage-format.md matches the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.storage.segments import FORMAT_VERSION, SEGMENT_HEADER_BYTES, SEGM
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "storage-format.md").read_text()
 
 
-def test_the_table_of_records_is_the_model_s() -> None:
+def test_the_table_of_records_matches_the_model() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (.+) \|$", DOCUMENT, re.MULTILINE)
     documented = [(int(tag), name, re.findall(r"`(\w+)`", fields)) for tag, name, fields in rows]
     kinds = get_args(Record)
@@ -21,7 +21,7 @@ def test_the_table_of_records_is_the_model_s() -> None:
     assert documented == sorted(expected)
 
 
-def test_the_layout_s_numbers_are_the_code_s() -> None:
+def test_the_numbers_of_the_layout_match_the_code() -> None:
     assert f"Format version {FORMAT_VERSION}." in DOCUMENT
     assert f"header block of {SEGMENT_HEADER_BYTES:,} bytes" in DOCUMENT
     assert f"magic `{SEGMENT_MAGIC.decode()}`" in DOCUMENT

@@ -1,4 +1,4 @@
-"""The frame: what is encoded is what is read, or nothing is."""
+"""A frame is read as it was encoded, or not at all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_frame_of_another_segment_is_invalid() -> None:
     assert frame_at(encoded(5, b"one"), 0, SALT + 1) is None
 
 
-def test_a_length_over_the_ceiling_is_refused_before_anything_is_read() -> None:
+def test_a_length_over_the_limit_is_refused_before_anything_is_read() -> None:
     data = bytearray(encoded(1, b"x"))
     data[24:28] = MAX_FRAME_BYTES.to_bytes(4, "little")
     assert frame_at(bytes(data), 0, SALT) is None
@@ -69,7 +69,7 @@ def test_valid_frames_are_found_at_any_byte() -> None:
     assert [frame.seq for frame in frames_after(data, 0, SALT)] == [8, 9]
 
 
-def test_a_payload_that_is_not_what_its_header_says_is_an_error() -> None:
+def test_a_payload_that_does_not_match_its_header_is_an_error() -> None:
     data = encoded(3, b"one", b"two")
     frame = Frame(0, 3, 0, FRAME_HEADER_BYTES, len(data), 3)
     with pytest.raises(ValueError, match="3 records"):

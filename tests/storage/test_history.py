@@ -1,4 +1,4 @@
-"""A message that goes into history comes out as it was, and only from an undamaged batch."""
+"""History returns messages as they were stored, and only from undamaged batches."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_slice_gives_the_messages_of_its_rows(messages: list[Message], start: 
     ],
 )
 @pytest.mark.parametrize("value", ["", "\0", "größe 😀", "x" * 100_000])
-def test_absent_and_empty_stay_what_they_were(
+def test_absent_and_empty_values_stay_distinct(
     tmp_path: Path, envelope: Envelope | None, routing: Routing | None, value: str
 ):
     messages = [
@@ -149,7 +149,7 @@ def test_a_number_that_arrow_cannot_hold_is_cut_to_the_largest_it_can():
     assert read.envelope == Envelope(retry_policy=RetryPolicy(max_attempts=2**63 - 1))
 
 
-def test_columns_are_those_that_spark_reads_as_they_are():
+def test_spark_reads_the_columns_without_conversion():
     assert SCHEMA.field("timestamp").type == pa.timestamp("us", "UTC")
     assert SCHEMA.field("value").type == pa.string()
     assert SCHEMA.field("routing_meta").type == pa.map_(pa.string(), pa.string())
@@ -161,7 +161,7 @@ def test_columns_are_those_that_spark_reads_as_they_are():
     )
 
 
-def test_a_reference_says_what_its_batch_holds(tmp_path: Path):
+def test_a_reference_describes_its_batch(tmp_path: Path):
     messages = plain(4)
     messages[1].ts = 1
     messages[2].ts = 9_000
@@ -204,7 +204,7 @@ def test_the_bytes_of_a_reference_are_one_message_of_an_arrow_stream(tmp_path: P
         assert to_messages(reader.read_next_batch(), TOPIC, PARTITION) == plain(5)
 
 
-def test_columns_without_values_take_no_room_on_disk(tmp_path: Path):
+def test_columns_without_values_take_no_space_on_disk(tmp_path: Path):
     write(tmp_path, plain(60_000))
     status = os.stat(path_of(tmp_path))
     if status.st_blocks * 512 >= status.st_size:
@@ -225,7 +225,7 @@ def test_a_read_begins_at_the_offset_and_ends_at_the_row_limit(tmp_path: Path):
     assert reader.read(ref, 0, 0) == []
 
 
-def test_a_read_keeps_to_its_bytes_but_gives_at_least_one_message(tmp_path: Path):
+def test_a_read_stays_within_its_bytes_but_returns_at_least_one_message(tmp_path: Path):
     messages = plain(100)
     reader = HistoryReader(Vfs(), str(tmp_path))
     [ref] = write(tmp_path, messages).batches
@@ -236,7 +236,7 @@ def test_a_read_keeps_to_its_bytes_but_gives_at_least_one_message(tmp_path: Path
     assert reader.read(ref, 0, 100, max_bytes=10**6) == messages
 
 
-def test_contains_tells_offsets_of_the_partition_from_those_between(tmp_path: Path):
+def test_contains_is_false_for_offsets_of_other_partitions(tmp_path: Path):
     reader = HistoryReader(Vfs(), str(tmp_path))
     [ref] = write(tmp_path, plain(50)).batches
     held = {offset for offset in range(-1, 160) if reader.contains(ref, offset)}
@@ -255,7 +255,7 @@ def test_a_damaged_batch_is_refused_and_its_file_named(tmp_path: Path, place: st
         HistoryReader(Vfs(), str(tmp_path)).read(ref, 0, 1)
 
 
-def test_a_changed_byte_of_the_foot_is_refused_or_changes_nothing(tmp_path: Path):
+def test_a_changed_byte_of_the_footer_is_refused_or_changes_nothing(tmp_path: Path):
     """driftq-48: no checksum covers the file's foot."""
     messages = plain(20)
     [ref] = write(tmp_path, messages).batches
@@ -282,7 +282,7 @@ def test_a_shortened_file_is_refused_and_named(tmp_path: Path, keep: int):
         HistoryReader(Vfs(), str(tmp_path)).read(ref, 0, 1)
 
 
-def test_a_removed_file_is_gone_for_new_reads_and_stays_for_those_under_way(tmp_path: Path):
+def test_a_removed_file_is_gone_for_new_reads_and_stays_for_reads_in_progress(tmp_path: Path):
     vfs = Vfs()
     [ref] = write(tmp_path, plain(100)).batches
     reader = HistoryReader(vfs, str(tmp_path))

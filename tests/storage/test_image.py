@@ -1,4 +1,4 @@
-"""An image holds all that is durable: a state restored from it goes on exactly as the old one."""
+"""An image holds all durable state: a restored state continues exactly as the old one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def waiting(state: BrokerState) -> list[int]:
 
 @settings(deadline=None)
 @given(steps)
-def test_an_image_survives_the_way_to_disk_and_back(history: list[Step]):
+def test_an_image_is_equal_after_encoding_and_decoding(history: list[Step]):
     state = replayed(RandomBroker().live_through(history).log)
     again = restored(state)
     check(again)
@@ -77,7 +77,7 @@ def test_an_image_survives_the_way_to_disk_and_back(history: list[Step]):
 
 @settings(deadline=None)
 @given(long_histories, st.floats(0, 1))
-def test_going_on_from_an_image_equals_replaying_everything(history: list[Step], part: float):
+def test_continuing_from_an_image_equals_replaying_everything(history: list[Step], part: float):
     log = RandomBroker().live_through(history).log
     at = int(len(log) * part)
     resumed = replayed(log[at:], restored(replayed(log[:at])))
@@ -88,7 +88,7 @@ def test_going_on_from_an_image_equals_replaying_everything(history: list[Step],
 
 @settings(deadline=None)
 @given(long_histories)
-def test_a_replayed_state_equals_the_live_one_but_for_time_that_passed(history: list[Step]):
+def test_a_replayed_state_equals_the_live_one_except_for_what_has_expired(history: list[Step]):
     broker = RandomBroker().live_through(history)
     check(broker.state)
     live = comparable(take_image(broker.state), broker.now_ms)
@@ -137,7 +137,7 @@ def test_unfinished_messages_keep_state_attempts_owner_error_and_schedule():
     assert progress.cursor == 4
 
 
-def test_a_delivery_keeps_its_time_and_in_an_image_of_before_it_has_none():
+def test_a_delivery_keeps_its_time_and_has_none_in_an_older_image():
     state = some_state()
     assert {e.delivered_at for e in restored(state).groups[2].progress[0].unfinished.values()} == {
         100
@@ -158,7 +158,7 @@ def test_a_waiting_message_becomes_due_at_its_time_after_a_restore():
     assert [entry.offset for entry in state.timers.due(500)] == [1]
 
 
-def test_a_delivery_taken_back_gives_its_previous_owner_back_after_a_restore():
+def test_a_returned_delivery_restores_the_previous_owner_after_a_restore():
     state = some_state()
     again = encode_record(Delivered(1, 2, 0, 130, "second", [DeliveredItem(2, 2)]))
     back = encode_record(Returned(1, 2, 0, 140, [2]))
@@ -199,7 +199,7 @@ def some_cache() -> BrokerState:
     return replayed([encode_record(record) for record in records])
 
 
-def test_a_durable_cache_keeps_values_versions_and_expiry_and_not_what_has_expired():
+def test_a_durable_cache_keeps_values_versions_and_expiry_but_no_expired_entries():
     cache = restored(some_cache()).caches[9]
     assert list(cache.entries.items()) == [
         ("later", CacheEntry(b"1", 100_003, 500)),
@@ -208,12 +208,12 @@ def test_a_durable_cache_keeps_values_versions_and_expiry_and_not_what_has_expir
     assert cache.version == 100_006
 
 
-def test_that_an_expired_entry_is_removed_may_be_recorded_after_it_was_left_out():
+def test_an_expired_entry_may_be_removed_after_the_image_left_it_out():
     state = restored(some_cache())
     replayed([encode_record(CacheRemoved(9, 120, "over", 100_007, EXPIRED))], state)
     assert state.caches[9].version == 100_007
     check(state)
 
 
-def test_ids_of_deleted_topics_are_not_given_out_again_after_a_restore():
+def test_ids_of_deleted_topics_are_not_used_again_after_a_restore():
     assert restored(some_state()).next_id == 3

@@ -1,4 +1,4 @@
-"""The check of a manifest's batches: what it refuses, where, and what it lets pass."""
+"""The check of a manifest's batches: what it refuses, with which place, and what it accepts."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def forgotten(history: list[HistoryFile]) -> list[HistoryFile]:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("trimmed", [0, 7, 15])
-def test_what_sealing_wrote_is_sound_with_and_without_what_precedes_a_batch(
-    partitions: int, trimmed: int
-):
+def test_a_sealed_index_is_sound_with_and_without_preceding(partitions: int, trimmed: int):
     store = store_of(partitions, trimmed)
     assert faults(store, store.manifest.history) == []
     assert faults(store, forgotten(store.manifest.history)) == []
@@ -122,7 +120,7 @@ def test_the_same_batch_twice_is_found():
 @pytest.mark.parametrize(
     "changes", [{"msgs": 0}, {"msgs": 11}, {"first": 19}, {"partition": 4}, {"topic_id": 900}]
 )
-def test_a_batch_that_cannot_be_is_refused(changes: dict[str, int]):
+def test_an_impossible_batch_is_refused(changes: dict[str, int]):
     store = store_of(1)
     kinds = [fault.kind for fault in faults(store, replaced(store.manifest.history, 1, **changes))]
     assert "invalid" in kinds
@@ -135,7 +133,7 @@ def test_a_row_count_that_is_one_off_is_found():
         assert faults(store, history), change
 
 
-def test_batches_of_deleted_topics_and_trimmed_rows_are_not_looked_at():
+def test_batches_of_deleted_topics_and_trimmed_rows_are_not_checked():
     store = store_of(1)
     other = store.topic("other")
     store.produce(other, 5)

@@ -1,4 +1,4 @@
-"""Directories that an older release damaged: what is found, and what a repair makes of them."""
+"""Directories that an older release damaged: what is found, and how it is repaired."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_verify_says_which_offsets_cannot_be_reached_and_changes_nothing(
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_what_verify_calls_out_of_reach_is_what_readers_do_not_find(
+def test_verify_lists_exactly_the_rows_that_readers_do_not_find(
     monkeypatch: pytest.MonkeyPatch, partitions: int
 ):
     store = damaged_store(monkeypatch, partitions)
@@ -80,7 +80,7 @@ def test_what_verify_calls_out_of_reach_is_what_readers_do_not_find(
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_repair_puts_every_row_within_reach_and_keeps_the_old_files(
+def test_repair_makes_every_row_readable_and_keeps_the_old_files(
     monkeypatch: pytest.MonkeyPatch, partitions: int
 ):
     store = damaged_store(monkeypatch, partitions)
@@ -121,7 +121,7 @@ def test_rows_that_a_second_vacuum_put_out_of_order_are_found_and_repaired(
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_whatever_an_older_release_did_to_a_store_is_found_and_repaired(
+def test_any_damage_of_an_older_release_is_found_and_repaired(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ):
     life = RandomLife(seed, monkeypatch)
@@ -165,7 +165,7 @@ def test_messages_that_are_in_no_file_are_given_up_only_when_asked(
     store.check()
 
 
-def test_a_damaged_batch_that_is_needed_for_it_is_named_and_nothing_changed(
+def test_a_damaged_batch_that_the_repair_needs_is_named_and_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ):
     store = damaged_store(monkeypatch)
@@ -196,7 +196,7 @@ def flip(store: SealedStore, number: int, at: int) -> None:
     store.vfs.plant(path, bytes(data))
 
 
-def test_a_disk_without_room_for_the_new_file_is_said_before_anything_is_changed(
+def test_a_disk_without_room_for_the_new_file_is_reported_before_any_change(
     monkeypatch: pytest.MonkeyPatch,
 ):
     store = damaged_store(monkeypatch)
@@ -249,9 +249,7 @@ def test_a_repair_killed_at_any_call_leaves_the_old_directory_or_the_new_one(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])
-def test_a_repair_of_which_a_call_fails_can_be_done_again(
-    code: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_repair_in_which_a_call_fails_can_be_repeated(code: int, monkeypatch: pytest.MonkeyPatch):
     store, count = calls_of_a_repair(monkeypatch)
     rng = random.Random(code)
     for number in sorted(rng.sample(range(1, count + 1), min(40, count))):

@@ -1,4 +1,4 @@
-"""The journal tells what the log told, each event once, wherever and however often it is sealed."""
+"""The journal has each event of the log once, however the log is sealed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def place(name: str) -> str:
 
 @settings(deadline=None)
 @given(long_histories, st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_sealed_in_any_steps_the_journal_is_the_account_of_the_log(
+def test_the_journal_matches_the_log_however_it_is_sealed(
     history: list[Step], pieces: int, ups: list[int]
 ):
     broker = RandomBroker().live_through(history)
@@ -113,7 +113,7 @@ def test_sealed_in_any_steps_the_journal_is_the_account_of_the_log(
 
 @settings(deadline=None, max_examples=40)
 @given(long_histories)
-def test_a_long_job_in_many_steps_and_small_batches_tells_the_same(history: list[Step]):
+def test_a_long_job_in_many_steps_and_small_batches_has_the_same_rows(history: list[Step]):
     broker = RandomBroker().live_through(history)
     vfs = FaultyVfs()
     write_log(vfs, DIRECTORY, cut(broker.log, 5))
@@ -185,7 +185,7 @@ def test_every_item_of_a_delivery_is_an_event_and_attempts_count_up():
     ]
 
 
-def test_what_never_left_is_returned_and_its_attempt_comes_again():
+def test_an_unsent_delivery_is_returned_and_its_attempt_is_repeated():
     rows = told(given_to("a", 20, 0, 1), Returned(1, 2, 1, 21, [1, 0]), given_to("b", 22, 0))
     assert rows[2:] == [
         row("returned", 21, 1, since=20, owner="a", attempt=1),
@@ -194,7 +194,7 @@ def test_what_never_left_is_returned_and_its_attempt_comes_again():
     ]
 
 
-def test_an_ack_has_the_owner_and_the_attempt_that_it_ends():
+def test_an_ack_has_the_owner_and_attempt_of_its_delivery():
     rows = told(given_to("a", 20, 0), Finished(1, 2, 1, 30, 0))
     assert rows[1:] == [row("acked", 30, since=20, owner="a", attempt=1)]
 
@@ -218,7 +218,7 @@ def burial(last_error: str, ms: int, offset: int = 0) -> list[Record]:
     return [TopicCreated(3, ms, "dlq.orders", 2), copy, finished]
 
 
-def test_a_last_nack_and_the_dead_letter_are_told():
+def test_a_last_nack_and_the_dead_letter_are_events():
     rows = told(given_to("a", 20, 0), Released(1, 2, 1, 30, 0, "broken", -1), *burial("broken", 31))
     copy = row("produced", 31, group=None, topic="dlq.orders", routing_label=None)
     copy["produced_at"] = instant(31)
@@ -229,7 +229,7 @@ def test_a_last_nack_and_the_dead_letter_are_told():
     ]
 
 
-def test_the_end_of_a_last_lease_is_told_though_it_has_no_record():
+def test_the_end_of_a_last_lease_is_an_event_though_it_has_no_record():
     rows = told(given_to("a", 20, 0), *burial("ack_timeout", 31))
     assert rows[2:] == [
         row("timed_out", 31, since=20, owner="a", attempt=1, reason="ack_timeout"),
@@ -262,7 +262,7 @@ def test_a_position_is_that_of_the_record_and_the_item_s_place_in_it():
     ]
 
 
-def test_a_late_ack_after_a_delivery_that_never_left_ends_the_one_before():
+def test_a_late_ack_after_an_unsent_delivery_ends_the_previous_one():
     rows = told(
         given_to("a", 20, 0),
         Released(1, 2, 1, 21, 0, "no", 21),
@@ -290,7 +290,7 @@ def test_ids_come_from_history_when_the_message_was_sealed_before():
 
 
 @pytest.mark.parametrize("envelope", [None, ENVELOPE], ids=["plain", "with ids"])
-def test_the_times_of_storing_and_delivery_are_told_however_far_apart_they_are_sealed(
+def test_rows_have_the_times_of_storing_and_delivery_from_any_earlier_segment(
     envelope: Envelope | None,
 ):
     first = [Message(1, 1, n, 100 + n, "", "v", envelope) for n in range(2, 6)]
@@ -313,7 +313,7 @@ def test_the_times_of_storing_and_delivery_are_told_however_far_apart_they_are_s
     ]
 
 
-def test_what_was_deleted_before_its_rows_were_written_still_has_its_ids_and_names():
+def test_rows_of_a_deleted_topic_still_have_its_ids_and_names():
     vfs = written([*BEGUN, given_to("a", 20, 0), TopicDeleted(1, 21)])
     sealed(vfs, 1)
     assert journal_of(vfs, DIRECTORY) == account_of(vfs, DIRECTORY)
@@ -413,7 +413,7 @@ def test_files_older_than_the_retention_are_dropped_and_the_journal_begins_behin
     assert kept.number in on_disk(vfs)
 
 
-def test_turned_off_there_is_no_journal_and_turned_on_again_it_begins_anew():
+def test_a_journal_that_is_turned_off_and_on_again_begins_anew():
     off = msgspec.structs.replace(LIMITS, journal_retention_ms=0)
     topic: list[Record] = [TopicCreated(1, 1, "orders", 1)]
     vfs = written([*topic, *produced(0)], produced(1), produced(2))
@@ -467,7 +467,7 @@ def test_files_from_before_a_column_was_added_are_read_with_nulls_and_merged():
     assert new["produced_at"] == instant(1_000 + 3 * MERGED_FILES)
 
 
-def test_a_delivery_that_is_in_an_image_of_before_ends_without_its_time():
+def test_a_delivery_from_an_older_image_ends_without_its_time():
     """As if the broker was replaced by this release between the two."""
     vfs = written([*BEGUN, given_to("a", 20, 0)], [Finished(1, 2, 1, 21, 0)])
     sealed(vfs, 1)
@@ -510,7 +510,7 @@ def test_a_start_is_refused_without_a_journal_file_that_the_manifest_names():
     load_checkpoint(vfs, DIRECTORY, LIMITS)
 
 
-def test_a_damaged_batch_is_found_by_the_audit_and_refuses_no_start():
+def test_a_damaged_batch_is_reported_and_refuses_no_start():
     vfs = one_by_one(2)
     name = journal_name(index(vfs).files[0].number)
     damage(vfs, name)
@@ -529,7 +529,7 @@ def test_a_journal_file_that_no_manifest_names_is_a_leftover():
     assert on_disk(vfs) == {file.number for file in index(vfs).files}
 
 
-def test_positions_go_on_behind_the_journal_when_repair_makes_the_log_anew():
+def test_positions_continue_after_the_journal_when_repair_creates_the_log_anew():
     vfs = one_by_one(2)
     for number in (1, 2, 3):
         vfs.unlink(place(segment_name(number)))
@@ -562,7 +562,7 @@ def check_told_once(vfs: FaultyVfs, account: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])
-def test_whatever_call_fails_no_event_is_lost_or_told_twice(code: int):
+def test_no_event_is_lost_or_repeated_whichever_call_fails(code: int):
     vfs, _ = half_sealed()
     before = len(vfs.calls)
     sealed(vfs, 3)
@@ -580,7 +580,7 @@ def test_whatever_call_fails_no_event_is_lost_or_told_twice(code: int):
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_killed_at_any_call_and_with_the_power_gone_no_event_is_lost_or_told_twice(flavour: str):
+def test_no_event_is_lost_or_repeated_after_a_kill_or_power_loss_at_any_call(flavour: str):
     vfs, _ = half_sealed()
     before = len(vfs.calls)
     sealed(vfs, 3)

@@ -94,7 +94,7 @@ def test_a_broker_of_an_older_release_that_locks_the_file_only_keeps_others_out(
     DirectoryLock.take(vfs, str(tmp_path)).release()
 
 
-def test_where_directories_cannot_be_locked_the_file_is_and_the_log_says_so(caplog) -> None:
+def test_only_the_file_is_locked_where_directories_cannot_be_and_a_warning_says_so(caplog) -> None:
     vfs = FaultyVfs()
     vfs.fail_call(1, errno.ENOLCK, only=["lock_directory"])
     lock = DirectoryLock.take(vfs, "/data")

@@ -1,4 +1,4 @@
-"""Looking at a stopped broker's log: inspect, and verify of the segments."""
+"""Inspecting and verifying the log of a stopped broker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def contents(vfs: FaultyVfs) -> dict[str, bytes]:
     return {path: vfs.content(path) for path in vfs.paths()}
 
 
-def test_verify_of_a_sound_log_counts_what_is_in_it() -> None:
+def test_verify_of_a_sound_log_counts_its_frames_and_records() -> None:
     report = offline.verify(rolled(), DIRECTORY)
     assert [segment.state for segment in report.segments] == ["sound", "sound", "spare"]
     assert (report.records, report.frames) == (7, 5)  # four commits and the closing mark
@@ -122,7 +122,7 @@ def test_a_running_broker_s_log_is_not_touched() -> None:
     bench.close()
 
 
-def test_a_directory_that_is_not_there_is_not_made() -> None:
+def test_a_missing_directory_is_not_created() -> None:
     vfs = FaultyVfs()
     with pytest.raises(FileNotFoundError):
         offline.verify(vfs, DIRECTORY)
@@ -139,7 +139,7 @@ class Mounted(FaultyVfs):
         return self.open(path)
 
 
-def test_what_is_mounted_to_be_read_only_is_read():
+def test_a_read_only_mount_can_be_verified():
     vfs = rolled()
     vfs.plant(f"{DIRECTORY}/LOCK", b"")
     vfs.__class__ = Mounted

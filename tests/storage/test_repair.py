@@ -1,4 +1,4 @@
-"""Repair of a log that was never sealed: what it cuts, what it sets aside, what it leaves alone."""
+"""Repair of a log that was never sealed: what it cuts, sets aside, and leaves alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_damage_set_aside_leaves_a_log_that_starts_and_every_byte_kept() -> None
     assert read_back(vfs) == [record(0), record(1), record(2), record(3)]
 
 
-def test_damage_twice_set_aside_overwrites_nothing() -> None:
+def test_damage_set_aside_twice_overwrites_nothing() -> None:
     vfs = damaged()
     vfs.plant(f"{FIRST}.damaged", b"from last time")
     result = repair(vfs, DIRECTORY, dry_run=False, set_damage_aside=True)

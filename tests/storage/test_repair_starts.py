@@ -174,7 +174,7 @@ def test_a_repaired_log_starts_and_ends_before_the_damage(
     assert start(vfs) == first_lost(number, how)
 
 
-def test_a_log_that_has_to_begin_anew_says_so_and_goes_back_to_the_snapshot() -> None:
+def test_a_log_without_a_readable_segment_goes_back_to_the_snapshot_and_says_so() -> None:
     vfs = store(SEALED)
     flip(vfs, segment_name(3), 13)
     plan = repair(vfs, DIRECTORY)
@@ -254,7 +254,7 @@ def test_a_history_file_that_refuses_the_start_can_be_given_up(number: int, dama
                 reader.read(ref, 0, 100)
 
 
-def test_what_was_given_up_of_history_is_exactly_what_cannot_be_delivered() -> None:
+def test_the_listed_losses_of_history_are_exactly_the_messages_that_cannot_be_delivered() -> None:
     vfs = store(SEALED)
     path = place(history_name(1))
     vfs.plant(path, vfs.content(path) + b"more")
@@ -263,7 +263,7 @@ def test_what_was_given_up_of_history_is_exactly_what_cannot_be_delivered() -> N
     assert verify(vfs, DIRECTORY).files[1].state == "sound"
 
 
-def test_a_damaged_batch_refuses_no_start_and_no_repair_claims_to_mend_it() -> None:
+def test_a_damaged_batch_refuses_no_start_and_no_repair_claims_to_fix_it() -> None:
     vfs = store(SEALED)
     manifest = load_manifest(vfs, DIRECTORY)
     assert manifest is not None

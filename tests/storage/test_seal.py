@@ -1,4 +1,4 @@
-"""However often and wherever the log is sealed, what a start finds is what was written."""
+"""A start finds everything that was written, however the log is sealed."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def history_files(vfs: Vfs) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
-def test_the_result_tells_the_broker_what_changed_against_what_it_knew():
+def test_the_result_lists_changes_against_the_files_that_the_broker_knew():
     vfs = FaultyVfs()
     write_log(vfs, DIRECTORY, two_topics())
     first = seal(vfs, job(2))
@@ -199,7 +199,7 @@ def test_the_result_tells_the_broker_what_changed_against_what_it_knew():
     assert {ref.file for ref in second.added} == {2}
 
 
-def test_a_result_that_was_lost_comes_with_the_next():
+def test_a_lost_result_is_included_in_the_next_one():
     vfs = FaultyVfs()
     write_log(vfs, DIRECTORY, two_topics())
     lost = seal(vfs, job(2))
@@ -222,7 +222,7 @@ def test_an_empty_segment_is_sealed_too():
     assert load_checkpoint(vfs, DIRECTORY, LIMITS).refs == []
 
 
-def test_what_is_trimmed_or_deleted_in_the_same_run_never_reaches_history():
+def test_rows_trimmed_or_deleted_in_the_same_run_never_reach_history():
     vfs = FaultyVfs()
     segments = two_topics()
     write_log(vfs, DIRECTORY, segments)
@@ -340,7 +340,7 @@ def calls_of_a_job() -> int:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])
-def test_whatever_call_fails_the_store_is_whole_and_the_job_can_be_done_again(code: int):
+def test_the_store_is_whole_and_the_job_can_be_repeated_whichever_call_fails(code: int):
     count = calls_of_a_job()
     failed = 0
     for number in range(1, count + 1):
@@ -361,7 +361,7 @@ def test_whatever_call_fails_the_store_is_whole_and_the_job_can_be_done_again(co
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_killed_at_any_call_and_with_the_power_gone_the_store_is_whole(flavour: str):
+def test_the_store_is_whole_after_a_kill_or_power_loss_at_any_call(flavour: str):
     for number in range(1, calls_of_a_job() + 1):
         vfs, log = half_sealed()
         vfs.fail_call(number, errno.EIO)

@@ -1,4 +1,4 @@
-"""The sealing process is the broker's child: it never blocks it, harms it or outlives it."""
+"""The sealing process is a child of the broker: it never blocks, harms or outlives the broker."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_process_seals_and_the_report_comes_on_the_loop(directory: Path):
     broker.sealer.close()
 
 
-def test_the_process_stands_back_as_far_as_it_is_told(directory: Path):
+def test_the_process_has_the_requested_niceness(directory: Path):
     broker = Broker(directory)
     broker.sealer.start(2, nice=7)
     thread = broker.sealer._thread

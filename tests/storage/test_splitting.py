@@ -1,4 +1,4 @@
-"""Splits: neighbours that have every row once, cut where asked, read only where they must be."""
+"""Splits have every row once, are cut as asked, and read rows only where they must."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def ranges(found: Splits) -> list[tuple[int, int, int]]:
     return [(each.start, each.end, each.rows) for each in found.splits]
 
 
-def test_whole_pieces_are_put_together_without_reading_them():
+def test_whole_runs_are_joined_without_reading_them():
     stored = Stored([0, 2, 4], [5, 7], [8, 9, 11, 13])
     assert ranges(stored.split(0, 14, 5)) == [(0, 8, 5), (8, 14, 4)]
     assert stored.read == []
 
 
-def test_a_piece_that_fits_into_a_split_of_its_own_is_not_cut():
+def test_a_run_that_fits_into_a_split_is_not_cut():
     stored = Stored([0, 1, 2], [3, 4, 5], [6, 7, 8])
     assert ranges(stored.split(0, 9, 5)) == [(0, 3, 3), (3, 6, 3), (6, 9, 3)]
     assert stored.read == []
 
 
-def test_a_piece_that_is_too_large_is_cut_and_read_once():
+def test_a_run_that_is_too_large_is_cut_and_read_once():
     stored = Stored([0, 1], range(10, 30, 2), [40])
     assert ranges(stored.split(0, 50, 4)) == [(0, 14, 4), (14, 22, 4), (22, 40, 4), (40, 50, 1)]
     assert stored.read == [1]
@@ -66,25 +66,25 @@ def test_ranges_without_rows_belong_to_a_neighbour():
     assert ranges(stored.split(0, 100, 1)) == [(0, 20, 1), (20, 30, 1), (30, 100, 1)]
 
 
-def test_where_nothing_is_there_is_no_split_and_all_is_covered():
+def test_a_range_without_rows_has_no_splits_and_is_covered():
     assert Stored([0], [50]).split(10, 40, 5) == Splits([], 40)
     assert Stored().split(7, 7, 5) == Splits([], 7)
 
 
-def test_the_range_cuts_the_pieces_at_its_ends():
+def test_the_range_cuts_the_runs_at_its_ends():
     stored = Stored([0, 2, 4], [6, 8], [10, 12, 14])
     assert ranges(stored.split(3, 11, 100)) == [(3, 11, 4)]
     assert stored.read == [0, 2]
 
 
-def test_max_rows_is_exact_and_says_where_to_go_on():
+def test_max_rows_is_exact_and_next_says_where_to_continue():
     stored = Stored([0, 2, 4], [6, 8, 10])
     found = stored.split(0, 11, 3, max_rows=4)
     assert found == Splits([Split(0, 6, 3), Split(6, 8, 1)], 8)
     assert ranges(stored.split(found.next, 11, 3)) == [(8, 11, 2)]
 
 
-def test_max_rows_that_are_all_there_are_cover_the_range():
+def test_max_rows_equal_to_all_rows_covers_the_range():
     assert Stored([0, 2]).split(0, 9, 5, max_rows=2) == Splits([Split(0, 9, 2)], 9)
 
 
@@ -113,7 +113,7 @@ def stores(draw: st.DrawFn) -> Stored:
     st.integers(1, 50),
     st.integers(1, 8),
 )
-def test_splits_have_every_row_once_and_keep_every_bound(
+def test_splits_have_every_row_once_and_respect_every_limit(
     stored: Stored, start: int, length: int, rows: int, max_rows: int, max_splits: int
 ):
     end = start + length

@@ -1,4 +1,4 @@
-"""Staged pieces on disk: whole, checked, and only theirs."""
+"""Staged pieces on disk: whole, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_what_is_read_is_what_was_written(values: list[str]):
+def test_a_piece_is_read_as_it_was_written(values: list[str]):
     vfs = FaultyVfs()
     for shelf in (shelf_on(vfs), StagedInMemory()):
         packed = packed_values(values)
@@ -141,7 +141,7 @@ def test_a_piece_that_is_cut_short_or_missing_is_found():
     shelf.remove(7)
 
 
-def test_the_reserve_is_not_for_pieces():
+def test_pieces_do_not_use_the_reserve():
     vfs = FaultyVfs(capacity_bytes=100 * KIB)
     shelf = shelf_on(vfs, reserve_bytes=64 * KIB)
     packed = packed_values(["x" * 40 * KIB])
@@ -152,7 +152,7 @@ def test_the_reserve_is_not_for_pieces():
     shelf.write(piece(small), small)
 
 
-def test_a_start_knows_what_is_there_and_leaves_other_files_alone():
+def test_a_start_finds_all_pieces_and_leaves_other_files_alone():
     vfs = FaultyVfs()
     packed = packed_values(["a"])
     shelf_on(vfs).write(piece(packed), packed)

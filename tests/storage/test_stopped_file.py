@@ -1,4 +1,4 @@
-"""An orderly stop says where the log ended; a log that is shorter afterwards is damaged."""
+"""An orderly stop records where the log ended; a log that is shorter afterwards is damaged."""
 
 from __future__ import annotations
 

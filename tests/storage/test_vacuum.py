@@ -1,4 +1,4 @@
-"""Vacuum: every row stays readable, and what it chooses makes progress."""
+"""Vacuum keeps every row readable, and each run makes progress."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ STEPS = st.lists(st.tuples(PUTS, st.sampled_from([0, 5, 600])), min_size=8, max_
     max_bytes=st.sampled_from([0, 700, 1050]),
     memory_bytes=st.sampled_from([700, 10_000]),
 )
-def test_a_replacement_is_what_a_put_would_be(
+def test_a_replacement_has_the_record_of_a_put(
     steps: list[tuple[Put, int]], max_bytes: int, memory_bytes: int
 ) -> None:
     state = BrokerState(Limits(cache_memory_bytes=memory_bytes, max_message_bytes=50))

@@ -115,7 +115,7 @@ def test_a_fresh_registry_has_the_defaults_and_they_are_ordinary_entries():
         ("tenant", ("x", "", ""), "unknown tenant 'x'"),
     ],
 )
-def test_what_is_not_there_is_named(kind: Kind, path: Path, message: str):
+def test_the_first_unknown_part_of_a_path_is_named(kind: Kind, path: Path, message: str):
     """felix-87, 88, 92."""
     with pytest.raises(NotFound) as refusal:
         find(whole(), kind, path)
@@ -128,7 +128,7 @@ def test_a_stream_and_a_cache_may_have_the_same_name():
     assert find(registry, "cache", ("t", "n", "same")).cache is not None
 
 
-def test_children_are_what_is_directly_in_it():
+def test_children_are_the_direct_entries():
     registry = made(
         tenant(),
         tenant("t2"),
@@ -149,7 +149,7 @@ def test_children_are_what_is_directly_in_it():
 # -- creating ---------------------------------------------------------------------------------
 
 
-def test_what_is_created_has_an_id_a_revision_and_its_time():
+def test_a_created_entry_has_an_id_a_revision_and_its_time():
     registry = Registry()
     before = registry.revision
     entry = create(registry, tenant())
@@ -157,7 +157,7 @@ def test_what_is_created_has_an_id_a_revision_and_its_time():
     assert registry.revision == before + 1
 
 
-def test_creating_it_again_is_nothing_if_it_is_just_so_and_refused_otherwise():
+def test_creating_an_entry_again_changes_nothing_or_is_refused_if_it_differs():
     registry = whole()
     assert decide_create(registry, cache(durable=True), NOW) is None
     with pytest.raises(AlreadyExists) as refusal:
@@ -172,7 +172,7 @@ def test_nothing_is_created_without_its_parent(entry: Entry):
 
 
 @pytest.mark.parametrize("config", [{"delivery": "at_least_once"}, {"durable": True}])
-def test_what_is_not_built_is_refused_and_never_silently_less(config: dict[str, Any]):
+def test_features_that_are_not_built_are_refused(config: dict[str, Any]):
     """felix-120."""
     registry = whole()
     with pytest.raises(InvalidArgument, match="not available yet"):
@@ -230,7 +230,7 @@ def test_a_change_of_something_that_changed_meanwhile_is_refused():
 # -- deleting ---------------------------------------------------------------------------------
 
 
-def test_what_has_children_is_deleted_only_as_a_whole():
+def test_an_entry_with_children_is_deleted_only_with_cascade():
     registry = whole()
     for kind, path in (("tenant", ("t", "", "")), ("namespace", ("t", "n", ""))):
         with pytest.raises(FailedPrecondition, match="not empty"):
@@ -253,7 +253,7 @@ def test_an_id_is_never_used_again():
 # -- following --------------------------------------------------------------------------------
 
 
-def test_changes_say_what_happened_since_in_order():
+def test_changes_list_everything_since_a_revision_in_order():
     registry = Registry()
     start = registry.revision
     for entry in (tenant(), namespace(), cache()):
@@ -371,7 +371,7 @@ def test_a_stream_that_has_retention_from_an_earlier_version_can_be_changed_and_
 
 
 @pytest.mark.parametrize("is_durable", [False, True])
-def test_what_was_deleted_and_made_anew_at_the_source_is_new_at_the_follower(is_durable: bool):
+def test_an_entry_deleted_and_created_again_at_the_source_is_new_at_the_follower(is_durable: bool):
     """felix-107: its entries are gone there, and so here."""
     source, follower = whole(), Registry()
     apply_all(follower, decide_reconcile(follower, source.entries(), NOW))
@@ -406,7 +406,7 @@ def test_what_was_deleted_and_made_anew_at_the_source_is_new_at_the_follower(is_
         Entry(kind="stream", tenant_id="t", namespace="n", name="s2", cache=CacheConfig()),
     ],
 )
-def test_what_cannot_be_a_registry_is_refused_whole(entry: Entry):
+def test_an_invalid_registry_is_refused_as_a_whole(entry: Entry):
     registry = whole()
     with pytest.raises(InvalidArgument):
         decide_reconcile(Registry(), [*registry.entries(), entry], NOW)

@@ -96,7 +96,7 @@ def test_a_batch_is_being_stored_until_its_last_row_is():
         check(state)
 
 
-def test_no_room_for_one_message_refuses_and_a_place_that_is_gone_does_not():
+def test_a_full_partition_refuses_a_commit_and_a_deleted_topic_does_not():
     state = state_with_topic(max_partition_msgs=0)
     with pytest.raises(ResourceExhausted) as caught:
         decide_commit(state, commit_of(1), staged(1), 0)
@@ -142,7 +142,7 @@ def test_a_producer_is_not_forgotten_while_a_batch_is_being_stored():
     assert describe_writer(state, "p", LASTING_MS).storing
 
 
-def test_those_whose_time_is_over_make_room_for_others(monkeypatch: pytest.MonkeyPatch):
+def test_forgotten_producers_make_room_for_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(write_rules, "MAX_PRODUCERS", 2)
     state = state_with_topic()
     commit(state, 1, producer="a", once=True)
@@ -154,7 +154,7 @@ def test_those_whose_time_is_over_make_room_for_others(monkeypatch: pytest.Monke
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 40)), max_size=30))
-def test_an_image_keeps_what_is_known_of_producers(steps: list[tuple[int, bool, int]]):
+def test_an_image_keeps_the_producers(steps: list[tuple[int, bool, int]]):
     """And goes on to forget the same ones."""
     state = state_with_topic()
     now_ms = 0
@@ -176,7 +176,7 @@ _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
 @given(st.lists(st.tuples(_texts, _texts.filter(bool)), min_size=1), st.integers(1, 5))
-def test_rows_by_columns_come_to_the_same_as_one_by_one(
+def test_rows_decided_by_column_equal_rows_decided_one_by_one(
     pairs: list[tuple[str, str]], partitions: int
 ):
     state = state_with_topic(partitions)
