@@ -167,7 +167,7 @@ def test_a_topic_into_itself_needs_an_end_and_its_copies_are_not_copied(
     topic = broker.create_topic(new_name("orders"), 1)
     broker.put(topic, "value", envelope={"idempotency_key": "k"})
     for wrong in ({}, {"until": "1s"}, {"until": "2999-01-01T00:00:00Z"}):
-        with pytest.raises(InvalidArgument, match=r"is source and target.*Say until="):
+        with pytest.raises(InvalidArgument, match=r"is source and target.*Set until="):
             replayed(topic=f"{topic[:-1]}*", to=topic, apply="true", **wrong)
     # The key was seen a moment ago, and a copy that had it would not be stored.
     until = datetime.now(UTC).isoformat()

@@ -355,7 +355,7 @@ def test_the_decorator_is_the_same_wherever_it_is_imported_from():
         ({"sink": " table :timelines"}, "is the name of one of Penstock's own tables"),
         ({"name": "a b"}, "letters, digits"),
         ({"name": "archive"}, "a built-in pipeline has that name"),
-        ({"mode": "all"}, "none of append, update, complete"),
+        ({"mode": "all"}, "it takes append, update, complete"),
         ({"mode": "update"}, "use mode='complete'"),
         ({"sink": "topic:x", "mode": "complete"}, "every row again with every batch"),
         ({"sink": "topic:x", "stream": False}, "each run would produce every row again"),
