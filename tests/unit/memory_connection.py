@@ -12,10 +12,10 @@ from penstock.model.limits import Limits
 from penstock.server.http.admission import Admission
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.pages import Pages
+from penstock.server.pages import WebPages
 from penstock.server.routes.table import ROUTES, path_route
 
-PAGES = Pages().routes()
+PAGES = WebPages().routes()
 
 
 class Transport(asyncio.Transport):

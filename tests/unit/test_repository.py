@@ -23,10 +23,8 @@ MIRRORS = {
     "Health",
     "Partition",
     "Produced",
-    "Stream",
     "Topic",
     # The engine implements the interface in api/; the SDK has its own side of it.
-    "Consumer",
     "EventBatch",
     "Subscription",
     "Watch",

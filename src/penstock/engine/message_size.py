@@ -23,7 +23,8 @@ from penstock.model.records import Message
 
 _PLAIN_BYTES = MESSAGE_BYTES + 2 * TEXT_BYTES
 
-_WIDE_HEADER_BYTES = getsizeof("\xe9") - 2
+# A new text: Python may share one of a single character, with its UTF-8 already attached.
+_WIDE_HEADER_BYTES = getsizeof("".join(("\xe8", "\xe9"))) - 3
 """Header of a text that is not ASCII; 1, 2 or 4 bytes for each character and one more follow."""
 
 

@@ -39,7 +39,7 @@ TURN_OFFERS = 512
 a write to a socket, and others wait for the loop meanwhile."""
 
 
-class OpenStream:
+class StreamInUse:
     """A stream that has been used: its queue, its subscriptions, and the batch that fans out."""
 
     def __init__(
@@ -131,10 +131,10 @@ class Streams:
         self._caches = caches
         self._ledger = ledger
         self._scheduler = scheduler
-        self._streams: dict[Path, OpenStream] = {}
+        self._streams: dict[Path, StreamInUse] = {}
         self._waiting_room = WaitingPublishes()
         self._subscribed = 0
-        self._busy: deque[OpenStream] = deque()
+        self._busy: deque[StreamInUse] = deque()
         self._woken: list[OpenSubscription] = []
         self._is_asked = False
         self._is_held = False
@@ -214,13 +214,13 @@ class Streams:
         for stream in list(self._streams.values()):
             stream.end(Unavailable(reason))
 
-    def _open(self, path: Path) -> OpenStream:
+    def _open(self, path: Path) -> StreamInUse:
         entry = find(self._registry, "stream", path)
         settings = stream_settings(entry.stream or StreamConfig(), self._limits)
         name = "/".join(path)
         counts = StreamCounts()
         scheduler = self._scheduler
-        stream: OpenStream
+        stream: StreamInUse
         queue = PublishQueue(
             name,
             settings,
@@ -239,7 +239,7 @@ class Streams:
             self._ledger.now_ms,
             lambda subscription: stream.remove(subscription),
         )
-        stream = self._streams[path] = OpenStream(settings, queue, around)
+        stream = self._streams[path] = StreamInUse(settings, queue, around)
         return stream
 
     # -- fan-out -------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Streams:
         self._is_held = False
         self._ask()
 
-    def _ready(self, stream: OpenStream) -> None:
+    def _ready(self, stream: StreamInUse) -> None:
         if not stream.is_busy:
             stream.is_busy = True
             self._busy.append(stream)

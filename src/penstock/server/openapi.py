@@ -100,7 +100,7 @@ TYPED_ERRORS: dict[int, tuple[str, str, str]] = {
         "the control plane cannot be reached; nothing was changed",
     ),
 }
-"""Of streams, caches and the registry, where an error has a `type`."""
+"""Errors of streams, caches and the registry. Their bodies have a `type`."""
 
 _ETAG = r'(W/)?"[!#-+\--~]*"'
 _ETAGS: Json = {
@@ -108,7 +108,7 @@ _ETAGS: Json = {
     "pattern": rf"^(\*|{_ETAG}( *, *{_ETAG})*)$",
     "examples": ['"1767225600000001"', "*"],
 }
-"""What If-Match and If-None-Match take."""
+"""The schema of If-Match and If-None-Match."""
 
 
 def build_document() -> Json:

@@ -27,7 +27,7 @@ _PAGE_HEAD = (
 )
 
 
-class Pages:
+class WebPages:
     """Makes the documents once, at the start. `address` is where the examples of the documentation
     point for a client that sends no Host."""
 

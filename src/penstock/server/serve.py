@@ -28,7 +28,7 @@ from penstock.server.http.admission import Admission, is_loopback
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.pages import Pages
+from penstock.server.pages import WebPages
 from penstock.server.registry.control_plane import Follower
 from penstock.server.rotation import TokenRotation
 from penstock.server.router_hook import make_router
@@ -79,7 +79,7 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
         dispatch = RequestDispatch(
             engine,
             admission,
-            ROUTES | Pages(address).routes(),
+            ROUTES | WebPages(address).routes(),
             path_route,
             request_timeout_ms=settings.request_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,

@@ -39,7 +39,7 @@ class ProduceBody(StrictBody):
 
 
 class ProduceQuery(msgspec.Struct):
-    """What the query of a produce may have beside the members of the body and its envelope."""
+    """Query parameters of a produce that neither the body nor its envelope has."""
 
     tenant: Annotated[str | None, optional("The same as tenant_id.")] = None
     idem_key: Annotated[str | None, optional("The same as idempotency_key.")] = None

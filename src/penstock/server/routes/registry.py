@@ -26,7 +26,7 @@ class ChangesQuery(msgspec.Struct):
 
 
 class RegistryAnswer(msgspec.Struct, kw_only=True):
-    """What is behind `revision` is there only of a follower."""
+    """The members after `revision` are sent by a follower only."""
 
     role: Literal["own", "follower"]
     instance: str

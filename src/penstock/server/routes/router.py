@@ -26,7 +26,7 @@ Methods = dict[bytes, Handler]
 
 MAX_KNOWN = 4096
 MAX_KNOWN_BYTES = 1024
-"""Of one path that is remembered; together they stay small."""
+"""The longest path that is cached, so that the cache stays small."""
 
 
 def plain_routes(endpoints: Iterable[Endpoint]) -> Routes:

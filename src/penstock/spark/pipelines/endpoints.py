@@ -19,7 +19,7 @@ SINKS = "topic:NAME, cache:TENANT/NAMESPACE/CACHE or table:NAME"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class FlowEndpoint:
     """`kind` is topic, journal, table, parquet or cache."""
 
     kind: str
@@ -30,7 +30,7 @@ class Endpoint:
         """True if it can be read as a stream."""
         return self.kind in ("topic", "journal")
 
-    def is_fed_by(self, sink: Endpoint) -> bool:
+    def is_fed_by(self, sink: FlowEndpoint) -> bool:
         """Returns whether rows written to the sink are read here."""
         if self.kind != sink.kind:
             return False
@@ -42,16 +42,16 @@ class Endpoint:
         return f"{self.kind}:{self.name}" if self.name else self.kind
 
 
-def source_of(text: str) -> Endpoint:
+def source_of(text: str) -> FlowEndpoint:
     if text.strip() == "journal":
-        return Endpoint("journal", "")
+        return FlowEndpoint("journal", "")
     kind, colon, name = text.partition(":")
     if not colon:
         kind, name = "topic", text
     return _checked(kind, name, text, "source", ("topic", "table", "parquet"), SOURCES)
 
 
-def sink_of(text: str) -> Endpoint:
+def sink_of(text: str) -> FlowEndpoint:
     kind, _, name = text.partition(":")
     kind = kind.strip()
     found = _checked(kind, name, text, "sink", ("topic", "cache", "table"), SINKS)
@@ -66,9 +66,9 @@ def sink_of(text: str) -> Endpoint:
 
 def _checked(
     kind: str, name: str, text: str, what: str, kinds: tuple[str, ...], takes: str
-) -> Endpoint:
+) -> FlowEndpoint:
     kind, name = kind.strip(), name.strip()
     is_table = kind == "table"
     if kind not in kinds or not name or (is_table and not TABLE_NAME.fullmatch(name)):
         raise InvalidArgument(f"{what} {text!r} is not allowed; it takes {takes}")
-    return Endpoint(kind, name)
+    return FlowEndpoint(kind, name)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.pipelines.endpoints import Endpoint
+from penstock.spark.pipelines.endpoints import FlowEndpoint
 from penstock.spark.pipelines.rejects import Rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message, refusals
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
@@ -59,7 +59,7 @@ def frame_of(user: UserPipeline, run: Run, *, as_stream: bool) -> DataFrame:
     """Returns the function's result on its sources. Sources that are functions are called too."""
     frames = {
         name: _read(user, source, run, as_stream)
-        if isinstance(source, Endpoint)
+        if isinstance(source, FlowEndpoint)
         else frame_of(source, run, as_stream=as_stream)
         for name, source in user.sources.items()
     }
@@ -89,7 +89,7 @@ def check(user: UserPipeline, schema: StructType) -> None:
         raise InvalidArgument(f"the result has two columns {user.rejects}")
 
 
-def _read(user: UserPipeline, source: Endpoint, run: Run, as_stream: bool) -> DataFrame:
+def _read(user: UserPipeline, source: FlowEndpoint, run: Run, as_stream: bool) -> DataFrame:
     options = user.source_options
     if source.kind == "table":
         return run.lake.find(source.name).read()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, number, whole_number
-from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, Endpoint, sink_of, source_of
+from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, FlowEndpoint, sink_of, source_of
 from penstock.spark.pipelines.names import BUILT_IN
 from penstock.spark.running.pipeline import Pipeline
 
@@ -33,8 +33,8 @@ class UserPipeline:
     def __init__(
         self,
         function: Callable[..., Any],
-        sources: Mapping[str, Endpoint | UserPipeline],
-        sink: Endpoint | None,
+        sources: Mapping[str, FlowEndpoint | UserPipeline],
+        sink: FlowEndpoint | None,
         *,
         name: str,
         mode: Mode,
@@ -75,12 +75,12 @@ class UserPipeline:
             if each.kind is each.KEYWORD_ONLY
         )
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[FlowEndpoint]:
         """Returns the sources, including those of pipelines that feed this one directly."""
         return [
             endpoint
             for source in self.sources.values()
-            for endpoint in ([source] if isinstance(source, Endpoint) else source.endpoints())
+            for endpoint in ([source] if isinstance(source, FlowEndpoint) else source.endpoints())
         ]
 
     def _start(self, run: Any) -> None:
@@ -93,7 +93,7 @@ class UserPipeline:
 
     def _origins(self) -> list[str]:
         return [
-            str(source) if isinstance(source, Endpoint) else source.name
+            str(source) if isinstance(source, FlowEndpoint) else source.name
             for source in self.sources.values()
         ]
 
@@ -173,7 +173,7 @@ def pipeline(
 
 def _sources(
     name: str, function: Callable[..., Any], given: Any
-) -> dict[str, Endpoint | UserPipeline]:
+) -> dict[str, FlowEndpoint | UserPipeline]:
     """Returns the sources by the names of their parameters."""
     parameters = [
         each.name
@@ -195,7 +195,7 @@ def _sources(
     return {parameter: _source(name, given[parameter]) for parameter in parameters}
 
 
-def _source(name: str, given: object) -> Endpoint | UserPipeline:
+def _source(name: str, given: object) -> FlowEndpoint | UserPipeline:
     if isinstance(given, UserPipeline):
         return given
     if not isinstance(given, str):
