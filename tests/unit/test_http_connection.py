@@ -58,6 +58,29 @@ def test_what_waits_behind_a_consume_that_is_refused_later_is_answered(
     on_a_connection(test)
 
 
+@pytest.mark.parametrize("end", ["eof_received", "close_with_stream", "finish"])
+def test_nothing_is_delivered_to_a_connection_that_is_closing(end: str) -> None:
+    """driftq-24: the transport would drop it, and it would count as delivered. A worker that stops
+    closes its side like this, and must leave no lease and no attempt behind."""
+
+    async def test(connection: MemoryConnection) -> None:
+        protocol = connection.protocol
+        protocol.data_received(CONSUME)
+        await connection.until_written(b"x-ndjson")
+        getattr(protocol, end)()
+        stored = asyncio.get_running_loop().create_future()
+        connection.engine.produce(Produce("t", "k", "v"), stored.set_result)
+        await stored
+        await connection.rest()
+        assert b'"value":"v"' not in connection.transport.written
+        protocol.connection_lost(None)
+        connection.connect()
+        connection.protocol.data_received(CONSUME)
+        await connection.until_written(b'"attempts":1,"key":"k","value":"v"')
+
+    on_a_connection(test)
+
+
 @pytest.mark.parametrize("is_full_before", [True, False])
 def test_a_stream_on_a_full_connection_is_given_nothing_until_there_is_room(
     is_full_before: bool,

@@ -60,11 +60,11 @@ class TokenRotation:
         self._dispatch.forget_heads()
         for connection in list(self._connections):
             if not isinstance(connection, HttpConnection):
-                connection.shutdown()
+                connection.shutdown("the token has changed")
                 continue
             connection.order.drop_waiting()
             if connection.stream is not None:
-                connection.transport.close()
+                connection.close_with_stream()
             elif connection.order.blocker is not None:
                 connection.finish()
             else:

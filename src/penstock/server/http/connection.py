@@ -85,14 +85,14 @@ class HttpConnection(asyncio.Protocol):
         self.bodies.drop()
         self._drop_replies()
         self.order.answers.close()
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            stream.disconnected()
+        self._close_source()
 
     def eof_received(self) -> bool:
         """Keeps the connection for a client that still reads its answers, but not for a stream."""
         self.is_half_closed = True
-        return bool(self.order) and self.stream is None
+        is_kept = bool(self.order) and self.stream is None
+        self._close_source()
+        return is_kept
 
     def is_idle(self) -> bool:
         return not self.order and not self.is_receiving
@@ -333,6 +333,18 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.write(b"0\r\n\r\n")
             self.order.stream_ended()
 
+    def close_with_stream(self) -> None:
+        """Closes the connection in the middle of a stream."""
+        self._close_source()
+        self.transport.close()
+
+    def _close_source(self) -> None:
+        """Stops deliveries before the transport closes: it drops what is written to it from then
+        on, and a message that was dropped would count as delivered."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.disconnected()
+
     def break_stream(self) -> None:
         """Cuts the response off, so that the client sees that it is not complete."""
         self.stream = None
@@ -361,11 +373,12 @@ class HttpConnection(asyncio.Protocol):
     def _discard(self, data: bytes) -> None:
         self._discarded_bytes += len(data)
         if self._discarded_bytes > LINGER_BYTES:
-            self.transport.close()
+            self.close_with_stream()
 
     def finish(self) -> None:
         """Closes the connection when the transport has written what it holds."""
         is_refused, self._is_discarding, self._is_closed = self._is_discarding, True, True
+        self._close_source()
         self.bodies.drop()
         self._drop_replies()
         if is_refused and self.transport.can_write_eof():

@@ -153,9 +153,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._close()
         return True
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str = "the broker is stopping") -> None:
         """Answers what is under way, then closes. Ignores new messages."""
-        self._end(GOING_AWAY, "the broker is stopping")
+        self._end(GOING_AWAY, reason)
 
     # -- a turn --------------------------------------------------------------------------------
 
