@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.connection import json_flag
 from penstock.cli.terminal import hint
-from penstock.client.sync_feeds import OpenStream
+from penstock.client.sync_feeds import LineStream
 
 Command = Callable[..., None]
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def with_end(command: Command) -> Command:
 
 
 def follow(
-    feed: OpenStream[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
+    feed: LineStream[T], most: int | None, wait_s: float | None, each: Callable[[T], None]
 ) -> None:
     """Calls `each` with every item, until the stream ends or the user presses Ctrl-C."""
     count = 0

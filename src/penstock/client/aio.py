@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 
 from penstock.client import journal, ranges, registry, requests
-from penstock.client.aio_feeds import AsyncOpenRows, AsyncOpenStream
+from penstock.client.aio_feeds import AsyncLineStream, AsyncOpenRows
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
@@ -258,7 +258,7 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncDeliveries(AsyncOpenStream[Delivery]):
+class AsyncDeliveries(AsyncLineStream[Delivery]):
     """An open consume stream. Iterate over it in an `async with`, which closes it.
 
     Deliveries stay leased after the stream has ended and can still be acked. The broker gives

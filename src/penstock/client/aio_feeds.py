@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncOpenStream(Generic[T]):
+class AsyncLineStream(Generic[T]):
     """One open stream.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -168,7 +168,7 @@ class AsyncOpenStream(Generic[T]):
         await self.close()
 
 
-class AsyncOpenRows(AsyncOpenStream[Row]):
+class AsyncOpenRows(AsyncLineStream[Row]):
     """The rows of a range, each a dict by column. Raises Unavailable if the connection breaks
     before the last row, so that no caller takes a part for the whole."""
 
@@ -176,7 +176,7 @@ class AsyncOpenRows(AsyncOpenStream[Row]):
         super().__init__(client, path, RowBuffer(), None, 0)
 
 
-class AsyncSubscription(AsyncOpenStream[bytes]):
+class AsyncSubscription(AsyncLineStream[bytes]):
     """The payloads of a stream's events, beginning when the subscription is open.
 
     It ends when it is closed or after `wait_s`. Any other end raises an error: NotFound if the
@@ -206,7 +206,7 @@ class AsyncSubscription(AsyncOpenStream[bytes]):
         return lag_of(self.subscription_id, found)
 
 
-class AsyncWatch(AsyncOpenStream[WatchEvent]):
+class AsyncWatch(AsyncLineStream[WatchEvent]):
     """The changes of a cache's keys, in order, beginning when the watch is open.
 
     A `gap` event means that changes may be missing: read the keys again. A watch ends in the same

@@ -26,7 +26,7 @@ from penstock.client.connection import (
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
-from penstock.client.sync_feeds import OpenRows, OpenStream
+from penstock.client.sync_feeds import LineStream, OpenRows
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.model.tenancy import DEFAULT
 
@@ -259,7 +259,7 @@ class Client:
         self.close()
 
 
-class Deliveries(OpenStream[Delivery]):
+class Deliveries(LineStream[Delivery]):
     """An open consume stream. Iterate over it in a `with`, which closes it.
 
     Deliveries stay leased after the stream has ended and can still be acked. The broker gives

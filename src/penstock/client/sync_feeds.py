@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class OpenStream(Generic[T]):
+class LineStream(Generic[T]):
     """One open stream.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -169,7 +169,7 @@ class OpenStream(Generic[T]):
         self.close()
 
 
-class OpenRows(OpenStream[Row]):
+class OpenRows(LineStream[Row]):
     """The rows of a range, each a dict by column. Raises Unavailable if the connection breaks
     before the last row, so that no caller takes a part for the whole."""
 
@@ -177,7 +177,7 @@ class OpenRows(OpenStream[Row]):
         super().__init__(client, path, RowBuffer(), None, 0)
 
 
-class Subscription(OpenStream[bytes]):
+class Subscription(LineStream[bytes]):
     """The payloads of a stream's events, beginning when the subscription is open.
 
     It ends when it is closed or after `wait_s`. Any other end raises an error: NotFound if the
@@ -207,7 +207,7 @@ class Subscription(OpenStream[bytes]):
         return lag_of(self.subscription_id, found)
 
 
-class Watch(OpenStream[WatchEvent]):
+class Watch(LineStream[WatchEvent]):
     """The changes of a cache's keys, in order, beginning when the watch is open.
 
     A `gap` event means that changes may be missing: read the keys again. A watch ends in the same
