@@ -338,3 +338,19 @@ def test_a_dead_letter_keeps_its_policy_aside_in_memory_and_sealed():
         assert item.attempts == attempt
         assert broker.nack(readers, item, delay_ms=0) is None
     broker.close()
+
+
+def test_at_a_start_leases_that_end_go_before_backoffs_that_are_over() -> None:
+    """driftq-44: however long the start took."""
+    broker = on_disk()
+    broker.topic("t")
+    broker.put("t", "waits", "in flight")
+    reader = broker.consume()
+    waits, _ = reader.take()
+    assert broker.nack(reader, waits, delay_ms=500) is None
+    broker.close()
+    broker.clock.advance(5000)
+    broker.open()
+    broker.pass_ms(100)
+    assert values(broker.consume(owner="next").take()) == ["in flight", "waits"]
+    broker.close()

@@ -260,14 +260,14 @@ class Observed(RuleBasedStateMachine):
         entries = {entry for group in state.groups.values() for entry in group.unfinished()}
         timed = {entry for entry in entries if entry.state in (IN_FLIGHT, WAITING)}
         assert set(leases._of) == timed, "a lease or an alarm is missing, or left over"
-        due = {entry for entries in leases._due.values() for entry in entries.values()}
+        due = {alarm.entry for alarms in leases._due.values() for alarm in alarms.values()}
         for entry, lease in leases._of.items():
             is_set = lease.tick != NO_TICK
             assert lease.entry is entry
             assert not is_set or lease.tick == -(-lease.until // TICK_MS)
             assert not is_set or lease in leases._timers._buckets[lease.tick]
             if entry.state == WAITING:
-                assert lease.until == entry.retry_at
+                assert lease.until == entry.retry_at or entry in due
                 assert is_set != (entry in due), "it rings, or it has rung"
         assert due <= timed
         assert all(leases._timers._buckets.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from itertools import islice
-from operator import attrgetter
+from operator import itemgetter
 
 import msgspec
 
@@ -27,8 +27,8 @@ NO_CONSUMER = 0
 class Lease(msgspec.Struct, gc=False, eq=False):
     """The lease of a delivery, or the alarm of a retry, which has no consumer.
 
-    `until` is when it ends. A lease begins when its item leaves: before, `until` is 0 and no timer
-    is set.
+    `until` is when it ends; for an alarm that has rung, when it rang. A lease begins when its item
+    leaves: before, `until` is 0 and no timer is set.
     """
 
     entry: Unfinished
@@ -96,8 +96,8 @@ class Leases:
     def __init__(self) -> None:
         self._timers = Timers()
         self._of: dict[Unfinished, Lease] = {}
-        # WAITING entries whose time has come, by offset: they may be delivered again.
-        self._due: dict[Progress, dict[int, Unfinished]] = {}
+        # Alarms of WAITING entries that have rung, by offset: these may be delivered again.
+        self._due: dict[Progress, dict[int, Lease]] = {}
 
     def restore(self, state: BrokerState, now_ms: int) -> list[Unfinished]:
         """Builds leases and alarms from the state, at a start. Returns the entries in flight,
@@ -114,7 +114,8 @@ class Leases:
 
     def give(self, entry: Unfinished, consumer: int) -> None:
         """The entry was delivered to this consumer. Its lease begins later, with `extend`."""
-        self._forget(entry)
+        if entry in self._of:
+            self._forget(entry)
         self._of[entry] = Lease(entry, consumer)
 
     def extend(self, entry: Unfinished, until: int) -> None:
@@ -146,12 +147,14 @@ class Leases:
         return self._of[entry].until
 
     def ready(self, progress: Progress, most: int) -> list[Unfinished]:
-        """Entries that may be delivered again, up to `most`: what was returned first, then the
-        retries in the order of their times."""
+        """Returns up to `most` entries that may be delivered again: what was returned first, then
+        the retries in the order in which they became ready."""
         due = self._due.get(progress)
         if due is None:
             return list(islice(progress.ready.values(), most)) if progress.ready else []
-        return list(islice(heapq.merge(progress.ready.values(), due.values(), key=_retry_at), most))
+        at_once = ((entry.retry_at, entry) for entry in progress.ready.values())
+        later = ((alarm.until, alarm.entry) for alarm in due.values())
+        return [entry for _, entry in islice(heapq.merge(at_once, later, key=itemgetter(0)), most)]
 
     def next_ms(self) -> int | None:
         """When `ended` will have something to return; None with nothing set."""
@@ -164,7 +167,8 @@ class Leases:
         for lease in self._timers.due(now_ms):
             entry = lease.entry
             if entry.state == WAITING:
-                self._due.setdefault(entry.progress, {})[entry.offset] = entry
+                lease.until = now_ms
+                self._due.setdefault(entry.progress, {})[entry.offset] = lease
             fired.append(entry)
         return fired
 
@@ -187,6 +191,3 @@ def is_unfinished(entry: Unfinished) -> bool:
 
 def _offset_of(lease: Lease) -> int:
     return lease.entry.offset
-
-
-_retry_at = attrgetter("retry_at")
