@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from penstock.client import AsyncClient, Client, Delivery, Envelope, RetryPolicy
@@ -45,6 +47,22 @@ def test_a_dead_letter_goes_back_with_its_envelope_and_is_acked(
     found = again.envelope
     assert (found.run_id, found.tenant_id, found.retry_policy) == ("r", "t", policy)
     assert found.dlq is None
+
+
+@pytest.mark.parametrize("seconds", [0, 3600])
+@KINDS
+def test_only_a_deadline_that_has_passed_is_left_out(
+    client: Client, topic: str, kind: str, seconds: int
+) -> None:
+    """The broker would refuse it, and the dead letter could never be sent again."""
+    deadline = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+    letter = buried(client, topic)
+    letter = msgspec.structs.replace(
+        letter, envelope=msgspec.structs.replace(letter.envelope, deadline=deadline)
+    )
+    redrive(kind, client, letter)
+    again = next(client.consume(topic, "g", wait_s=10))
+    assert bool(again.envelope.deadline) == bool(seconds)
 
 
 @KINDS

@@ -8,7 +8,12 @@ import time
 import pytest
 
 from penstock.server.http import answer_budget
-from penstock.server.http.answer_budget import SMALL_ANSWER_BYTES, AnswerBudget, Claim
+from penstock.server.http.answer_budget import (
+    SLOWEST_BYTES_S,
+    SMALL_ANSWER_BYTES,
+    AnswerBudget,
+    Claim,
+)
 
 PIECE = SMALL_ANSWER_BYTES
 
@@ -133,7 +138,31 @@ def test_a_connection_that_accepts_nothing_for_the_timeout_is_closed(
     assert not slow.transport.is_aborted
     assert not events.transport.is_aborted
     assert budget.stalled_connections == 1
-    assert "accepted nothing for 60 s" in caplog.text
+    assert "accepted nothing, or too little, for 60 s" in caplog.text
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_slow_connection_is_closed_only_while_others_wait_for_its_memory(
+    monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+):
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    budget = AnswerBudget(2 * PIECE, stalled_timeout_ms=60_000)
+    slow, steady, waiting = (a_claim(budget) for _ in range(3))
+    made: list[str] = []
+    for claim in (slow, steady):
+        claim.ask(PIECE, lambda: None)
+        claim.transport.unsent = 1000 * PIECE
+        claim.filled()
+    if is_awaited:
+        waiting.ask(PIECE, lambda: made.append("waiting"))
+    for second in range(1, 100):
+        slow.transport.unsent -= SLOWEST_BYTES_S - 1
+        steady.transport.unsent -= SLOWEST_BYTES_S
+        budget.tick(float(second))
+        assert slow.transport.is_aborted == (is_awaited and second >= 60)
+    assert not steady.transport.is_aborted
+    slow.close()
+    assert made == (["waiting"] if is_awaited else [])
 
 
 def test_a_stall_begins_anew_when_a_connection_took_all_that_it_had():

@@ -6,6 +6,7 @@ Each operation is written once, here; both clients bind the same functions as me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -171,7 +172,8 @@ def redriven(letter: Delivery) -> NewMessage:
     """Returns the message that repeats a dead letter in its original topic, with its original retry
     policy. Its idempotency key is made from the dead letter's place and time. The broker knows the
     original key already and would store nothing. With this key, a redrive that is repeated because
-    its ack was lost stores nothing twice."""
+    its ack was lost stores nothing twice. A deadline that has passed is left out, since the broker
+    would refuse it."""
     dlq = letter.envelope.dlq
     if dlq is None:
         raise InvalidArgument(
@@ -182,10 +184,15 @@ def redriven(letter: Delivery) -> NewMessage:
     envelope = msgspec.structs.replace(
         letter.envelope,
         dlq=None,
+        deadline="" if _has_passed(letter.envelope.deadline) else letter.envelope.deadline,
         retry_policy=dlq.retry_policy,
         idempotency_key=f"redrive:{place}",
     )
     return NewMessage(dlq.original_topic, letter.value, letter.key, envelope)
+
+
+def _has_passed(deadline: str) -> bool:
+    return bool(deadline) and datetime.fromisoformat(deadline) <= datetime.now(UTC)
 
 
 def ack(delivery: DeliveryRef) -> Call[None]:

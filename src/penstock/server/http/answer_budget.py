@@ -2,7 +2,8 @@
 
 An answer that may be large is made only when its connection accepts bytes and the budget has room;
 else it waits, in the order of asking. Small answers never wait. A connection that accepts no byte
-of an answer for `stalled_timeout_ms` is closed.
+of an answer for `stalled_timeout_ms` is closed. While others wait for memory, so is one that
+accepts less than SLOWEST_BYTES_S over that time.
 
 Invariant: `used_bytes` is the sum of what the connections hold. It is above the limit only by
 answers that turned out larger than asked for, or that are larger than the limit by themselves. A
@@ -25,6 +26,8 @@ SMALL_ANSWER_BYTES = 64 * KIB
 """A smaller answer is sent at once: it fits into the buffers that a connection has anyway."""
 ANSWER_MEMORY_BYTES = 128 * MIB
 STALLED_TIMEOUT_MS = 60_000
+SLOWEST_BYTES_S = 16 * KIB
+"""A slower reader holds memory that others wait for."""
 GIVE_BACK_BYTES = 32 * MIB
 """When this much less is in use than before, memory goes back to the system."""
 
@@ -49,9 +52,8 @@ class AnswerBudget:
         self._peak_bytes = 0
         self._timeout_s = stalled_timeout_ms / 1000
         self._waiting: OrderedDict[Claim, tuple[int, Then]] = OrderedDict()
-        # Connections above their high-water mark: the bytes that they have accepted, and since
-        # when it is as many.
-        self._full: dict[Claim, tuple[int, float]] = {}
+        self._full: dict[Claim, _Acceptance] = {}
+        """Connections above their high-water mark."""
         self._is_granting = False
 
     @property
@@ -61,11 +63,13 @@ class AnswerBudget:
 
     def tick(self, now: float) -> None:
         """Once a second: closes connections that have stalled for too long."""
-        for claim, (accepted, since) in list(self._full.items()):
-            accepted_now = acknowledged_bytes(claim.transport)
-            if accepted_now != accepted or not claim.is_answering():
-                self._full[claim] = (accepted_now, now)
-            elif now - since >= self._timeout_s:
+        for claim, acceptance in list(self._full.items()):
+            if not claim.is_answering():
+                self._full[claim] = _Acceptance(claim.transport, now)
+                continue
+            stalled_s = acceptance.stalled_s(now)
+            is_slow = self._waiting and acceptance.is_slow(now, self._timeout_s)
+            if stalled_s >= self._timeout_s or is_slow:
                 self._close(claim)
         self._peak_bytes = max(self._peak_bytes, self.used_bytes)
         if self.used_bytes < self._peak_bytes - GIVE_BACK_BYTES:
@@ -76,7 +80,7 @@ class AnswerBudget:
     def _close(self, claim: Claim) -> None:
         self.stalled_connections += 1
         _log.warning(
-            "closed a connection from %s that accepted nothing for %d s; "
+            "closed a connection from %s that accepted nothing, or too little, for %d s; "
             "%d bytes of an answer were left",
             claim.transport.get_extra_info("peername"),
             self._timeout_s,
@@ -115,10 +119,34 @@ class AnswerBudget:
         self._waiting.pop(claim, None)
 
     def filled(self, claim: Claim) -> None:
-        self._full[claim] = (acknowledged_bytes(claim.transport), time.monotonic())
+        self._full[claim] = _Acceptance(claim.transport, time.monotonic())
 
     def drained(self, claim: Claim) -> None:
         self._full.pop(claim, None)
+
+
+class _Acceptance:
+    """How much of its answers a full connection has accepted, and since when."""
+
+    __slots__ = ("_accepted", "_began", "_changed", "_first_accepted", "_transport")
+
+    def __init__(self, transport: Any, now: float) -> None:
+        self._transport = transport
+        self._accepted = self._first_accepted = acknowledged_bytes(transport)
+        self._began = self._changed = now
+
+    def stalled_s(self, now: float) -> float:
+        """Returns for how long the connection has accepted nothing."""
+        accepted = acknowledged_bytes(self._transport)
+        if accepted != self._accepted:
+            self._accepted, self._changed = accepted, now
+        return now - self._changed
+
+    def is_slow(self, now: float, period_s: float) -> bool:
+        """Returns whether the connection was too slow over at least `period_s`."""
+        taken_s = now - self._began
+        accepted = self._accepted - self._first_accepted
+        return taken_s >= period_s and accepted < taken_s * SLOWEST_BYTES_S
 
 
 class Claim:

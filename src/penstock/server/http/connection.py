@@ -46,7 +46,7 @@ class HttpConnection(asyncio.Protocol):
         self.dispatch = dispatch
         self.connections = connections
         self.loop = asyncio.get_running_loop()
-        self.parser = new_parser(self)
+        self.parser = upgrade.new_parser(self)
         self.transport: asyncio.Transport
         self.flow: FlowControl
         self.order: ResponseOrder
@@ -160,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
             if self._is_discarding or self._is_socket_granted(rest):
                 return
             head = upgrade.without_upgrade(self.parser, self._url, self._headers)
-            self.parser = new_parser(self)
+            self.parser = upgrade.new_parser(self)
             self.parser.feed_data(head)
 
     def _count_framing(self, nbytes: int) -> None:
@@ -339,8 +339,7 @@ class HttpConnection(asyncio.Protocol):
         self.transport.close()
 
     def _close_source(self) -> None:
-        """Stops deliveries before the transport closes: it drops what is written to it from then
-        on, and a message that was dropped would count as delivered."""
+        """Stops deliveries: a closing transport would drop them, and they would count as sent."""
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.disconnected()
@@ -449,11 +448,3 @@ class HttpConnection(asyncio.Protocol):
         if self.stream is not None:
             self.stream.resume()
         self.order.advance()
-
-
-def new_parser(connection: HttpConnection) -> httptools.HttpRequestParser:
-    """Returns a parser that reports to `connection`. It ignores bytes after the last request,
-    which the connection ignores too."""
-    parser = httptools.HttpRequestParser(connection)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser

@@ -88,6 +88,14 @@ def _choose(headers: Headers) -> bytes:
     raise InvalidArgument(f"Sec-WebSocket-Protocol must offer {names}")
 
 
+def new_parser(connection: HttpConnection) -> httptools.HttpRequestParser:
+    """Returns a parser that reports to `connection`. It ignores bytes after the last request,
+    which the connection ignores too."""
+    parser = httptools.HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
 def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> bytes:
     """Returns the head that the parser has read, without the headers that ask for an upgrade."""
     version = parser.get_http_version().encode()
