@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.api.messages import Produce
@@ -136,6 +136,7 @@ def test_broker_time_never_goes_back_and_always_goes_on(moves: list[tuple[int, i
         last = now
 
 
+@example([(0, MAX_STEP_MS), (0, 2 * MAX_STEP_MS), (0, 3 * MAX_STEP_MS)])
 @given(st.lists(steps, max_size=60))
 def test_jumps_that_never_last_do_not_move_broker_time(moves: list[tuple[int, int]]):
     """Whatever the clock did for less than TRUST_MS at a time, the lead it left is a small step."""

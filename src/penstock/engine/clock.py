@@ -6,7 +6,8 @@ clock, except that
 - a machine's clock that is set back does not set it back: it goes on at its own pace;
 - a machine's clock that jumps ahead by more than MAX_STEP_MS is followed only when it has stayed
   ahead for TRUST_MS. A clock that jumps and comes back, as a bad time server makes it do, so
-  leaves no trace.
+  leaves no trace. Steps are measured from the clock that was trusted last, so that several small
+  ones in turn do not add up.
 
 Times that users give, such as a deadline, are compared with `wall_ms` instead: broker time may
 still be ahead of the machine's clock when an earlier process ran with a wrong one.
@@ -24,6 +25,9 @@ MAX_STEP_MS = 60_000
 
 TRUST_MS = 10 * 60_000
 """The time that a jump must last before broker time follows it."""
+
+DRIFT_MS = 1_000
+"""A smaller change between two looks is drift: the clock goes on being trusted."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -58,7 +62,16 @@ _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class SystemClock:
     """`wall` and `elapsed` are in seconds; tests replace them."""
 
-    __slots__ = ("_base_ms", "_elapsed", "_is_told", "_jump_ms", "_jumped_at", "_started", "_wall")
+    __slots__ = (
+        "_base_ms",
+        "_elapsed",
+        "_is_told",
+        "_jump_ms",
+        "_jumped_at",
+        "_started",
+        "_trusted_ms",
+        "_wall",
+    )
 
     def __init__(
         self,
@@ -68,7 +81,8 @@ class SystemClock:
         self._wall = wall
         self._elapsed = elapsed
         self._started = elapsed()
-        self._base_ms = wall() * 1000
+        self._base_ms = self._trusted_ms = wall() * 1000
+        """Broker time, and the machine's clock as far as it is trusted, both less `elapsed`."""
         self._jump_ms = 0.0
         self._jumped_at: float | None = None
         self._is_told = False
@@ -77,14 +91,19 @@ class SystemClock:
         self._base_ms = max(self._base_ms, floor_ms)
 
     def now_ms(self) -> int:
-        carried = self._base_ms + (self._elapsed() - self._started) * 1000
-        lead = self._wall() * 1000 - carried
-        if 0 <= lead <= MAX_STEP_MS and self._jumped_at is None:
+        elapsed_ms = (self._elapsed() - self._started) * 1000
+        carried = self._base_ms + elapsed_ms
+        wall_ms = self._wall() * 1000
+        lead = wall_ms - carried
+        step = wall_ms - elapsed_ms - self._trusted_ms
+        if -DRIFT_MS <= step <= DRIFT_MS:
+            self._trusted_ms += step
+        if lead >= 0 and step <= MAX_STEP_MS and self._jumped_at is None:
             self._base_ms += lead
             return int(carried + lead)
         if -MAX_STEP_MS <= lead < 0 and self._jumped_at is None and not self._is_told:
             return int(carried)
-        return int(carried + self._follow(carried, lead))
+        return int(carried + self._follow(carried, lead, step))
 
     def wall_ms(self) -> int:
         # Behind a jump ahead that is not trusted yet, broker time is the better guess.
@@ -93,10 +112,10 @@ class SystemClock:
     def ahead_ms(self) -> int:
         return self.now_ms() - int(self._wall() * 1000)
 
-    def _follow(self, carried: float, lead: float) -> float:
+    def _follow(self, carried: float, lead: float, step: float) -> float:
         """Returns how far to step ahead, when the clocks are or were far apart."""
-        if lead > MAX_STEP_MS:
-            return self._follow_jump(carried, lead)
+        if lead > 0 and step > MAX_STEP_MS:
+            return self._follow_jump(carried, lead, step)
         if self._jumped_at is not None:
             self._jumped_at = None
             _log.warning("the machine's clock came back from its jump ahead")
@@ -104,11 +123,11 @@ class SystemClock:
             self._tell_ahead(-lead)
             return 0.0
         self._is_told = False
-        step = max(lead, 0.0)
-        self._base_ms += step
-        return step
+        followed = max(lead, 0.0)
+        self._base_ms += followed
+        return followed
 
-    def _follow_jump(self, carried: float, lead: float) -> float:
+    def _follow_jump(self, carried: float, lead: float, step: float) -> float:
         self._is_told = False
         if self._jumped_at is None or abs(lead - self._jump_ms) > MAX_STEP_MS:
             self._jumped_at, self._jump_ms = carried, lead
@@ -122,6 +141,7 @@ class SystemClock:
             return 0.0
         self._jumped_at = None
         self._base_ms += lead
+        self._trusted_ms += step
         _log.warning("the broker's time follows the machine's clock, %.0f s ahead", lead / 1000)
         return lead
 
