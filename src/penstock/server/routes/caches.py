@@ -237,8 +237,7 @@ _ETAG = {"ETag": ("The version of the value, in quotes.", "string")}
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path=ENTRY,
+        route=f"GET {ENTRY}",
         handler=get_entry,
         scope="cache",
         tag="Caches",
@@ -267,8 +266,7 @@ ENDPOINTS = (
         errors=(400, 404, 412, 413, 503),
     ),
     Endpoint(
-        method="PUT",
-        path=ENTRY,
+        route=f"PUT {ENTRY}",
         handler=put_entry,
         scope="cache",
         tag="Caches",
@@ -283,8 +281,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 412, 413, 503),
     ),
     Endpoint(
-        method="DELETE",
-        path=ENTRY,
+        route=f"DELETE {ENTRY}",
         handler=delete_entry,
         scope="cache",
         tag="Caches",
@@ -302,8 +299,7 @@ ENDPOINTS = (
         errors=(400, 404, 412, 413, 503),
     ),
     Endpoint(
-        method="POST",
-        path=f"{ENTRY}/incr",
+        route=f"POST {ENTRY}/incr",
         handler=post_incr,
         scope="cache",
         tag="Caches",
@@ -325,8 +321,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 412, 413, 503),
     ),
     Endpoint(
-        method="POST",
-        path=f"{CACHE}/get_many",
+        route=f"POST {CACHE}/get_many",
         handler=post_get_many,
         scope="cache",
         tag="Caches",
@@ -350,8 +345,7 @@ ENDPOINTS = (
         errors=(400, 404, 413, 503),
     ),
     Endpoint(
-        method="POST",
-        path=f"{CACHE}/txn",
+        route=f"POST {CACHE}/txn",
         handler=post_txn,
         scope="cache",
         tag="Caches",
@@ -380,8 +374,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 412, 413, 503),
     ),
     Endpoint(
-        method="GET",
-        path=f"{CACHE}/watch",
+        route=f"GET {CACHE}/watch",
         handler=watch,
         scope="cache",
         tag="Caches",

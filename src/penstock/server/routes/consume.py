@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
-
 from penstock.model.errors import InvalidArgument
 from penstock.model.item import Item
 from penstock.model.names import clean_name
 from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Request, decode_body, whole_number
+from penstock.server.http.requests import Request
 from penstock.server.http.responses import NDJSON_TYPE
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import (
@@ -23,6 +21,7 @@ from penstock.server.members import (
     TopicName,
     optional,
 )
+from penstock.server.queries import BodyOrQuery
 from penstock.server.routes.deliveries import lease_of
 from penstock.server.routes.endpoint import Answer, Endpoint
 
@@ -44,12 +43,12 @@ class ConsumeBody(StrictBody):
     ] = None
 
 
-_decoder = msgspec.json.Decoder(ConsumeBody)
+_reader = BodyOrQuery(ConsumeBody)
 
 
 def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
-    body = _body(request)
+    body = _reader.read(request)
     prefetch = _not_negative(body.prefetch, "prefetch")
     heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
     stream = ConsumeStream(reply, NDJSON_TYPE, heartbeat_ms)
@@ -63,20 +62,6 @@ def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     )
 
 
-def _body(request: Request) -> ConsumeBody:
-    if request.body:
-        return decode_body(_decoder, request.body)
-    params = request.params()
-    return ConsumeBody(
-        topic=params.get("topic"),
-        group=params.get("group"),
-        owner=params.get("owner"),
-        lease_ms=whole_number(params, "lease_ms"),
-        prefetch=whole_number(params, "prefetch"),
-        heartbeat_ms=whole_number(params, "heartbeat_ms"),
-    )
-
-
 def _not_negative(value: int | None, name: str) -> int:
     if value is not None and not 0 <= value <= 2**31:
         raise InvalidArgument(f"{name} must be a whole number, 0 or more")
@@ -85,8 +70,7 @@ def _not_negative(value: int | None, name: str) -> int:
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/consume",
+        route="GET /v1/consume",
         handler=consume,
         tag="Messages",
         summary="Consume as a stream",

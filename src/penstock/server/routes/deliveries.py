@@ -13,13 +13,7 @@ from penstock.model.limits import MAX_LEASE_MS, MAX_REASON_BYTES
 from penstock.model.names import clean_name
 from penstock.server.batches import BatchDecoder, read_commands, send_results
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import (
-    Request,
-    decode_body,
-    required_index,
-    truth,
-    whole_number,
-)
+from penstock.server.http.requests import Request, required_index
 from penstock.server.http.responses import batch_error
 from penstock.server.members import (
     Count,
@@ -32,6 +26,7 @@ from penstock.server.members import (
     optional,
     required,
 )
+from penstock.server.queries import BodyOrQuery
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
 if TYPE_CHECKING:
@@ -75,40 +70,22 @@ class ReleasedItem(msgspec.Struct, gc=False):
     status: str = "released"
 
 
-_ack_decoder = msgspec.json.Decoder(AckBody)
-_nack_decoder = msgspec.json.Decoder(NackBody)
-_extend_decoder = msgspec.json.Decoder(ExtendBody)
+_acks = BodyOrQuery(AckBody)
+_nacks = BodyOrQuery(NackBody)
+_extends = BodyOrQuery(ExtendBody)
 _batches = BatchDecoder(AckBody)
 
 
 def ack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.ack(_settle_of_request(request), reply.settle)
+    dispatch.engine.ack(_settle_of(_acks.read(request)), reply.settle)
 
 
 def release(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.release(_settle_of_request(request), reply.settle)
-
-
-def _settle_of_request(request: Request) -> Settle:
-    if request.body:
-        body = decode_body(_ack_decoder, request.body)
-    else:
-        body = msgspec.convert(_ack_params(request.params()), AckBody)
-    return _settle_of(body)
+    dispatch.engine.release(_settle_of(_acks.read(request)), reply.settle)
 
 
 def nack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_nack_decoder, request.body)
-    else:
-        params = request.params()
-        named = {
-            **_ack_params(params),
-            "reason": params.get("reason"),
-            "delay_ms": whole_number(params, "delay_ms"),
-            "dead": truth(params, "dead"),
-        }
-        body = msgspec.convert(named, NackBody)
+    body = _nacks.read(request)
     dispatch.engine.nack(
         _settle_of(body),
         clean_reason(body.reason),
@@ -119,12 +96,7 @@ def nack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 
 def extend(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_extend_decoder, request.body)
-    else:
-        params = request.params()
-        lease_ms = whole_number(params, "lease_ms")
-        body = msgspec.convert({**_ack_params(params), "lease_ms": lease_ms}, ExtendBody)
+    body = _extends.read(request)
     lease = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
     dispatch.engine.extend(_settle_of(body), lease, reply.settle)
 
@@ -156,18 +128,6 @@ def _settle_of(body: AckBody) -> Settle:
     )
 
 
-def _ack_params(params: dict[str, str]) -> dict[str, str | int | None]:
-    """The members of an ack, nack or extend from the query."""
-    return {
-        "topic": params.get("topic"),
-        "group": params.get("group"),
-        "partition": whole_number(params, "partition"),
-        "offset": whole_number(params, "offset"),
-        "owner": params.get("owner"),
-        "delivery_id": params.get("delivery_id"),
-    }
-
-
 def lease_of(lease_ms: int | None, default_ms: int) -> int:
     if lease_ms is None:
         return default_ms
@@ -189,8 +149,7 @@ _ERRORS = (400, 404, 409, 503)
 
 ENDPOINTS = (
     Endpoint(
-        method="POST",
-        path="/v1/ack",
+        route="POST /v1/ack",
         handler=ack,
         tag="Messages",
         summary="Ack a delivery",
@@ -202,8 +161,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="POST",
-        path="/v1/ack/batch",
+        route="POST /v1/ack/batch",
         handler=ack_batch,
         tag="Messages",
         summary="Ack deliveries in one commit",
@@ -219,8 +177,7 @@ ENDPOINTS = (
         errors=(400, 413, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/nack",
+        route="POST /v1/nack",
         handler=nack,
         tag="Messages",
         summary="Nack a delivery",
@@ -234,8 +191,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="POST",
-        path="/v1/release",
+        route="POST /v1/release",
         handler=release,
         tag="Messages",
         summary="Release a delivery that nobody began to handle",
@@ -249,8 +205,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="POST",
-        path="/v1/release/batch",
+        route="POST /v1/release/batch",
         handler=release_batch,
         tag="Messages",
         summary="Release deliveries in one commit",
@@ -268,8 +223,7 @@ ENDPOINTS = (
         errors=(400, 413, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/extend",
+        route="POST /v1/extend",
         handler=extend,
         tag="Messages",
         summary="Extend a lease",

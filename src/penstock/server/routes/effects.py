@@ -13,7 +13,7 @@ from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_RESULT_BYTES
 from penstock.model.names import clean_name
 from penstock.server.envelopes import check_length
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, whole_number
+from penstock.server.http.requests import Request
 from penstock.server.members import (
     GroupName,
     Identifier,
@@ -25,6 +25,7 @@ from penstock.server.members import (
     optional,
     required,
 )
+from penstock.server.queries import BodyOrQuery, body_of_query
 from penstock.server.routes.deliveries import clean_reason, lease_of
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
@@ -75,15 +76,14 @@ class Begun(msgspec.Struct):
     last_error: str | UnsetType = UNSET
 
 
-_leased_decoder = msgspec.json.Decoder(LeasedEffectBody)
-_commit_decoder = msgspec.json.Decoder(CommitEffectBody)
-_fail_decoder = msgspec.json.Decoder(FailEffectBody)
+_leased = BodyOrQuery(LeasedEffectBody)
+_commits = BodyOrQuery(CommitEffectBody)
+_failures = BodyOrQuery(FailEffectBody)
 _ANYBODY = "anybody"
-_NAMES = EffectBody.__struct_fields__
 
 
 def begin(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    body = _leased(request)
+    body = _leased.read(request)
     dispatch.engine.begin_effect(
         _effect_of(body),
         lease_of(body.lease_ms, dispatch.engine.limits.lease_ms),
@@ -98,47 +98,26 @@ def _begun(effect: BegunEffect) -> Begun:
 
 
 def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    params = request.params()
-    named = {name: params.get(name) for name in EffectQuery.__struct_fields__}
-    command = _effect_of(EffectBody(**named, owner=_ANYBODY))
+    command = _effect_of(body_of_query(request.params(), EffectBody, owner=_ANYBODY))
     dispatch.engine.look_up_effect(
         command, lambda outcome: send_outcome(reply, outcome, 200, lambda report: report)
     )
 
 
 def renew(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    body = _leased(request)
+    body = _leased.read(request)
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
     dispatch.engine.renew_effect(_effect_of(body), lease_ms, reply.settle)
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_commit_decoder, request.body)
-    else:
-        body = CommitEffectBody(**_params(request, "result"))
+    body = _commits.read(request)
     dispatch.engine.commit_effect(_effect_of(body), body.result or "", reply.settle)
 
 
 def fail(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_fail_decoder, request.body)
-    else:
-        body = FailEffectBody(**_params(request, "reason"))
+    body = _failures.read(request)
     dispatch.engine.fail_effect(_effect_of(body), clean_reason(body.reason), reply.settle)
-
-
-def _leased(request: Request) -> LeasedEffectBody:
-    if request.body:
-        return decode_body(_leased_decoder, request.body)
-    params = request.params()
-    names = {name: params.get(name) for name in _NAMES}
-    return LeasedEffectBody(**names, lease_ms=whole_number(params, "lease_ms"))
-
-
-def _params(request: Request, last: str) -> dict[str, str | None]:
-    params = request.params()
-    return {name: params.get(name) for name in (*_NAMES, last)}
 
 
 def _effect_of(body: EffectBody) -> EffectCommand:
@@ -166,8 +145,7 @@ _ERRORS = (400, 404, 409, 503)
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/idempotency",
+        route="GET /v1/idempotency",
         handler=look_up,
         tag="Effects",
         summary="Look up an effect",
@@ -190,8 +168,7 @@ ENDPOINTS = (
         errors=(400, 404, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/idempotency/begin",
+        route="POST /v1/idempotency/begin",
         handler=begin,
         tag="Effects",
         summary="Begin an effect",
@@ -205,8 +182,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 429, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/idempotency/renew",
+        route="POST /v1/idempotency/renew",
         handler=renew,
         tag="Effects",
         summary="Renew an effect's lease",
@@ -217,8 +193,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="POST",
-        path="/v1/idempotency/commit",
+        route="POST /v1/idempotency/commit",
         handler=commit,
         tag="Effects",
         summary="Commit an effect with its result",
@@ -230,8 +205,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 413, 429, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/idempotency/fail",
+        route="POST /v1/idempotency/fail",
         handler=fail,
         tag="Effects",
         summary="Say that an effect failed",

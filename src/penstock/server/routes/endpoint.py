@@ -36,7 +36,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """`body` is the struct that is decoded; `query` are structs whose plain members may be in the
+    """`route` is the method and the path, with names in braces.
+
+    `body` is the struct that is decoded; `query` are structs whose plain members may be in the
     query: beside the body, or instead of it. `query_only`: the document leaves the body out.
 
     `scope`: the handler is a PathHandler, for the stream or the cache in the path.
@@ -47,8 +49,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     ETags, with the meaning of each.
     """
 
-    method: str
-    path: str
+    route: str
     handler: Handler | PathHandler
     scope: Literal["", "stream", "cache"] = ""
     tag: str
@@ -64,6 +65,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     conditions: dict[str, str] = {}
     answers: dict[int, Answer]
     errors: tuple[int, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return self.route.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        return self.route.partition(" ")[2]
 
 
 DONE = {204: Answer("Done.")}

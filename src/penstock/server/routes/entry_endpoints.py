@@ -23,8 +23,7 @@ class CascadeQuery(msgspec.Struct):
 
 def list_endpoint(path: str, handler: Handler, what: str, shape: Any, example: Any) -> Endpoint:
     return Endpoint(
-        method="GET",
-        path=path,
+        route=f"GET {path}",
         handler=handler,
         tag="Tenants",
         summary=f"List {what}",
@@ -38,8 +37,7 @@ def create_endpoint(
 ) -> Endpoint:
     """`answer` is the shape and an example."""
     return Endpoint(
-        method="POST",
-        path=path,
+        route=f"POST {path}",
         handler=handler,
         tag="Tenants",
         summary=f"Create a {what}",
@@ -57,8 +55,7 @@ def describe_endpoint(
     path: str, handler: Handler, what: str, answer: tuple[Any, Any], text: str = ""
 ) -> Endpoint:
     return Endpoint(
-        method="GET",
-        path=path,
+        route=f"GET {path}",
         handler=handler,
         tag="Tenants",
         summary=f"Describe a {what}",
@@ -72,8 +69,7 @@ def change_endpoint(
     path: str, handler: Handler, what: str, body: Any, example: Any, answer: tuple[Any, Any]
 ) -> Endpoint:
     return Endpoint(
-        method="PATCH",
-        path=path,
+        route=f"PATCH {path}",
         handler=handler,
         tag="Tenants",
         summary=f"Change a {what}'s settings",
@@ -89,8 +85,7 @@ def delete_endpoint(
     path: str, handler: Handler, what: str, text: str, *, may_cascade: bool = False
 ) -> Endpoint:
     return Endpoint(
-        method="DELETE",
-        path=path,
+        route=f"DELETE {path}",
         handler=handler,
         tag="Tenants",
         summary=f"Delete a {what}",

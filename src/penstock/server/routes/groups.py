@@ -84,8 +84,7 @@ def _reached(body: ProgressBody) -> list[Reached]:
 
 ENDPOINTS = (
     Endpoint(
-        method="DELETE",
-        path="/v1/topics/{topic}/groups/{group}",
+        route="DELETE /v1/topics/{topic}/groups/{group}",
         handler=delete_group,
         tag="Topics",
         summary="Delete a group",
@@ -94,8 +93,7 @@ ENDPOINTS = (
         errors=(400, 404, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/topics/{topic}/groups/{group}/progress",
+        route="POST /v1/topics/{topic}/groups/{group}/progress",
         handler=set_progress,
         tag="Ranges",
         summary="Publish a group's progress",

@@ -151,8 +151,7 @@ def _kind(name: str) -> str:
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/journal",
+        route="GET /v1/journal",
         handler=read_journal,
         tag="Journal",
         summary="Read the events of messages",
@@ -172,8 +171,7 @@ ENDPOINTS = (
         errors=(400, 409, 410, 416, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/journal/offsets",
+        route="GET /v1/journal/offsets",
         handler=read_positions,
         tag="Journal",
         summary="First and next positions of the journal",
@@ -189,8 +187,7 @@ ENDPOINTS = (
         errors=(400, 409, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/journal/archived",
+        route="POST /v1/journal/archived",
         handler=set_archived,
         tag="Journal",
         summary="Say how far the journal is archived",
@@ -203,8 +200,7 @@ ENDPOINTS = (
         errors=(400, 409, 416, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/journal/splits",
+        route="GET /v1/journal/splits",
         handler=read_splits,
         tag="Journal",
         summary="Split the journal for parallel reading",

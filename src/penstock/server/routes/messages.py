@@ -23,6 +23,7 @@ from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body, whole_number
 from penstock.server.http.responses import JSON_TYPE, batch_error, encode_json
 from penstock.server.members import StrictBody, TopicName, limits, optional, required
+from penstock.server.queries import body_of_query
 from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
@@ -121,26 +122,19 @@ def produce_of(body: ProduceBody) -> Produce:
 
 
 def _body_of_query(params: dict[str, str]) -> ProduceBody:
-    return ProduceBody(
-        topic=params.get("topic"),
-        key=params.get("key"),
-        value=params.get("value"),
-        envelope=EnvelopeBody(
-            run_id=params.get("run_id"),
-            step_id=params.get("step_id"),
-            parent_step_id=params.get("parent_step_id"),
-            tenant_id=params.get("tenant_id") or params.get("tenant"),
-            idempotency_key=params.get("idempotency_key") or params.get("idem_key"),
-            target_topic=params.get("target_topic"),
-            partition_override=whole_number(params, "partition_override"),
-            deadline=_deadline_of_query(params),
-            retry_policy=RetryPolicyBody(
-                max_attempts=whole_number(params, "retry_max_attempts"),
-                backoff_ms=whole_number(params, "retry_backoff_ms"),
-                max_backoff_ms=whole_number(params, "retry_max_backoff_ms"),
-            ),
+    envelope = body_of_query(
+        params,
+        EnvelopeBody,
+        tenant_id=params.get("tenant_id") or params.get("tenant"),
+        idempotency_key=params.get("idempotency_key") or params.get("idem_key"),
+        deadline=_deadline_of_query(params),
+        retry_policy=RetryPolicyBody(
+            max_attempts=whole_number(params, "retry_max_attempts"),
+            backoff_ms=whole_number(params, "retry_backoff_ms"),
+            max_backoff_ms=whole_number(params, "retry_max_backoff_ms"),
         ),
     )
+    return body_of_query(params, ProduceBody, envelope=envelope)
 
 
 def _deadline_of_query(params: dict[str, str]) -> str | None:
@@ -168,8 +162,7 @@ _REFUSED = {"error": "NOT_FOUND", "message": "no such topic: 'order'", "code": 4
 
 ENDPOINTS = (
     Endpoint(
-        method="POST",
-        path="/v1/produce",
+        route="POST /v1/produce",
         handler=produce,
         tag="Messages",
         summary="Produce a message",
@@ -203,8 +196,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 413, 429, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/produce/batch",
+        route="POST /v1/produce/batch",
         handler=produce_batch,
         tag="Messages",
         summary="Produce messages in one commit",

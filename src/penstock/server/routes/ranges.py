@@ -294,8 +294,7 @@ def not_negative(params: dict[str, str], name: str) -> int | None:
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/topics/{topic}/partitions/{partition}/records",
+        route="GET /v1/topics/{topic}/partitions/{partition}/records",
         handler=read_range,
         tag="Ranges",
         summary="Read a range of a partition",
@@ -313,8 +312,7 @@ ENDPOINTS = (
         errors=(400, 404, 410, 416, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/topics/{topic}/partitions/{partition}/splits",
+        route="GET /v1/topics/{topic}/partitions/{partition}/splits",
         handler=read_splits,
         tag="Ranges",
         summary="Split a range for parallel reading",
@@ -333,8 +331,7 @@ ENDPOINTS = (
         errors=(400, 404, 410, 416, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/topics/{topic}/offsets",
+        route="GET /v1/topics/{topic}/offsets",
         handler=read_offsets,
         tag="Ranges",
         summary="First and next offsets of a topic",
@@ -351,8 +348,7 @@ ENDPOINTS = (
         errors=(400, 404, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/offsets",
+        route="GET /v1/offsets",
         handler=read_all_offsets,
         tag="Ranges",
         summary="First and next offsets of all topics",

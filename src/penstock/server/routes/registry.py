@@ -116,8 +116,7 @@ _TENANT = {
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/registry",
+        route="GET /v1/registry",
         handler=status,
         tag="Registry",
         summary="Role and revision of the registry",
@@ -132,8 +131,7 @@ ENDPOINTS = (
         errors=(503,),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/registry/snapshot",
+        route="GET /v1/registry/snapshot",
         handler=snapshot,
         tag="Registry",
         summary="All entries at one revision",
@@ -147,8 +145,7 @@ ENDPOINTS = (
         errors=(503,),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/registry/changes",
+        route="GET /v1/registry/changes",
         handler=changes,
         tag="Registry",
         summary="Changes after a revision",

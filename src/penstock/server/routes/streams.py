@@ -142,8 +142,7 @@ _LAG = {
 
 ENDPOINTS = (
     Endpoint(
-        method="POST",
-        path=f"{STREAM}/publish",
+        route=f"POST {STREAM}/publish",
         handler=post_publish,
         scope="stream",
         tag="Streams",
@@ -158,8 +157,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="POST",
-        path=f"{STREAM}/publish_batch",
+        route=f"POST {STREAM}/publish_batch",
         handler=post_publish_batch,
         scope="stream",
         tag="Streams",
@@ -172,8 +170,7 @@ ENDPOINTS = (
         errors=_ERRORS,
     ),
     Endpoint(
-        method="GET",
-        path=f"{STREAM}/subscribe",
+        route=f"GET {STREAM}/subscribe",
         handler=subscribe,
         scope="stream",
         tag="Streams",
@@ -195,8 +192,7 @@ ENDPOINTS = (
         errors=(400, 404, 503),
     ),
     Endpoint(
-        method="GET",
-        path=f"{STREAM}/subscriptions",
+        route=f"GET {STREAM}/subscriptions",
         handler=list_subscriptions,
         scope="stream",
         tag="Streams",

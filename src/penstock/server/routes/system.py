@@ -68,8 +68,7 @@ def version(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/version",
+        route="GET /v1/version",
         handler=version,
         tag="Broker",
         summary="Version, durability and the largest message",
@@ -89,24 +88,21 @@ ENDPOINTS = (
         },
     ),
     Endpoint(
-        method="GET",
-        path="/v1/healthz",
+        route="GET /v1/healthz",
         handler=healthz,
         tag="Broker",
         summary="Is it alive?",
         answers={200: Answer("It is.", Status, {"status": "ok"})},
     ),
     Endpoint(
-        method="GET",
-        path="/v1/livez",
+        route="GET /v1/livez",
         handler=healthz,
         tag="Broker",
         summary="Is it alive? (the usual name of the probe)",
         answers={200: Answer("It is.", Status, {"status": "ok"})},
     ),
     Endpoint(
-        method="GET",
-        path="/v1/readyz",
+        route="GET /v1/readyz",
         handler=readyz,
         tag="Broker",
         summary="Is it ready for requests?",

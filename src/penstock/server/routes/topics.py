@@ -18,8 +18,9 @@ from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_PARTITIONS
 from penstock.model.names import clean_name
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, truth_if_given, whole_number
+from penstock.server.http.requests import Request
 from penstock.server.members import Count, Name, StrictBody, Wait, limits, optional, required
+from penstock.server.queries import BodyOrQuery
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class TopicAnswer(msgspec.Struct):
     partitions: int
 
 
-_topic_decoder = msgspec.json.Decoder(TopicBody)
-_settings_decoder = msgspec.json.Decoder(TopicSettingsBody)
+_topics = BodyOrQuery(TopicBody)
+_settings = BodyOrQuery(TopicSettingsBody)
 
 
 def list_topics(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -94,12 +95,9 @@ def _names_bytes(names: list[str]) -> int:
 
 
 def create_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    if request.body:
-        body = decode_body(_topic_decoder, request.body)
-    else:
-        params = request.params()
-        archive = truth_if_given(params, "after_archive")
-        body = TopicBody(params.get("name"), _partitions(params), archive, **_retry_params(params))
+    if not request.body and not request.params().get("partitions", "1").strip():
+        raise InvalidArgument("partitions must be a whole number")
+    body = _topics.read(request)
     name = clean_name(body.name, "name")
     partitions = 1 if body.partitions is None else body.partitions
     done = partial(_send_created, reply, name, partitions)
@@ -110,16 +108,6 @@ def create_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
 
 def _retries(body: TopicBody | TopicSettingsBody) -> RetryDefaults:
     return RetryDefaults(**{name: getattr(body, name) for name in RetryDefaults.__struct_fields__})
-
-
-def _retry_params(params: dict[str, str]) -> dict[str, int | None]:
-    return {name: whole_number(params, name) for name in RetryDefaults.__struct_fields__}
-
-
-def _partitions(params: dict[str, str]) -> int | None:
-    if "partitions" in params and not params["partitions"].strip():
-        raise InvalidArgument("partitions must be a whole number")
-    return whole_number(params, "partitions")
 
 
 def _send_created(reply: Reply, name: str, partitions: int, outcome: bool | PenstockError) -> None:
@@ -145,16 +133,7 @@ def _report_bytes(report: TopicReport) -> int:
 
 def configure_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     topic = _topic(request)
-    if request.body:
-        body = decode_body(_settings_decoder, request.body)
-    else:
-        params = request.params()
-        body = TopicSettingsBody(
-            whole_number(params, "retention_ms"),
-            whole_number(params, "retention_bytes"),
-            truth_if_given(params, "after_archive"),
-            **_retry_params(params),
-        )
+    body = _settings.read(request)
     dispatch.engine.configure_topic(
         topic,
         body.retention_ms,
@@ -188,16 +167,14 @@ _EXAMPLE = TopicReport(
 
 ENDPOINTS = (
     Endpoint(
-        method="GET",
-        path="/v1/topics",
+        route="GET /v1/topics",
         handler=list_topics,
         tag="Topics",
         summary="List topics",
         answers={200: Answer("The names, sorted.", TopicNames, {"topics": ["orders"]})},
     ),
     Endpoint(
-        method="POST",
-        path="/v1/topics",
+        route="POST /v1/topics",
         handler=create_topic,
         tag="Topics",
         summary="Create a topic",
@@ -219,8 +196,7 @@ ENDPOINTS = (
         errors=(400, 409, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/topics/{topic}",
+        route="GET /v1/topics/{topic}",
         handler=describe_topic,
         tag="Topics",
         summary="Describe a topic",
@@ -229,8 +205,7 @@ ENDPOINTS = (
         errors=(400, 404),
     ),
     Endpoint(
-        method="PATCH",
-        path="/v1/topics/{topic}",
+        route="PATCH /v1/topics/{topic}",
         handler=configure_topic,
         tag="Topics",
         summary="Change a topic's settings",
@@ -245,8 +220,7 @@ ENDPOINTS = (
         errors=(400, 404, 503),
     ),
     Endpoint(
-        method="DELETE",
-        path="/v1/topics/{topic}",
+        route="DELETE /v1/topics/{topic}",
         handler=delete_topic,
         tag="Topics",
         summary="Delete a topic",

@@ -58,8 +58,7 @@ def _error_of(message: Message | Refused, error: PenstockError) -> Any:
 
 ENDPOINTS = (
     Endpoint(
-        method="POST",
-        path="/v1/felix",
+        route="POST /v1/felix",
         handler=post_message,
         tag="Streams",
         summary="Any message of the WebSocket that needs no open connection",
@@ -85,8 +84,7 @@ ENDPOINTS = (
         errors=(400, 404, 413, 429, 503, 409, 412),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/felix/ws",
+        route="GET /v1/felix/ws",
         handler=get_socket,
         tag="Streams",
         summary="The WebSocket",

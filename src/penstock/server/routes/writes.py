@@ -199,8 +199,7 @@ def _same(report: Report) -> Report:
 
 ENDPOINTS = (
     Endpoint(
-        method="PUT",
-        path="/v1/writes/{producer}/{batch}/{part}/{piece}",
+        route="PUT /v1/writes/{producer}/{batch}/{part}/{piece}",
         handler=stage,
         tag="Writes",
         summary="Stage a piece of a batch",
@@ -213,8 +212,7 @@ ENDPOINTS = (
         errors=(400, 404, 409, 413, 429, 503),
     ),
     Endpoint(
-        method="POST",
-        path="/v1/writes/{producer}/{batch}/commit",
+        route="POST /v1/writes/{producer}/{batch}/commit",
         handler=commit,
         tag="Writes",
         summary="Commit a batch",
@@ -238,8 +236,7 @@ ENDPOINTS = (
         errors=(400, 409, 413, 429, 503),
     ),
     Endpoint(
-        method="DELETE",
-        path="/v1/writes/{producer}/{batch}",
+        route="DELETE /v1/writes/{producer}/{batch}",
         handler=abort,
         tag="Writes",
         summary="Drop the staged pieces of a batch",
@@ -248,8 +245,7 @@ ENDPOINTS = (
         errors=(400, 503),
     ),
     Endpoint(
-        method="GET",
-        path="/v1/writes/{producer}",
+        route="GET /v1/writes/{producer}",
         handler=describe,
         tag="Writes",
         summary="Describe a producer",
