@@ -25,7 +25,7 @@ from penstock.core.cache_rules import (
     decide_put,
     decide_transact,
 )
-from penstock.core.deadletters import decide_burial
+from penstock.core.dead_letters import decide_dead_letter
 from penstock.core.deliver import (
     delivered,
     first_delivery,
@@ -286,7 +286,9 @@ class RandomBroker:
             place = (entry.progress.group.topic.id, entry.progress.partition, entry.offset)
             if entry.state == DYING:
                 body = self.messages[place]
-                records, _ = decide_burial(self.state, entry, body, entry.last_error, self.now_ms)
+                records, _ = decide_dead_letter(
+                    self.state, entry, body, entry.last_error, self.now_ms
+                )
                 for record in records:
                     self.emit(record)
 

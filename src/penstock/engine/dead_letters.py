@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from penstock.core.deadletters import decide_burial
+from penstock.core.dead_letters import decide_dead_letter
 from penstock.core.deliver import is_effect_committed, redelivery, skip
 from penstock.core.groups import DYING, Unfinished
 from penstock.core.state import BrokerState
@@ -95,7 +95,7 @@ class DeadLetters:
     def _store_copy(self, entry: Unfinished, body: Message) -> bool:
         source = entry.progress.group.topic
         now_ms = self._ledger.now_ms()
-        records, copy = decide_burial(self._state, entry, body, entry.last_error, now_ms)
+        records, copy = decide_dead_letter(self._state, entry, body, entry.last_error, now_ms)
         first, finished = records[0], records[-1]
         if isinstance(first, TopicCreated):
             if not self._ledger.record(first):

@@ -94,8 +94,8 @@ class JournalRows:
             Skipped: self._skipped,
             Released: self._released,
         }
-        # A burial is the record of the copy, then that of the original's end. Only the copy has
-        # the reason.
+        # Dead-lettering writes the record of the copy, then that of the original's end. Only the
+        # copy has the reason.
         self._letter: DeadLetter | None = None
         self._begin()
 
@@ -181,13 +181,13 @@ class JournalRows:
         group = self._state.groups[record.group_id]
         entry = group.progress[record.partition].unfinished[record.offset]
         if record.how == DEAD_LETTERED:
-            self._buried(position, record.ts, group, entry)
+            self._dead_lettered(position, record.ts, group, entry)
             return
         kind = _ACKED if record.how == ACKED else journal.SKIPPED
         context = self._context(group, record.partition, kind)
         self._settled(position, record.ts, context, entry)
 
-    def _buried(self, position: int, ts: int, group: Group, entry: Unfinished) -> None:
+    def _dead_lettered(self, position: int, ts: int, group: Group, entry: Unfinished) -> None:
         """Adds the end of the last lease too if it has no record, as in logs of older releases: the
         entry is in flight then."""
         letter = self._letter

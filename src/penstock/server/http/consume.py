@@ -1,7 +1,7 @@
 """The NDJSON stream of a consumer, one item a line.
 
 While the connection is above its high-water mark the consumer is paused: the engine hands nothing
-to it, and what was decided for it goes to another consumer when its lease ends.
+to it, and deliveries that were already recorded for it go back to their group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Burial: copies a message to `dlq.<topic>` and finishes it in its group, as one decision.
+"""Dead-lettering: copies a message to `dlq.<topic>` and finishes it in its group, as one decision.
 
 Invariant: the records returned belong into one frame, so that a crash keeps both or neither. Must
 not know where the message body comes from.
@@ -14,10 +14,10 @@ from penstock.model.names import dead_letter_topic
 from penstock.model.records import DEAD_LETTERED, Finished, Message, Record, TopicCreated
 
 
-def decide_burial(
+def decide_dead_letter(
     state: BrokerState, entry: Unfinished, body: Message, last_error: str, now_ms: int
 ) -> tuple[list[Record], Message]:
-    """Returns all records of the burial, and the copy among them."""
+    """Returns all records of the move, and the copy among them."""
     group = entry.progress.group
     source = group.topic
     name = dead_letter_topic(source.name)
