@@ -39,7 +39,7 @@ from penstock.model.item import Item
 @click.option("--idempotency-key", default="", help="Store only the first message with this key.")
 @click.option("--target-topic", default="", help="Store it in this topic instead.")
 @click.option("--partition-override", type=int, default=None, help="Store it in this partition.")
-@click.option("--deadline", default="", help="Refuse it after this time (RFC 3339 with a zone).")
+@click.option("--deadline", default="", help="Refuse to store it after this RFC 3339 time.")
 @click.option(
     "--retry-max-attempts", type=int, default=0, help="Attempts until it is dead-lettered."
 )

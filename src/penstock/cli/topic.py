@@ -12,6 +12,7 @@ from penstock.cli.terminal import printable, show, show_json, show_table, size
 from penstock.cli.units import MILLISECONDS, Size
 from penstock.client.results import Topic
 from penstock.client.sync import Client
+from penstock.model.names import is_dead_letter_topic
 from penstock.model.units import format_duration
 
 
@@ -40,7 +41,11 @@ def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
             MILLISECONDS,
             "First wait after a nack, without a retry policy. 0: the broker's default.",
         ),
-        ("--max-attempts", click.INT, "Attempts of a message without a retry policy. 0: no limit."),
+        (
+            "--max-attempts",
+            click.INT,
+            "Attempts if a message sets no max_attempts. 0: no limit.",
+        ),
     ):
         metavar = "DURATION" if kind is MILLISECONDS else None
         command = click.option(name, type=kind, metavar=metavar, help=text)(command)
@@ -198,7 +203,9 @@ def _retries(found: Topic) -> str:
     """Describes how the topic retries messages without a retry policy; empty if it sets nothing."""
     said = ""
     if found.max_attempts:
-        said += f"; gives up after {_count(found.max_attempts, 'attempt')}"
+        limit = f"gives up after {_count(found.max_attempts, 'attempt')}"
+        is_dead = is_dead_letter_topic(found.name)
+        said += "; ignores max_attempts, as dead-letter topics do" if is_dead else f"; {limit}"
     if found.retry_backoff_ms:
         said += f"; retries after {format_duration(found.retry_backoff_ms)}"
     if found.retry_max_backoff_ms:

@@ -58,6 +58,8 @@ class NewMessage(msgspec.Struct, frozen=True, omit_defaults=True):
         require_text("value", self.value)
         require_text("key", self.key)
         if self.envelope is not None:
+            if not isinstance(self.envelope, Envelope):
+                raise TypeError(f"envelope must be an Envelope, not {type(self.envelope).__name__}")
             for name in _ENVELOPE_TEXTS:
                 require_text(name, getattr(self.envelope, name))
 

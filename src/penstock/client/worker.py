@@ -56,7 +56,7 @@ class Worker(WorkerBase):
         effect: bool = False,
     ) -> None:
         if inspect.iscoroutinefunction(handler):
-            raise InvalidArgument("a worker's handler is a plain function, not a coroutine's")
+            raise InvalidArgument("a Worker takes a plain function; use AsyncWorker for coroutines")
         super().__init__(
             client,
             topic,

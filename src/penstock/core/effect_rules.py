@@ -91,6 +91,8 @@ def _find_own(state: BrokerState, command: EffectCommand, now_ms: int) -> tuple[
 
 
 def _check_own(known: Effect | None, command: EffectCommand) -> Effect:
+    if known is not None and known.status == COMMITTED:
+        raise FailedPrecondition("the effect is committed already")
     if known is None or known.status != PENDING:
         raise FailedPrecondition("the effect is not begun; begin it first")
     if known.owner != command.owner:

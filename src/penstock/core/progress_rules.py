@@ -44,8 +44,7 @@ def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
         end = topic.partitions[each.partition].end_offset
         if each.next > end:
             raise NotYet(
-                f"partition {each.partition} ends at offset {end}; "
-                f"nothing before offset {each.next} can be done yet"
+                f"next is {each.next}, but partition {each.partition} ends at offset {end}"
             )
 
 

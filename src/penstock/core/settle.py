@@ -71,7 +71,7 @@ def decide_nack(
     entry = _find_held(progress, command)
     if dead:
         if topic.is_dead_letter:
-            raise FailedPrecondition("a dead-letter topic has no dead letters of its own; ack it")
+            raise FailedPrecondition("a dead-letter topic has no dead letters; ack the message")
         retry_at = DEAD
     elif entry.state == IN_FLIGHT:
         retry_at = _retry_after_nack(state, topic, entry, delay_ms, now_ms)

@@ -139,7 +139,7 @@ def snapshot_of(registry: Registry) -> Snapshot:
 def changes_since(registry: Registry, since: int, epoch: int | None) -> Changes:
     """Returns the changes after revision `since`. Raises OutOfRange if they are no longer kept."""
     if epoch is not None and epoch != registry.epoch:
-        raise OutOfRange("the epoch is of another registry; take a snapshot")
+        raise OutOfRange("this epoch belongs to another registry; take a snapshot")
     if since > registry.revision:
         raise NotYet(f"revision {since} does not exist yet; the registry is at {registry.revision}")
     kept = registry.changes

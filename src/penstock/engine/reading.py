@@ -109,7 +109,7 @@ def bounds_within(
     if start < oldest:
         raise OutOfRange(f"{what}s below {oldest} are no longer kept; {start} was asked for")
     if max(start, end) > newest:
-        raise NotYet(f"what can be read ends at {what} {newest}; {max(start, end)} was asked for")
+        raise NotYet(f"readable {what}s end at {newest}; {max(start, end)} was asked for")
     if start > end:
         raise InvalidArgument(f"start {start} is above end {end}")
     return start, end

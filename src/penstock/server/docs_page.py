@@ -189,7 +189,7 @@ def _parameters(operation: Json) -> list[str]:
     title = "Parameters"
     # A query with `raw` comes with a body, other queries replace it.
     if "requestBody" in operation and names["query"] and "raw" not in names["query"]:
-        title = "Parameters, those of the query in place of a body"
+        title = "Parameters, in the query if there is no body"
     return [f"<details><summary>{title}</summary><table>", *rows, "</table></details>"]
 
 

@@ -65,7 +65,7 @@ def check_identity(vfs: Vfs, path: str, file: NamedFile) -> None:
     finally:
         vfs.close(fd)
     if size != file.size:
-        raise CorruptHistory(path, min(size, file.size), f"{size} bytes long, it had {file.size}")
+        raise CorruptHistory(path, min(size, file.size), f"{size} bytes long, not {file.size}")
     if file.identity is None or zlib.crc32(head) == file.identity.head_crc or not any(head):
         return
     found = _NAME.search(head)

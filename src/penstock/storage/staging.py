@@ -235,7 +235,7 @@ class _PieceOnDisk:
             raise CorruptStaged(path, _HEAD.size, detail)
         wanted = self._base + sum(part.length for part in self.content.slices)
         if size != wanted:
-            raise CorruptStaged(path, min(size, wanted), f"{size} bytes long, it had {wanted}")
+            raise CorruptStaged(path, min(size, wanted), f"{size} bytes long, not {wanted}")
 
     def read(self, part: StagedSlice) -> pa.Buffer:
         start = self._base + part.start

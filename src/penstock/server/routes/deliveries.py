@@ -40,7 +40,7 @@ class AckBody(StrictBody):
     offset: Annotated[Count | None, required("The delivery's offset.")] = None
     owner: OwnerName = None
     delivery_id: Annotated[
-        str | None, optional("The delivery's fencing token, so that a later delivery is not meant.")
+        str | None, optional("Names this delivery only; a later one of the message is refused.")
     ] = None
 
 
