@@ -14,7 +14,6 @@ import pytest
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
 from tests.contract.namespaces import Feed, Namespace, assert_typed_error, b64, unb64
-from tests.ndjson import StreamEnded
 
 BIG = 32 * 1024
 
@@ -265,16 +264,6 @@ def test_a_stopping_broker_ends_its_feeds(start_broker: StartBroker) -> None:
         assert (last.members["type"], last.members["error"]) == ("error", "UNAVAILABLE")
         assert feed.clean_end
         feed.close()
-
-
-def test_a_killed_broker_is_seen_as_lost(start_broker: StartBroker) -> None:
-    """felix-48, felix-49, felix-108"""
-    broker = start_broker(memory=True)
-    with Namespace(broker).subscribe("default") as feed:
-        broker.kill()
-        with pytest.raises(StreamEnded):
-            feed.next()
-        assert not feed.clean_end
 
 
 @pytest.mark.parametrize("query", ["event_queue_depth=0", "event_queue_depth=65537",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess, wait_until
+from tests.broker_process import BrokerProcess
 from tests.contract.checks import assert_error, new_name
 from tests.contract.conftest import StartBroker
 from tests.contract.namespaces import Namespace, assert_typed_error, b64
@@ -201,16 +200,6 @@ def test_a_value_is_read_back_with_its_version_and_what_is_left_of_its_time(ns: 
     assert ns.get(cache, "k") == {"type": "cache_value", "value": "", "version": second["version"]}
     assert ns.put(cache, "k", b"x", ttl_ms=0).status_code == 200
     assert ns.value(cache, "k") is None
-
-
-def test_a_value_is_gone_when_its_time_is_over(ns: Namespace) -> None:
-    """felix-58, felix-62, felix-63"""
-    cache = ns.create_cache()
-    ns.put(cache, "k", b"v", ttl_ms=400)
-    answered = time.monotonic()
-    assert ns.value(cache, "k") == b"v"
-    wait_until(answered + 0.5)
-    assert ns.get(cache, "k") == {"type": "cache_value", "value": None, "version": 0}
 
 
 def test_a_raw_value_is_the_body_itself(ns: Namespace) -> None:
@@ -411,16 +400,6 @@ def test_reads_are_never_torn(ns: Namespace) -> None:
         for each in writes:
             each.result()
     assert ns.value(cache, "k") == ns.value(cache, "k")
-
-
-def test_ephemeral_entries_are_gone_after_a_restart(start_broker: StartBroker) -> None:
-    """felix-48"""
-    broker = start_broker()
-    ns = Namespace(broker)
-    version = ns.put("default", "k", b"v").json()["version"]
-    broker.restart()
-    assert ns.value("default", "k") is None
-    assert ns.put("default", "k", b"v").json()["version"] > version
 
 
 # -- messages --------------------------------------------------------------------------------------

@@ -495,15 +495,3 @@ def test_a_broker_that_stops_says_so_and_stops_in_time(
         subscribe(ws, "default")
         Namespace(broker).publish("default", b"after")
         assert ws.events(1) == [b"after"]
-
-
-def test_a_killed_broker_is_seen_as_a_lost_connection(start_broker: StartBroker) -> None:
-    """felix-49, 108"""
-    broker = start_broker(memory=True)
-    with WebSocket(broker.port) as ws:
-        subscribe(ws, "default")
-        broker.kill()
-        assert ws.close_code(5) is None
-    broker.start()
-    with WebSocket(broker.port) as ws:
-        subscribe(ws, "default")

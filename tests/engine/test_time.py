@@ -138,7 +138,7 @@ def test_what_waits_for_its_backoff_holds_up_nobody():
 
 
 def test_a_late_nack_replaces_the_reason_and_keeps_the_schedule():
-    """Settled: by the same owner, after the lease ended, before redelivery."""
+    """driftq-37: a nack by the same owner, after the lease ended and before the redelivery."""
     broker = on_disk()
     broker.topic()
     reader = broker.consume(lease_ms=500)
