@@ -207,10 +207,8 @@ def test_after_the_ttl_the_key_is_free_and_not_before(start_broker: StartBroker)
 
 
 def test_a_key_beyond_the_bound_is_429_and_none_is_forgotten(start_broker: StartBroker) -> None:
-    """driftq-60"""
-    broker = start_broker(
-        "--idempotency-ttl-ms", "4000", memory=True, env={"PENSTOCK_MAX_IDEMPOTENCY_KEYS": "3"}
-    )
+    """driftq-60: the engine's tests say when there is room again."""
+    broker = start_broker(memory=True, env={"PENSTOCK_MAX_IDEMPOTENCY_KEYS": "3"})
     topic = broker.create_topic("t")
     for n in range(3):
         broker.put(topic, str(n), envelope=keyed(str(n)))
@@ -219,6 +217,3 @@ def test_a_key_beyond_the_bound_is_429_and_none_is_forgotten(start_broker: Start
         broker.put(topic, "again", envelope=keyed(str(n)))
     broker.put(topic, "without a key")
     assert values(broker, topic, 4) == ["0", "1", "2", "without a key"]
-    eventually(
-        lambda: broker.produce(topic, "x", envelope=keyed("x")).status_code, {200}.__contains__
-    )
