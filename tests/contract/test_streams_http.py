@@ -29,44 +29,6 @@ def test_a_fresh_broker_has_a_stream_and_a_cache_to_begin_with(ns: Namespace) ->
     assert ns.value("default", "k") == b"v"
 
 
-@pytest.mark.parametrize(
-    ("tenant_id", "namespace", "name", "says"),
-    [
-        ("nobody", "default", "default", "unknown tenant 'nobody'"),
-        ("default", "nowhere", "default", "unknown namespace 'nowhere' of tenant 'default'"),
-        ("default", "default", "none", "not found: 'default/default/none'"),
-    ],
-)
-def test_what_is_unknown_is_404_and_named(
-    broker: BrokerProcess, tenant_id: str, namespace: str, name: str, says: str
-) -> None:
-    """felix-87, felix-88, felix-89, felix-92"""
-    there = Namespace(broker, tenant_id, namespace)
-    stream, cache = there.stream_path(name), there.cache_path(name)
-    client = broker.client
-    txn = {"ops": [{"op": "delete", "key": "k"}]}
-    replies = [
-        there.publish(name, b"x"),
-        there.publish(name, b"x", b"y"),
-        client.post(f"{stream}/publish?raw=true", content=b"x"),
-        client.get(f"{stream}/subscribe"),
-        client.get(f"{stream}/subscriptions"),
-        there.put(name, "k", b"v"),
-        client.get(f"{cache}/entries/k"),
-        client.get(f"{cache}/entries/k?raw=true"),
-        client.delete(f"{cache}/entries/k"),
-        client.post(f"{cache}/entries/k/incr"),
-        client.post(f"{cache}/get_many", json={"keys": ["k"]}),
-        client.post(f"{cache}/txn", json=txn),
-        client.get(f"{cache}/watch?prefix="),
-        there.send("publish", stream=name, payload=""),
-        there.send("cache_get", cache=name, key="k"),
-    ]
-    for reply in replies:
-        body = assert_typed_error(reply, 404, "NOT_FOUND")
-        assert says in body["message"], (reply.request.url, body)
-
-
 def test_paths_that_are_none_and_methods_that_are_not_taken(ns: Namespace) -> None:
     """With the type that every answer below these paths has; elsewhere errors stay as they are."""
     client = ns.broker.client
