@@ -84,7 +84,7 @@ def test_refusals_are_raised(lively: BrokerProcess, client: Client) -> None:
         client.journal_offsets()
 
 
-def test_how_far_it_is_archived_can_be_said(lively: BrokerProcess) -> None:
+def test_the_archived_position_of_the_journal_can_be_set(lively: BrokerProcess) -> None:
     with Client(lively.url) as client:
         end = client.journal_offsets().next
         assert end > 0

@@ -204,7 +204,7 @@ def test_a_router_that_returns_nothing_changes_nothing(routed: BrokerProcess) ->
     assert "routing" not in first_item(routed, topic).members
 
 
-def test_what_the_router_said_survives_a_restart(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_the_routers_decision_survives_a_restart(start_broker: StartBroker, tmp_path: Path) -> None:
     """driftq-54"""
     (tmp_path / "contract_router.py").write_text(CALLABLES)
     broker = start_broker("--router", "contract_router:route", env={"PYTHONPATH": str(tmp_path)})

@@ -173,7 +173,7 @@ def test_events_of_any_size_are_written_a_few_at_a_time(ns: Namespace) -> None:
         assert feed.payloads(len(payloads)) == payloads
 
 
-def test_lag_is_told_to_who_asked(ns: Namespace) -> None:
+def test_lag_is_sent_to_subscribers_that_asked_for_it(ns: Namespace) -> None:
     """felix-4, felix-115, felix-116"""
     stream = ns.create_stream(event_queue_depth=2000, lag_alert_events=100)
     silent = ns.subscribe(stream, receive_buffer=4096)
@@ -355,7 +355,7 @@ def test_a_watch_sees_each_change_of_its_key_and_no_other(ns: Namespace) -> None
         feed.expect_nothing()
 
 
-def test_a_watch_of_a_prefix_sees_all_that_begin_so(ns: Namespace) -> None:
+def test_a_watch_of_a_prefix_sees_all_keys_that_begin_with_it(ns: Namespace) -> None:
     """felix-80"""
     cache = ns.create_cache()
     with ns.watch(cache, "prefix=user:") as feed, ns.watch(cache, "prefix=") as every:
@@ -365,7 +365,7 @@ def test_a_watch_of_a_prefix_sees_all_that_begin_so(ns: Namespace) -> None:
         assert [item.members["key"] for item in every.take(3)] == ["user:1", "other", "user:2"]
 
 
-def test_expiry_and_eviction_are_told_to_who_asked(ns: Namespace) -> None:
+def test_expiry_and_eviction_are_sent_to_watchers_that_asked_for_them(ns: Namespace) -> None:
     """felix-80"""
     cache = ns.create_cache(max_entries=1)
     with (

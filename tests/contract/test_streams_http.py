@@ -446,7 +446,7 @@ def test_an_array_is_answered_in_order_with_errors_in_their_places(ns: Namespace
     assert answers[3]["error"] == "NOT_FOUND"
 
 
-def test_a_short_request_gets_no_answer_of_any_size(start_broker: StartBroker) -> None:
+def test_answers_over_max_body_bytes_are_refused(start_broker: StartBroker) -> None:
     broker = start_broker(memory=True, env={"PENSTOCK_MAX_BODY_BYTES": str(2**20)})
     ns = Namespace(broker)
     ns.put("default", "k", b"x" * 500_000)
@@ -464,7 +464,9 @@ def test_too_many_operations_are_refused_before_they_are_made(ns: Namespace) -> 
     assert "10000" in body["message"]
 
 
-def test_strangers_are_refused_here_too(start_broker: StartBroker) -> None:
+def test_streams_and_caches_refuse_other_sites_and_missing_tokens(
+    start_broker: StartBroker,
+) -> None:
     """A page of another site, and somebody without the token."""
     broker = start_broker(memory=True, env={"PENSTOCK_TOKEN": "secret"})
     ns = Namespace(broker)

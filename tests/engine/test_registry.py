@@ -103,7 +103,7 @@ def test_a_fresh_broker_has_a_default_of_everything():
     ]
 
 
-def test_what_exists_just_so_is_not_created_again():
+def test_creating_an_entry_that_exists_changes_nothing():
     broker = Broker()
     create_all(broker)
     before = broker.must(broker.engine.registry.position)

@@ -153,7 +153,7 @@ def test_a_late_nack_replaces_the_reason_and_keeps_the_schedule():
 
 
 @pytest.mark.parametrize("by", ["nack", "lapse"])
-def test_after_max_attempts_a_copy_is_in_the_dead_letters_with_its_story(by: str):
+def test_after_max_attempts_a_copy_is_in_the_dead_letters_with_its_history(by: str):
     """driftq-39, 40, 43: with no consumer connected, too."""
     broker = on_disk()
     broker.topic("t", 3)
