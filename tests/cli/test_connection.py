@@ -15,7 +15,7 @@ from tests.cli.conftest import Run, run_penstock
 TOKEN = "open-sesame"
 
 
-def test_a_broker_that_is_not_there_is_said_so_and_how_to_start_one() -> None:
+def test_a_missing_broker_is_reported_with_how_to_start_one() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -69,7 +69,7 @@ def test_what_happens_later_is_followed_until_ctrl_c(lively: BrokerProcess) -> N
         assert (follower.out.read(), follower.err.read()) == (b"", b"")
 
 
-def test_what_cannot_be_is_said_in_a_line(lively: BrokerProcess) -> None:
+def test_wrong_journal_options_are_refused(lively: BrokerProcess) -> None:
     ran = journal(lively, "--since", "yesterday")
     assert ran.code == 1
     assert "--since" in ran.err

@@ -115,7 +115,7 @@ def test_json_of_a_consumed_message_is_the_wires_item(penstock: Run, topic: str)
     }
 
 
-def test_a_known_idempotency_key_is_said_so(penstock: Run, topic: str) -> None:
+def test_a_known_idempotency_key_is_reported(penstock: Run, topic: str) -> None:
     words = ("produce", topic, "v", "--idempotency-key", "once")
     assert json.loads(penstock(*words, "--json").out)["offset"] == 0
     assert "nothing was stored again" in penstock(*words).out

@@ -192,7 +192,7 @@ def test_without_spark_it_says_what_to_install(tmp_path: Path, file: Path) -> No
     assert pipeline("--help", env=env).code == 0
 
 
-def test_nothing_to_show_or_stop_is_said(state: dict[str, str]) -> None:
+def test_status_and_stop_report_that_nothing_runs(state: dict[str, str]) -> None:
     assert "nothing runs" in pipeline("status", env=state).out
     assert "nothing runs" in pipeline("stop", "--all", env=state).out
     ran = pipeline("stop", "archive", env=state)

@@ -88,7 +88,7 @@ def test_the_scope_comes_from_the_environment_too(penstock: Run) -> None:
     assert penstock("stream", "list", "--namespace", "default", env=env).code == 0
 
 
-def test_a_delivery_that_is_not_built_is_said_so(penstock: Run) -> None:
+def test_a_delivery_that_is_not_built_is_reported(penstock: Run) -> None:
     """felix-120"""
     refused = penstock("stream", "create", "sure", "--delivery", "at_least_once")
     assert refused.code == 1

@@ -62,7 +62,7 @@ def test_wrong_settings_are_one_line_and_exit_code_2(words: list[str], complaint
     assert "s3cret" not in done.err
 
 
-def test_a_port_in_use_is_said_so() -> None:
+def test_a_port_in_use_is_reported() -> None:
     broker = BrokerProcess(None)
     try:
         broker.start()

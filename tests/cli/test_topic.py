@@ -87,9 +87,7 @@ def test_a_refusal_names_the_command_that_helps(penstock: Run, broker: BrokerPro
     assert "or `penstock topic create`" in penstock("topic", "describe", "nowhere").err
 
 
-def test_a_topic_is_told_to_wait_for_its_archive_and_no_longer_to(
-    penstock: Run, broker: BrokerProcess
-) -> None:
+def test_after_archive_is_set_and_cleared(penstock: Run, broker: BrokerProcess) -> None:
     assert penstock("topic", "create", "archived", "--after-archive").code == 0
     text = penstock("topic", "describe", "archived").out
     assert "keeps messages for ever; nothing goes before it is archived" in text

@@ -85,7 +85,7 @@ def test_async_the_lease_is_extended_while_the_handler_runs(client: Client, topi
     assert attempts == [1]
 
 
-def test_async_so_many_are_handled_at_once_and_no_more(client: Client, topic: str) -> None:
+def test_async_no_more_than_concurrency_are_handled_at_once(client: Client, topic: str) -> None:
     """The first three wait for each other: one at a time, none would ever end."""
     together = asyncio.Barrier(3)
     at_once: list[int] = []

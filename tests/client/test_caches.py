@@ -331,7 +331,7 @@ def test_a_watch_that_is_too_far_behind_has_a_gap_and_goes_on(cache: CacheHandle
     assert cover == watch.version + 1300
 
 
-def test_expiry_is_told_to_who_asked(cache: CacheHandle) -> None:
+def test_expiry_is_sent_to_watchers_that_asked_for_it(cache: CacheHandle) -> None:
     with (
         cache.watch(key="k", include=["expire", "evict"], wait_s=WAIT_S) as told,
         cache.watch(key="k", wait_s=0.3) as untold,

@@ -427,7 +427,7 @@ def test_a_rotated_token_is_read_again(
         broker.close()
 
 
-def test_a_token_file_that_cannot_be_read_is_said_so(
+def test_a_token_file_that_cannot_be_read_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "none"))

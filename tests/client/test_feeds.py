@@ -103,7 +103,7 @@ def test_a_key_is_required() -> None:
         caches.get(("t", "n", ""), "k")
 
 
-def test_only_what_was_said_is_in_the_query() -> None:
+def test_the_query_has_only_the_given_parameters() -> None:
     assert caches.delete(PATH, "k").path == f"{CACHE}/entries/k"
     assert caches.delete(PATH, "k", if_version=0).path == f"{CACHE}/entries/k?if_version=0"
     assert streams.subscribe_path(PATH, None, 5000) == f"{STREAM}/subscribe?heartbeat_ms=5000"
@@ -212,7 +212,7 @@ def test_what_was_not_taken_when_it_was_closed_is_not_given_out() -> None:
     assert buffer.take(0.0) is None
 
 
-def test_who_was_too_slow_is_told_the_limit() -> None:
+def test_a_subscriber_that_was_too_slow_is_told_the_limit() -> None:
     """felix-117"""
     members = {"error": "RESOURCE_EXHAUSTED", "message": "slow", "limit": "disconnect_slow_ms"}
     buffer = PayloadBuffer()

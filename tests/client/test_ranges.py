@@ -101,7 +101,7 @@ def test_asyncio_has_the_same(broker: BrokerProcess, filled: str) -> None:
     asyncio.run(run())
 
 
-def test_calls_say_only_what_was_said() -> None:
+def test_requests_for_ranges_have_only_the_given_parameters() -> None:
     assert ranges.offsets("a/b").path == "/v1/topics/a%2Fb/offsets"
     assert ranges.all_offsets().path == "/v1/offsets"
     assert ranges.all_offsets("a/b").path == "/v1/offsets?after=a%2Fb"

@@ -235,7 +235,7 @@ def test_members_of_the_future_are_ignored() -> None:
     assert taken(buffer)[0].offset == 0
 
 
-def test_waiting_is_counted_from_the_first_empty_look() -> None:
+def test_waiting_is_counted_from_the_first_empty_take() -> None:
     buffer = DeliveryBuffer("t", "g", "o")
     assert buffer.take(10.0) is None
     assert buffer.waited_s(12.0) == 2.0

@@ -66,7 +66,7 @@ def test_an_expired_value_is_not_returned_under_load(ns: Namespace, cache: str) 
             assert found["value"] is None or asked < end, key
 
 
-def test_what_has_no_time_stays_and_what_is_put_again_has_a_new_one(
+def test_a_value_without_a_ttl_stays_and_a_new_put_replaces_the_ttl(
     ns: Namespace, cache: str
 ) -> None:
     """felix-59, 65"""

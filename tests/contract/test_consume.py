@@ -331,18 +331,6 @@ def test_in_flight_is_limited_per_partition_over_all_consumers_of_the_group(
         assert sorted(i.offset for i in other.take(4)) == [0, 1, 2, 3]
 
 
-def test_a_nacked_delivery_frees_its_place(start_broker: StartBroker) -> None:
-    """driftq-23: undone means leased; one that waits for its retry is not in flight."""
-    broker = start_broker("--max-in-flight", "1", memory=True)
-    topic = broker.create_topic("t")
-    policy = {"retry_policy": {"max_attempts": 9, "backoff_ms": 60_000}}
-    broker.put(topic, "0", envelope=policy)
-    broker.put(topic, "1")
-    with broker.consume(topic) as stream:
-        assert_done(broker.nack(topic, stream.next()))
-        assert stream.next().value == "1"
-
-
 def test_prefetch_limits_what_one_stream_holds(broker: BrokerProcess, topic: str) -> None:
     """driftq-23: an added option; the group's other consumers go on."""
     for n in range(6):

@@ -251,9 +251,7 @@ def test_without_the_control_plane_nothing_is_created_changed_or_deleted(
     assert entries(follower) == before, "nor is any of it done later"
 
 
-def test_when_the_control_plane_is_back_all_that_happened_is_made_up_for(
-    start: Start, port: int
-) -> None:
+def test_when_the_control_plane_is_back_the_follower_catches_up(start: Start, port: int) -> None:
     """felix-107: creations and deletions, without a restart."""
     plane = start(at=port)
     gone, kept = make_place(plane.client, "gone"), make_place(plane.client, "kept")

@@ -271,7 +271,7 @@ def test_a_dlq_has_no_dlq(broker: BrokerProcess, topic: str) -> None:
         for attempt in range(1, 6):
             item = stream.next()
             assert item.attempts == attempt
-            assert_done(broker.nack(name, item))
+            assert_done(broker.nack(name, item, delay_ms=0))
     assert f"dlq.{name}" not in topics(broker)
 
 

@@ -152,7 +152,7 @@ def route(topic, message):
 def test_replay_rebuilds_everything(
     start_broker: StartBroker, tmp_path: Path, segment_bytes: int | None
 ) -> None:
-    """driftq-51: three times over, with one segment and with many (and their snapshots)."""
+    """driftq-51, driftq-57: three times, with one segment and with many (and their snapshots)."""
     (tmp_path / "replay_router.py").write_text(ROUTER)
     env = {"PYTHONPATH": str(tmp_path)}
     if segment_bytes is not None:

@@ -102,6 +102,8 @@ def answer(topic, message):
         "meta of another type": {"label": "x", "meta": {"score": 0.9}},
         "meta is a list": {"label": "x", "meta": ["a"]},
         "partition of another type": {"label": "x", "partition_override": "1"},
+        "label is half a surrogate pair": {"label": "\\udcff"},
+        "meta is half a surrogate pair": {"label": "x", "meta": {"\\udcff": "\\udcff"}},
         "a string": "target",
         "a number": 5,
         "a list": [1],
@@ -124,7 +126,8 @@ async def route_async(topic, message):
 NONSENSE = [
     "raise", "unknown target", "partition out of range", "negative partition",
     "label of another type", "meta of another type", "meta is a list",
-    "partition of another type", "a string", "a number", "a list",
+    "partition of another type", "label is half a surrogate pair", "meta is half a surrogate pair",
+    "a string", "a number", "a list",
 ]  # fmt: skip
 
 
@@ -148,7 +151,9 @@ def routed(
         process.close()
 
 
-def test_a_router_sees_topic_and_message_and_its_words_come_back(routed: BrokerProcess) -> None:
+def test_a_router_sees_topic_and_message_and_its_label_and_meta_come_back(
+    routed: BrokerProcess,
+) -> None:
     """driftq-54"""
     topic = routed.create_topic(new_name())
     routed.put(topic, "label", "the key", {"run_id": "the run"})
@@ -199,7 +204,7 @@ def test_a_router_that_returns_nothing_changes_nothing(routed: BrokerProcess) ->
     assert "routing" not in first_item(routed, topic).members
 
 
-def test_what_the_router_said_survives_a_restart(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_the_routers_decision_survives_a_restart(start_broker: StartBroker, tmp_path: Path) -> None:
     """driftq-54"""
     (tmp_path / "contract_router.py").write_text(CALLABLES)
     broker = start_broker("--router", "contract_router:route", env={"PYTHONPATH": str(tmp_path)})

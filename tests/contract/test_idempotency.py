@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.broker_process import BrokerProcess, eventually, wait_until
 from tests.contract.checks import (
@@ -48,17 +47,6 @@ def test_the_second_produce_of_a_key_is_200_and_stores_nothing(
     assert broker.client.post("/v1/produce", params=query).status_code == 200
     broker.put(topic, "another key", envelope=keyed("l", "t"))
     assert values(broker, topic, 2) == ["first", "another key"]
-
-
-@pytest.mark.parametrize("kill", [False, True])
-def test_a_committed_key_is_known_after_a_restart(start_broker: StartBroker, kill: bool) -> None:
-    """driftq-57"""
-    broker = start_broker()
-    topic = broker.create_topic("t")
-    broker.put(topic, "first", envelope=keyed("k"))
-    broker.restart(kill=kill)
-    broker.put(topic, "second", envelope=keyed("k"))
-    assert values(broker, topic, 1) == ["first"]
 
 
 def test_a_committed_key_is_known_after_its_message_is_acked(
@@ -218,23 +206,9 @@ def test_after_the_ttl_the_key_is_free_and_not_before(start_broker: StartBroker)
     assert values(broker, topic, 2) == ["first", "second"]
 
 
-def test_the_ttl_counts_across_a_restart(start_broker: StartBroker) -> None:
-    """driftq-60"""
-    broker = start_broker("--idempotency-ttl-ms", "3000")
-    topic = broker.create_topic("t")
-    broker.put(topic, "first", envelope=keyed("k"))
-    answered = time.monotonic()
-    broker.restart(kill=True)
-    wait_until(answered + 3.5)
-    broker.put(topic, "second", envelope=keyed("k"))
-    assert values(broker, topic, 2) == ["first", "second"]
-
-
 def test_a_key_beyond_the_bound_is_429_and_none_is_forgotten(start_broker: StartBroker) -> None:
-    """driftq-60"""
-    broker = start_broker(
-        "--idempotency-ttl-ms", "4000", memory=True, env={"PENSTOCK_MAX_IDEMPOTENCY_KEYS": "3"}
-    )
+    """driftq-60: the engine's tests say when there is room again."""
+    broker = start_broker(memory=True, env={"PENSTOCK_MAX_IDEMPOTENCY_KEYS": "3"})
     topic = broker.create_topic("t")
     for n in range(3):
         broker.put(topic, str(n), envelope=keyed(str(n)))
@@ -243,6 +217,3 @@ def test_a_key_beyond_the_bound_is_429_and_none_is_forgotten(start_broker: Start
         broker.put(topic, "again", envelope=keyed(str(n)))
     broker.put(topic, "without a key")
     assert values(broker, topic, 4) == ["0", "1", "2", "without a key"]
-    eventually(
-        lambda: broker.produce(topic, "x", envelope=keyed("x")).status_code, {200}.__contains__
-    )

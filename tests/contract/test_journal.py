@@ -55,7 +55,7 @@ def told(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in names)
 
 
-def test_the_life_of_messages_is_told_exactly(start_broker: StartBroker):
+def test_the_journal_has_the_life_of_messages_exactly(start_broker: StartBroker):
     broker = start_broker()
     broker.create_topic("jobs")
     envelope = {

@@ -214,7 +214,7 @@ def test_what_is_refused_behind_metrics_is_answered_after_them(
 
 
 @pytest.mark.parametrize("path", ["/v1/healthz", "/metrics"])
-def test_a_wish_for_http_2_is_passed_over(broker: BrokerProcess, path: str) -> None:
+def test_an_upgrade_to_http_2_is_ignored(broker: BrokerProcess, path: str) -> None:
     """driftq-65: some clients ask for it with every first request."""
     with Wire(broker.port) as wire:
         assert wire.request("GET", path, None, *H2C).status == 200
@@ -222,7 +222,7 @@ def test_a_wish_for_http_2_is_passed_over(broker: BrokerProcess, path: str) -> N
 
 
 @pytest.mark.parametrize("cut", [1, 40, 100_000])
-def test_a_wish_for_http_2_leaves_the_body_whole(
+def test_an_upgrade_to_http_2_leaves_the_body_whole(
     broker: BrokerProcess, topic: str, cut: int
 ) -> None:
     """driftq-65: in one write or two, and with another request behind it."""
@@ -235,7 +235,9 @@ def test_a_wish_for_http_2_leaves_the_body_whole(
     assert stored(broker, topic) == [value, "next"]
 
 
-def test_a_wish_for_another_protocol_keeps_the_other_wishes(broker: BrokerProcess) -> None:
+def test_an_upgrade_to_another_protocol_keeps_the_other_connection_options(
+    broker: BrokerProcess,
+) -> None:
     """driftq-65"""
     with Wire(broker.port) as wire:
         response = wire.request(

@@ -63,7 +63,7 @@ def test_progress_only_goes_forward_and_says_where_it_is(broker: BrokerProcess, 
     assert lags(broker, topic) == [1]
 
 
-def test_a_connected_consumer_goes_on_behind_it(start_broker: StartBroker) -> None:
+def test_a_connected_consumer_goes_on_behind_published_progress(start_broker: StartBroker) -> None:
     broker = start_broker("--max-in-flight", "2")
     topic = broker.create_topic("t")
     for n in range(6):
@@ -79,7 +79,7 @@ def test_a_connected_consumer_goes_on_behind_it(start_broker: StartBroker) -> No
     assert lags(broker, topic) == [2]
 
 
-def test_a_full_partition_has_room_again(start_broker: StartBroker) -> None:
+def test_published_progress_makes_room_in_a_full_partition(start_broker: StartBroker) -> None:
     broker = start_broker(env={"PENSTOCK_MAX_PARTITION_MSGS": "2"})
     topic = broker.create_topic("t")
     broker.put(topic, "a")
@@ -90,7 +90,7 @@ def test_a_full_partition_has_room_again(start_broker: StartBroker) -> None:
     assert_overloaded(broker.produce(topic, "d"), "partition_msgs")
 
 
-def test_retention_waits_for_it(start_broker: StartBroker) -> None:
+def test_retention_waits_for_published_progress(start_broker: StartBroker) -> None:
     broker = start_broker()
     topic = broker.create_topic("t")
     for n in range(4):
@@ -106,7 +106,9 @@ def test_retention_waits_for_it(start_broker: StartBroker) -> None:
     }
 
 
-def test_a_kill_right_after_the_answer_keeps_it(start_broker: StartBroker) -> None:
+def test_published_progress_survives_a_kill_right_after_the_answer(
+    start_broker: StartBroker,
+) -> None:
     broker = start_broker()
     topic = broker.create_topic("t")
     for n in range(50):

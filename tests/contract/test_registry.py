@@ -102,6 +102,7 @@ def test_a_tenant_and_a_namespace_that_exist_are_200(place: Place) -> None:
     [
         ("nobody/namespaces", "unknown tenant 'nobody'"),
         ("nobody/namespaces/n/streams", "unknown tenant 'nobody'"),
+        ("nobody/namespaces/n/caches", "unknown tenant 'nobody'"),
         ("default/namespaces/n/streams", "unknown namespace 'n' of tenant 'default'"),
         ("default/namespaces/n/caches", "unknown namespace 'n' of tenant 'default'"),
     ],

@@ -50,7 +50,7 @@ def test_after_a_restart_clients_see_the_loss_and_begin_anew(
     broker = start_broker()
     ns = Namespace(broker)
     durable = ns.create_cache(durable=True)
-    ns.put("default", "k", b"ephemeral")
+    lost = ns.put("default", "k", b"ephemeral").json()["version"]
     kept = ns.put(durable, "k", b"durable").json()["version"]
     ws, feed, watch = Session(ns), ns.subscribe("default"), ns.watch("default", "prefix=")
     ws.subscribe("default")
@@ -60,6 +60,7 @@ def test_after_a_restart_clients_see_the_loss_and_begin_anew(
     for client in (ws, feed, watch):
         assert is_lost(client.receive if isinstance(client, Session) else client.next)
         client.socket.close()
+    assert (feed.clean_end, watch.clean_end) == (not kill, not kill)
     assert gauges(broker) == dict.fromkeys(gauges(broker), 0.0)
     assert ns.value("default", "k") is None
     assert (ns.value(durable, "k"), ns.get(durable, "k")["version"]) == (b"durable", kept)
@@ -69,6 +70,7 @@ def test_after_a_restart_clients_see_the_loss_and_begin_anew(
         again.subscribe("default")
         ns.publish("default", b"after")
         assert again.events(1) == [b"after"]
+    assert ns.put("default", "k", b"new").json()["version"] > lost
 
 
 def test_a_publisher_whose_network_is_cut_is_given_up_and_can_try_again(

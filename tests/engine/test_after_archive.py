@@ -148,7 +148,7 @@ def test_memory_is_not_made_free_of_what_is_not_archived():
     broker.close()
 
 
-def test_who_asks_for_it_is_not_told_that_a_topic_without_it_will_do():
+def test_creating_a_topic_with_another_after_archive_is_refused():
     broker = Broker()
     assert create(broker, "plain", None) is True
     assert broker.must(broker.engine.describe_topic, "plain").after_archive is False

@@ -149,15 +149,6 @@ def test_a_key_may_be_any_other_text_up_to_its_limit_in_utf_8(held: Held):
     check(broker.state)
 
 
-def test_a_value_over_the_limit_is_refused_and_never_cut():
-    """felix-132."""
-    broker = in_memory(max_message_bytes=1000)
-    broker.write(DEFAULT, "k", b"x" * 1000)
-    with pytest.raises(TooLarge, match="max_message_bytes is 1000"):
-        broker.write(DEFAULT, "k", b"y" * 1001)
-    assert broker.read(DEFAULT, "k") == b"x" * 1000
-
-
 def test_every_change_counts_the_version_up_by_one(held: Held):
     broker, path = held
     start = broker.inside(path).version

@@ -126,7 +126,7 @@ def test_an_ephemeral_cache_writes_nothing_to_disk():
 # -- nothing undurable is seen ------------------------------------------------------------------
 
 
-def test_whatever_is_said_of_a_durable_cache_waits_for_what_was_decided_before():
+def test_answers_of_a_durable_cache_wait_for_earlier_writes():
     """felix-54, 51: values, misses, refusals and sizes."""
     broker, path = durable()
     caches = broker.engine.caches

@@ -59,7 +59,9 @@ def test_a_prefix_watch_sees_all_keys_that_begin_with_it(held: Held):
 
 
 @pytest.mark.parametrize("include", [frozenset[str](), frozenset({"expire"}), ALL])
-def test_expiry_and_eviction_are_told_to_who_asked(held: Held, include: frozenset[str]):
+def test_expiry_and_eviction_are_sent_to_watchers_that_asked_for_them(
+    held: Held, include: frozenset[str]
+):
     """felix-80."""
     broker, path = held
     broker.configure(path, max_entries=2, durable=broker.inside(path).is_durable)
@@ -73,7 +75,7 @@ def test_expiry_and_eviction_are_told_to_who_asked(held: Held, include: frozense
     assert watcher.kinds() == [kind for kind in expected if kind in {"put", *include}]
 
 
-def test_an_expired_entry_that_is_written_over_is_told_as_both(held: Held):
+def test_a_watch_sees_expiry_and_put_when_an_expired_entry_is_replaced(held: Held):
     """felix-61, 80."""
     broker, path = held
     watcher = broker.watch(path, "k", include=ALL)
@@ -86,7 +88,7 @@ def test_an_expired_entry_that_is_written_over_is_told_as_both(held: Held):
     assert watcher.kinds() == ["put", "expire", "put", "put", "expire"]
 
 
-def test_what_a_transaction_and_an_invalidation_change_is_told_too(held: Held):
+def test_a_watch_sees_changes_by_transactions_and_invalidations(held: Held):
     """felix-80, 81, 82."""
     broker, path = held
     watcher = broker.watch(path, prefix="")

@@ -8,7 +8,7 @@ from penstock.core.invariants import check
 from penstock.engine import dispatcher
 from penstock.model.envelope import Envelope
 from penstock.model.limits import Limits
-from tests.engine.harness import LONG_MS, on_disk, policy, values
+from tests.engine.harness import LONG_MS, Broker, on_disk, policy, values
 
 
 def in_partition(index: int) -> Envelope:
@@ -167,4 +167,21 @@ def test_redeliveries_that_are_read_from_disk_cost_no_turns_meanwhile():
     broker.scheduler.release_reads()
     broker.settle()
     assert [item.attempts for item in reader.items] == [2, 2]
+    broker.close()
+
+
+def test_the_dispatcher_forgets_a_group_with_its_last_consumer() -> None:
+    """driftq-69: and frees the pages that were read for it."""
+    broker = Broker()
+    broker.topic()
+    first = broker.consume(owner="a", lease_ms=LONG_MS)
+    second = broker.consume(owner="b", lease_ms=LONG_MS)
+    runs = broker.engine.parts.dispatcher._runs
+    first.live.close()
+    assert len(runs) == 1
+    second.live.close()
+    assert not runs
+    broker.put("t", "later")
+    third = broker.consume(owner="c", lease_ms=LONG_MS)
+    assert values(third.items) == ["later"]
     broker.close()

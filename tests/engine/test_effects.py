@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from penstock.api.effects import BegunEffect
+from penstock.api.effects import BegunEffect, EffectCommand
 from penstock.core.comparison import comparable
 from penstock.core.image import take_image
 from penstock.core.invariants import check
@@ -184,4 +185,62 @@ def test_a_committed_effect_keeps_its_message_out_of_the_dead_letters():
     broker.pass_ms(1010)
     assert "dlq.t" not in broker.state.topics
     assert broker.state.topics["t"].groups["g"].progress[0].floor() == 1
+    broker.close()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_effect_is_its_owners_for_the_whole_lease(is_restarted: bool) -> None:
+    """driftq-61: also if the lease is longer than the time that effects are remembered."""
+    broker = on_disk(limits=Limits(idempotency_ttl_ms=1000))
+    broker.topic()
+    assert broker.begin("k", owner="a", lease_ms=60_000) is None
+    broker.pass_ms(30_000)
+    if is_restarted:
+        broker.restart()
+    assert isinstance(broker.begin("k", owner="b", lease_ms=60_000), FailedPrecondition)
+    assert broker.commit("k", "done", owner="a") is None
+    broker.close()
+
+
+def test_an_ack_does_not_end_the_lease_on_the_messages_effect() -> None:
+    """driftq-61: an ack by another owner does not end it either."""
+    broker = on_disk(limits=Limits(idempotency_ttl_ms=1000))
+    broker.topic()
+    broker.produce("t", "v", envelope=Envelope(idempotency_key="k"))
+    reader = broker.consume(lease_ms=LONG_MS)
+    assert broker.begin("k", owner="a", lease_ms=60_000) is None
+    assert broker.ack(reader, 0) is None
+    broker.pass_ms(30_000)
+    assert isinstance(broker.begin("k", owner="b", lease_ms=60_000), FailedPrecondition)
+    broker.pass_ms(40_000)
+    assert broker.begin("k", owner="b", lease_ms=60_000) is None
+    broker.close()
+
+
+def test_a_long_lease_keeps_no_other_effect_in_memory() -> None:
+    """driftq-60: each is forgotten at its own time, so their number stays bounded."""
+    broker = on_disk(limits=Limits(idempotency_ttl_ms=1000, max_idempotency_keys=10))
+    broker.topic()
+    assert broker.begin("long", lease_ms=LONG_MS) is None
+    for n in range(9):
+        assert broker.begin(f"short {n}", lease_ms=100) is None
+    broker.pass_ms(5000)
+    for n in range(9):
+        assert broker.begin(f"later {n}", lease_ms=100) is None
+    assert len(broker.state.topics["t"].effects) == 10
+    broker.close()
+
+
+def test_renewals_of_a_long_lease_leave_nothing_behind() -> None:
+    """driftq-60: the queue of lease ends has one entry per effect, not one per renewal."""
+    broker = Broker()
+    broker.topic()
+    assert broker.begin("k", lease_ms=LONG_MS) is None
+    command = EffectCommand("", "t", "g", "k", "o")
+    for n in range(5000):
+        broker.submit(broker.engine.renew_effect, command, LONG_MS + n)
+    broker.settle()
+    assert len(broker.state.topics["t"].effects._order) < 2500
+    assert isinstance(broker.begin("k", owner="b"), FailedPrecondition)
+    check(broker.state)
     broker.close()

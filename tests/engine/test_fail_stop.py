@@ -22,7 +22,7 @@ from penstock.model.errors import Unavailable
 from penstock.model.progress import Reached
 from penstock.model.tenancy import CacheConfig, Entry, Path
 from penstock.model.writes import CommitBatch, PartCommit
-from tests.engine.harness import LONG_MS, Reader
+from tests.engine.harness import LONG_MS, Reader, on_disk, values
 from tests.engine.write_harness import WriteBroker, write_broker
 
 CACHE: Path = ("x", "n", "c")
@@ -237,4 +237,46 @@ def test_an_exhausted_stack_does_not_part_state_and_log(broker: WriteBroker, nam
         known = facts(broker)
     broker.restart()
     assert facts(broker) == known
+    broker.close()
+
+
+def test_a_defect_in_a_turn_stops_serving_and_keeps_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """driftq-50: every waiting command is refused, and readiness is false."""
+    broker = on_disk()
+    broker.topic()
+    broker.put("t", "a", "b")
+    reader = broker.consume(lease_ms=LONG_MS)
+    engine = broker.engine
+
+    def broken() -> None:
+        raise ZeroDivisionError("a broken invariant")
+
+    monkeypatch.setattr(engine.parts.dispatcher, "dispatch", broken)
+    waiting = [
+        broker.submit(engine.produce, broker.command("t", "c")),
+        broker.submit(engine.produce_many, [broker.command("t", "d")]),
+        broker.submit(engine.ack, broker.naming(reader, 0)),
+        broker.submit(engine.nack, broker.naming(reader, 1), "why"),
+        broker.submit(engine.begin_effect, EffectCommand("", "t", "g", "k", "o"), 1000),
+        broker.submit(engine.create_topic, "new", 1),
+    ]
+    assert not any(waiting)
+    with pytest.raises(ZeroDivisionError):
+        broker.scheduler.run()
+    assert all(len(outcomes) == 1 and isinstance(outcomes[0], Unavailable) for outcomes in waiting)
+    assert not engine.health().ready
+    assert "restart" in engine.health().reason
+    assert len(reader.ended) == 1
+    for late in (
+        broker.submit(engine.produce, broker.command("t", "e")),
+        broker.submit(engine.ack, broker.naming(reader, 0)),
+        broker.submit(engine.open_consumer, "t", "h", "o", 0, 0, Reader("t", "h", "o")),
+    ):
+        assert isinstance(late[0], Unavailable)
+    monkeypatch.undo()
+    broker.kill()
+    assert broker.engine.health().ready
+    assert values(broker.stored("t"))[:2] == ["a", "b"]
     broker.close()

@@ -36,7 +36,7 @@ def test_a_committed_key_stores_nothing_for_its_ttl_and_is_free_then():
     "restart", [Broker.restart, Broker.crash, Broker.kill, Broker.seal_and_crash]
 )
 def test_a_committed_key_survives_a_restart(restart):
-    """driftq-57: for the rest of its TTL."""
+    """driftq-57, driftq-60: for the rest of its TTL."""
     broker = on_disk(limits=Limits(idempotency_ttl_ms=TTL_MS))
     broker.topic()
     broker.produce("t", "a", envelope=once())

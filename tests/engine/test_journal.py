@@ -82,7 +82,7 @@ def positions(table: pa.Table) -> list[int]:
     return found
 
 
-def test_a_message_s_life_is_told():
+def test_the_journal_has_the_life_of_a_message():
     broker = on_disk()
     broker.topic()
     broker.produce("t", "a", envelope=policy(2, run_id="r"))
@@ -216,7 +216,7 @@ def test_a_journal_of_before_there_were_these_times_is_read_in_every_form(form: 
     broker.close()
 
 
-def test_what_is_given_back_unwritten_is_told():
+def test_the_journal_has_deliveries_that_were_returned_unwritten():
     broker = on_disk()
     broker.topic()
     reader = broker.consume(lease_ms=LONG_MS)

@@ -84,7 +84,7 @@ def test_first_deliveries_leave_in_offset_order_past_a_full_connection(stuck: in
 
 
 @pytest.mark.parametrize("stuck", [0, 1])
-def test_what_was_decided_later_does_not_pass_over_what_went_back(stuck: int):
+def test_returned_deliveries_go_before_later_ones(stuck: int):
     """driftq-22: nor when it is on its way to the disk at that moment."""
     broker, readers = two_readers_and_one_full(stuck=stuck)
     for n in range(8, 12):

@@ -377,7 +377,7 @@ def test_a_batch_that_cannot_be_read_is_an_error_of_ours_and_changes_nothing():
 # -- limits and retention --------------------------------------------------------------------------
 
 
-def test_a_full_partition_has_room_again():
+def test_published_progress_makes_room_in_a_full_partition():
     broker = on_disk(limits=Limits(max_partition_msgs=3))
     broker.topic()
     broker.put("t", "a", "b", "c")

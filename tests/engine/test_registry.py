@@ -14,7 +14,6 @@ from penstock.model.errors import (
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     NotYet,
     OutOfRange,
     PenstockError,
@@ -104,7 +103,7 @@ def test_a_fresh_broker_has_a_default_of_everything():
     ]
 
 
-def test_what_exists_just_so_is_not_created_again():
+def test_creating_an_entry_that_exists_changes_nothing():
     broker = Broker()
     create_all(broker)
     before = broker.must(broker.engine.registry.position)
@@ -113,22 +112,6 @@ def test_what_exists_just_so_is_not_created_again():
     assert broker.must(broker.engine.registry.position) == before
     other = stream(config=StreamConfig(event_queue_depth=5))
     assert isinstance(broker.call(broker.engine.registry.create, other), AlreadyExists)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "unknown"),
-    [
-        (namespace(tenant_id="nobody"), "unknown tenant 'nobody'"),
-        (stream(), "unknown tenant 'acme'"),
-        (cache(), "unknown tenant 'acme'"),
-    ],
-)
-def test_nothing_is_created_without_its_parent(wanted: Entry, unknown: str):
-    """felix-87, 88."""
-    broker = Broker()
-    outcome = broker.call(broker.engine.registry.create, wanted)
-    assert isinstance(outcome, NotFound)
-    assert outcome.message == unknown
 
 
 def test_what_is_in_use_is_deleted_only_with_all_that_is_in_it():
@@ -175,19 +158,6 @@ def test_a_change_that_looked_at_an_older_state_is_refused():
     now = broker.must(broker.engine.registry.get, "stream", path)
     assert now.stream == StreamConfig(event_queue_depth=5)
     assert now.revision > seen.revision
-
-
-@pytest.mark.parametrize(
-    "config", [StreamConfig(delivery="at_least_once"), StreamConfig(durable=True)]
-)
-def test_what_is_not_built_is_refused_and_never_silently_less(config: StreamConfig):
-    """felix-120"""
-    broker = Broker()
-    create(broker, tenant(), namespace())
-    outcome = broker.call(broker.engine.registry.create, stream(config=config))
-    assert isinstance(outcome, InvalidArgument)
-    assert "not available yet" in outcome.message
-    assert len(paths(broker)) == 6
 
 
 # -- durability ----------------------------------------------------------------------------------

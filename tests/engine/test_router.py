@@ -184,3 +184,64 @@ def test_a_topic_deleted_while_the_router_thinks_is_not_found():
     broker.settle()
     assert isinstance(outcomes[0], NotFound)
     broker.close()
+
+
+def keyed(value: str) -> Produce:
+    return Broker.command("t", value, envelope=Envelope(idempotency_key="k"))
+
+
+def test_a_repetition_of_what_is_stored_is_a_duplicate_while_another_is_at_the_router() -> None:
+    """driftq-57: the stored message decides, not the one that is at the router."""
+    router = Waiting()
+    broker = Broker(router=router)
+    broker.topic()
+    first = broker.submit(broker.engine.produce, keyed("a"))
+    router.answer(RoutingDecision())
+    broker.settle()
+    assert isinstance(first[0], Message)
+    second = broker.submit(broker.engine.produce, keyed("b"))
+    third = broker.submit(broker.engine.produce, keyed("c"))
+    broker.settle()
+    assert third == [None], "a duplicate: 200"
+    router.answer(RoutingDecision())
+    broker.settle()
+    assert second == [None]
+    assert values(broker.stored("t")) == ["a"]
+    broker.close()
+
+
+class AtOnce:
+    """Decides within the call."""
+
+    def route(self, command: Produce, decided: Decided) -> None:
+        decided(RoutingDecision("seen " + command.value))
+
+
+def test_a_batch_of_any_size_passes_a_router_that_decides_at_once() -> None:
+    """driftq-54: and in its order."""
+    broker = Broker(router=AtOnce())
+    broker.topic()
+    outcomes = broker.must(
+        broker.engine.produce_many, [broker.command("t", str(n)) for n in range(3000)]
+    )
+    assert [message.value for message in outcomes] == [str(n) for n in range(3000)]
+    assert all(message.routing.label == "seen " + message.value for message in outcomes)
+    broker.close()
+
+
+def test_a_large_batch_is_given_to_the_router_in_parts() -> None:
+    """driftq-55: at most 512 messages wait for a router at once."""
+    router = Waiting()
+    broker = Broker(router=router)
+    broker.topic()
+    commands = [broker.command("t", str(n)) for n in range(1500)]
+    outcomes = broker.submit(broker.engine.produce_many, commands)
+    most = 0
+    while router.asked:
+        most = max(most, len(router.asked))
+        router.answer(RoutingDecision("label"))
+    broker.settle()
+    assert most <= 512
+    assert [message.value for message in outcomes[0]] == [str(n) for n in range(1500)]
+    assert all(message.routing is not None for message in outcomes[0])
+    broker.close()

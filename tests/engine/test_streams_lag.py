@@ -146,7 +146,7 @@ def test_a_subscriber_that_is_slow_for_too_long_is_ended_with_a_reason():
     assert (bank.counts().subscribers, bank.counts().slow_disconnects) == (2, 1)
 
 
-def test_one_that_only_nibbles_is_slow_all_the_same():
+def test_a_subscriber_that_reads_a_few_events_now_and_then_is_still_slow():
     """felix-117: a place now and then is not catching up."""
     bank = Bank(event_queue_depth=10, disconnect_slow_ms=1000)
     slow = bank.stalled()

@@ -67,7 +67,7 @@ def test_a_publish_is_acked_before_it_fans_out():
 
 
 @pytest.mark.parametrize("depth", [1024, 2048])
-def test_so_many_are_accepted_and_the_next_one_waits(depth: int):
+def test_a_publish_beyond_the_queue_depth_waits(depth: int):
     """felix-29, 34: 1024 unless it is set."""
     bank = held(None if depth == 1024 else depth)
     fill(bank, depth)
@@ -312,7 +312,7 @@ def test_no_time_to_wait_is_a_refusal_at_once():
     assert isinstance(bank.send(b"next")[0], ResourceExhausted)
 
 
-def test_a_full_queue_is_its_own_streams_alone():
+def test_a_full_queue_does_not_affect_other_streams():
     """felix-16."""
     bank = held(1)
     fill(bank, 1)

@@ -11,6 +11,7 @@ from penstock.core.retries import backoff_ms
 from penstock.engine.leases import TICK_MS
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import MAX_BACKOFF_MS, Limits
+from penstock.model.records import Message
 from tests.engine.harness import LONG_MS, Broker, Reader, on_disk, policy, values
 
 Restart = Callable[[Broker], None]
@@ -137,7 +138,7 @@ def test_what_waits_for_its_backoff_holds_up_nobody():
 
 
 def test_a_late_nack_replaces_the_reason_and_keeps_the_schedule():
-    """Settled: by the same owner, after the lease ended, before redelivery."""
+    """driftq-37: a nack by the same owner, after the lease ended and before the redelivery."""
     broker = on_disk()
     broker.topic()
     reader = broker.consume(lease_ms=500)
@@ -152,7 +153,7 @@ def test_a_late_nack_replaces_the_reason_and_keeps_the_schedule():
 
 
 @pytest.mark.parametrize("by", ["nack", "lapse"])
-def test_after_max_attempts_a_copy_is_in_the_dead_letters_with_its_story(by: str):
+def test_after_max_attempts_a_copy_is_in_the_dead_letters_with_its_history(by: str):
     """driftq-39, 40, 43: with no consumer connected, too."""
     broker = on_disk()
     broker.topic("t", 3)
@@ -336,4 +337,27 @@ def test_a_mass_of_leases_that_end_together_is_dealt_with_in_bursts():
     assert sorted(reader.offsets()) == list(range(2500))
     assert set(reader.attempts()) == {2}
     check(broker.state)
+    broker.close()
+
+
+def test_an_item_held_up_by_the_disk_is_delivered_once_and_has_its_whole_lease() -> None:
+    """driftq-36: the lease begins when the item is sent, however long the commit takes."""
+    broker = on_disk()
+    broker.topic()
+    reader = broker.consume(lease_ms=1000)
+    broker.hold_writes()
+    produced = broker.submit(broker.engine.produce, broker.command("t", "v"))
+    broker.scheduler.run_until(lambda: broker.disk.is_held)
+    for _ in range(5):
+        broker.clock.advance(1000)
+        broker.scheduler.advance(1000)
+    assert not reader.items
+    broker.disk.release()
+    broker.settle()
+    assert isinstance(produced[0], Message)
+    assert reader.attempts() == [1]
+    broker.pass_ms(900)
+    assert reader.attempts() == [1]
+    broker.pass_ms(200)
+    assert reader.attempts() == [1, 2]
     broker.close()

@@ -133,7 +133,7 @@ def test_a_cache_that_is_deleted_meanwhile_gets_nothing():
     broker.close()
 
 
-def test_who_watches_is_told_of_every_row():
+def test_a_watch_sees_every_row_of_a_batch():
     broker, path = broker_with(durable=True)
     watcher = broker.watch(path)
     put(broker, path, entries(3))

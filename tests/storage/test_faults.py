@@ -367,7 +367,7 @@ _honest_write = WalWriter._write
 @pytest.mark.parametrize(
     "mutant", ["no sync", "report before the write", "report between write and sync"]
 )
-def test_the_crash_test_catches_a_log_that_breaks_its_word(
+def test_the_crash_test_catches_a_log_that_loses_what_it_reported(
     mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mutant == "no sync":

@@ -348,7 +348,7 @@ def test_a_change_is_here_before_it_is_answered() -> None:
     follow(plane, scenario)
 
 
-def test_a_change_that_was_made_but_is_not_here_yet_is_said_so() -> None:
+def test_a_forwarded_change_that_is_not_synced_yet_is_reported() -> None:
     plane = Plane()
 
     async def refuse_to_tell(asked: httpx.Request) -> httpx.Response | None:

@@ -67,7 +67,7 @@ def test_names_in_a_path_are_checked() -> None:
             path_route(path)
 
 
-def test_only_so_many_paths_are_remembered() -> None:
+def test_the_number_of_remembered_paths_is_bounded() -> None:
     """Whoever asks for many different ones takes no memory with it."""
     for n in range(2 * router.MAX_KNOWN):
         path_route(HERE + b"/caches/c%d/entries/k" % n)

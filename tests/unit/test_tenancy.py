@@ -32,7 +32,7 @@ from penstock.model.errors import (
     VersionMismatch,
 )
 from penstock.model.records import RegistryChanged, decode_record, encode_record
-from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
+from penstock.model.tenancy import CacheConfig, Entry, StreamConfig
 from penstock.model.units import format_duration, parse_duration_ms, parse_size
 
 NOW = 1_700_000_000_000
@@ -102,24 +102,6 @@ def test_a_fresh_registry_has_the_defaults_and_they_are_ordinary_entries():
     records = decide_delete(registry, "tenant", ("default", "", ""), NOW, cascade=True)
     apply_all(registry, records)
     assert registry.entries() == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "message"),
-    [
-        ("stream", ("x", "n", "s"), "unknown tenant 'x'"),
-        ("cache", ("t", "y", "c"), "unknown namespace 'y' of tenant 't'"),
-        ("stream", ("t", "n", "z"), "stream not found: 't/n/z'"),
-        ("cache", ("t", "n", "z"), "cache scope not found: 't/n/z'"),
-        ("namespace", ("t", "y", ""), "unknown namespace 'y' of tenant 't'"),
-        ("tenant", ("x", "", ""), "unknown tenant 'x'"),
-    ],
-)
-def test_the_first_unknown_part_of_a_path_is_named(kind: Kind, path: Path, message: str):
-    """felix-87, 88, 92."""
-    with pytest.raises(NotFound) as refusal:
-        find(whole(), kind, path)
-    assert refusal.value.message == message
 
 
 def test_a_stream_and_a_cache_may_have_the_same_name():

@@ -1,4 +1,4 @@
-"""Routers that are quick, that hang, and whose words cannot be written down."""
+"""A callable as router: large batches, and a stop while a call hangs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ CALLABLES = """
 import threading
 
 
-
-
 def label(topic, message):
     return {"label": "seen " + message["value"]}
 
@@ -25,21 +23,15 @@ async def label_async(topic, message):
     return {"label": "seen " + message["value"]}
 
 
-def surrogate(topic, message):
-    where = message["value"]
-    bad = "\\udcff"
-    return {"label": bad} if where == "label" else {"label": "x", "meta": {bad: bad}}
-
-
 def hang(topic, message):
     threading.Event().wait()
 """
 
 
 def start_routed(start_broker: StartBroker, home: Path, name: str) -> BrokerProcess:
-    (home / "review_router.py").write_text(CALLABLES)
+    (home / "callable_router.py").write_text(CALLABLES)
     return start_broker(
-        "--router", f"review_router:{name}", "--router-timeout-ms", "1000",
+        "--router", f"callable_router:{name}", "--router-timeout-ms", "1000",
         memory=True,
         env={"PYTHONPATH": str(home), "PENSTOCK_MAX_IN_FLIGHT": "5000"},
     )  # fmt: skip
@@ -49,7 +41,7 @@ def start_routed(start_broker: StartBroker, home: Path, name: str) -> BrokerProc
 def test_a_large_batch_is_routed_to_its_last_item(
     start_broker: StartBroker, tmp_path: Path, name: str
 ) -> None:
-    """driftq-54, driftq-55: a router that answers at once fails for none."""
+    """driftq-54, driftq-55: a quick router fails for no item of the batch."""
     broker = start_routed(start_broker, tmp_path, name)
     topic = broker.create_topic("t")
     lines = [json.dumps({"topic": topic, "value": str(n)}) for n in range(3000)]
@@ -63,23 +55,10 @@ def test_a_large_batch_is_routed_to_its_last_item(
     assert labels == [f"seen {n}" for n in range(3000)]
 
 
-@pytest.mark.parametrize("where", ["label", "meta"])
-def test_a_router_whose_words_are_no_text_leaves_the_message_unrouted(
-    start_broker: StartBroker, tmp_path: Path, where: str
-) -> None:
-    """driftq-55: half a surrogate pair cannot be stored."""
-    broker = start_routed(start_broker, tmp_path, "surrogate")
-    topic = broker.create_topic("t")
-    broker.put(topic, where)
-    with broker.consume(topic) as stream:
-        item = stream.next()
-    assert (item.value, item.routing) == (where, None)
-
-
 def test_a_router_that_hangs_does_not_keep_the_broker_from_stopping(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
-    """driftq-66: exit code 0, and soon; the messages it kept were stored unrouted."""
+    """driftq-66: exit code 0 within 4 seconds."""
     broker = start_routed(start_broker, tmp_path, "hang")
     topic = broker.create_topic("t")
     broker.put(topic, "unrouted")
