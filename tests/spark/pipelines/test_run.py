@@ -135,7 +135,7 @@ class Ended:
 def test_a_query_whose_source_was_late_is_started_again_but_not_for_ever(
     make_run: MakeRun, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.spark.running.query._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("penstock.spark.running.query._LAST_EVENTS_S", 0.5)
     sent = sorted(produce(broker, topic, range(2)))
     late: list[Late] = []
     start = PipelineQuery.start
@@ -253,7 +253,7 @@ def test_a_stop_lets_the_batch_end_and_begins_no_other(
 def test_a_batch_that_does_not_end_is_given_up(
     make_run: MakeRun, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("penstock.spark.running.query._GIVING_UP_S", 60.0)
+    monkeypatch.setattr("penstock.spark.running.query._CANCEL_S", 60.0)
     produce(broker, topic, range(2))
     inside = threading.Event()
     jobs: list[str] = []
