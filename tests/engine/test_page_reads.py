@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+import pytest
 
 from penstock.model.errors import FailedPrecondition
 from penstock.model.limits import KIB, MIB, Limits
@@ -41,7 +45,31 @@ def test_nacked_messages_that_are_out_of_memory_are_redelivered_with_few_reads()
     broker.close()
 
 
-def test_messages_out_of_attempts_are_buried_with_few_reads() -> None:
+def test_a_page_that_cannot_be_read_is_tried_and_logged_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged file stays damaged: its error must not fill the log."""
+    broker = paged(MIB, LARGE)
+    read, is_damaged = broker.engine.parts.log.read, True
+
+    def read_damaged(positions: Sequence[int]) -> list[bytes]:
+        if is_damaged:
+            raise OSError(errno.EIO, "damaged")
+        return read(positions)
+
+    monkeypatch.setattr(broker.engine.parts.log, "read", read_damaged)
+    reader = broker.consume(lease_ms=LONG_MS)
+    for _ in range(600):
+        broker.pass_ms(1000)
+    assert 8 <= caplog.text.count("cannot read topic") <= 20
+    assert reader.take() == []
+    is_damaged = False
+    broker.pass_ms(60_000)
+    assert len(reader.take()) == 256
+    broker.close()
+
+
+def test_messages_out_of_attempts_are_dead_lettered_with_few_reads() -> None:
     """driftq-39: a page serves all messages that it covers."""
     broker = paged(MIB, LARGE)
     reader = broker.consume(lease_ms=LONG_MS)

@@ -26,6 +26,8 @@ from penstock.storage.log import Log
 
 PAGE_MSGS = 256
 RETRY_MS = 1000
+MAX_RETRY_MS = 60_000
+"""The first and the longest wait before a page that cannot be read is tried again."""
 SOON_MS = 10
 
 _log = logging.getLogger("penstock.engine")
@@ -48,6 +50,7 @@ class Pages:
         self._starts: dict[tuple[int, int], list[int]] = {}
         self._limit_bytes = window.memory_bytes // 8
         self._loading: dict[_Key, list[Loaded]] = {}
+        self._retry_ms: dict[_Key, int] = {}
         self.reads = 0
 
     def page(self, log: PartitionLog, offset: int) -> list[Message] | None:
@@ -141,13 +144,18 @@ class Pages:
                 self._scheduler.post(lambda: self._again(key, log, SOON_MS))
             except (OSError, ValueError, StorageError, MsgspecError) as error:
                 _log.error("cannot read topic %d partition %d: %s", key[0], key[1], error)
-                self._scheduler.post(lambda: self._again(key, log))
+                self._scheduler.post(lambda: self._retry(key, log))
             else:
                 self._scheduler.post(lambda: self._finish(key, page))
 
         self._scheduler.in_thread(work)
 
-    def _again(self, key: _Key, log: PartitionLog, delay_ms: int = RETRY_MS) -> None:
+    def _retry(self, key: _Key, log: PartitionLog) -> None:
+        delay_ms = self._retry_ms.get(key, RETRY_MS)
+        self._retry_ms[key] = min(2 * delay_ms, MAX_RETRY_MS)
+        self._again(key, log, delay_ms)
+
+    def _again(self, key: _Key, log: PartitionLog, delay_ms: int) -> None:
         self._scheduler.later(delay_ms, lambda: self._start(key, log))
 
     def _reader(self, log: PartitionLog, offset: int) -> _Read:
@@ -164,6 +172,7 @@ class Pages:
 
     def _finish(self, key: _Key, page: list[Message]) -> None:
         self.reads += 1
+        self._retry_ms.pop(key, None)
         if key in self._pages:
             self._drop(key)
         self._pages[key] = page
