@@ -25,7 +25,7 @@ TOO_WARM = 22.0
 
 
 def main() -> None:
-    with Client() as client:  # reads PENSTOCK_URL and PENSTOCK_TOKEN
+    with Client() as client:  # reads PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE
         client.create_stream("default", "default", STREAM)
         stream = client.stream(STREAM)
         # Both are open before anything is published. With wait_s they end after a second without

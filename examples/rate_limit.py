@@ -35,7 +35,7 @@ def is_allowed(rates: CacheHandle, user: str) -> bool:
 
 
 def main() -> None:
-    with Client() as client:  # reads PENSTOCK_URL and PENSTOCK_TOKEN
+    with Client() as client:  # reads PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE
         client.create_cache("default", "default", CACHE)
         rates = client.cache(CACHE)
         for number in (1, 2, 3, 4):

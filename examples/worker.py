@@ -34,7 +34,7 @@ def charge(order: Delivery) -> str:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    with Client() as client:  # reads PENSTOCK_URL and PENSTOCK_TOKEN
+    with Client() as client:  # reads PENSTOCK_URL, PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE
         client.create_topic("orders")
         worker = Worker(client, "orders", "billing", charge, effect=True)
         for number in (signal.SIGINT, signal.SIGTERM):
