@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_piece_is_said_by_row(broker: BrokerProcess, topic:
     assert_error(cache, 404, "NOT_FOUND", "a")
     assert_error(stage(b"", cache="a/b/c"), 400, invalid, "both given")
     assert_error(nameless.stage(b"", cache="a/b"), 400, invalid, "cache is <tenant>")
-    assert_error(producer.look(), 404, "NOT_FOUND", "has committed nothing")
+    assert_error(producer.look(), 404, "NOT_FOUND", "has no commit that is remembered")
 
 
 def test_what_is_wrong_with_a_commit_is_said_and_nothing_is_decided(

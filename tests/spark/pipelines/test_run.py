@@ -155,10 +155,10 @@ def test_a_query_whose_source_was_late_is_started_again_but_not_for_ever(
         assert run.activities[0].state == ("failed" if name == "never" else "finished")
     assert taken.values() == sent
     assert [text.split(", ")[1] for text in told] == [
-        "query never: its source did not start in time",
-        "query never: its source did not start in time",
-        "query late: its source did not start in time",
-        "query late: its source did not start in time",
+        "query never: its source did not start in time; it is started again",
+        "query never: its source did not start in time; it is started again",
+        "query late: its source did not start in time; it is started again",
+        "query late: its source did not start in time; it is started again",
     ]
 
 
