@@ -52,12 +52,13 @@ class _Least:
 
 
 class Backlog:
-    """Counters of one partition: messages ever stored, trimmed, and finished by the slowest
-    group."""
+    """Counters of one partition: messages ever stored, trimmed, and finished by the slowest group.
+    Without a group everything retained counts as unfinished, or nothing if it is a stream's."""
 
     __slots__ = (
         "_least_bytes",
         "_least_msgs",
+        "is_stream",
         "safe_bytes",
         "safe_msgs",
         "stored_bytes",
@@ -67,6 +68,7 @@ class Backlog:
     )
 
     def __init__(self) -> None:
+        self.is_stream = False
         self.stored_msgs = 0
         self.stored_bytes = 0
         self.trimmed_msgs = 0
@@ -106,8 +108,12 @@ class Backlog:
 
     def buffered_msgs(self) -> int:
         least = self._least_msgs.value()
-        return self.retained_msgs() if least is None else self.stored_msgs - least
+        if least is None:
+            return 0 if self.is_stream else self.retained_msgs()
+        return self.stored_msgs - least
 
     def buffered_bytes(self) -> int:
         least = self._least_bytes.value()
-        return self.retained_bytes() if least is None else self.stored_bytes - least
+        if least is None:
+            return 0 if self.is_stream else self.retained_bytes()
+        return self.stored_bytes - least

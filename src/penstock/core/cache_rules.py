@@ -9,6 +9,7 @@ what it writes. Must not know which records become durable.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_OFFSET, MAX_TXN_OPS
 from penstock.model.records import DELETED, EVICTED, EXPIRED, CacheRemoved, CacheStored
+from penstock.model.scopes import Scope
 from penstock.model.tenancy import Path
 
 T = TypeVar("T")
@@ -141,6 +143,13 @@ class Decision(Generic[T]):
             self._relieve(total - limit)
         return self
 
+    def growth(self) -> dict[Scope, int]:
+        """Returns by how many bytes the caches of each namespace grow."""
+        grown: defaultdict[Scope, int] = defaultdict(int)
+        for draft in self._drafts.values():
+            grown[draft.cache.path[:2]] += draft.bytes - draft.cache.bytes
+        return grown
+
     def _relieve(self, excess: int) -> None:
         """Evicts from the largest cache, because all caches together take too much."""
         for cache in self._state.cache_memory.largest_first(self._state.caches):
@@ -214,16 +223,17 @@ def decide_transact(state: BrokerState, command: Txn, now_ms: int) -> Decision[l
     decision: Decision[list[Written]] = Decision(state, now_ms)
     for check in command.checks:
         _check(state, decision, check)
-    outcome: list[Written] = []
-    for op in command.ops:
-        if isinstance(op, Put):
-            outcome.append(_put(state, decision, op))
-        elif isinstance(op, Delete):
-            outcome.append(_delete(state, decision, op))
-        else:
-            outcome.append(_increment(state, decision, op))
-    decision.outcome = outcome
+    decision.outcome = [decide_op(state, decision, op) for op in command.ops]
     return decision.finish()
+
+
+def decide_op(state: BrokerState, decision: Decision[Any], op: Put | Delete | Increment) -> Written:
+    """Adds one operation to a decision that has several. `finish` it behind the last."""
+    if isinstance(op, Put):
+        return _put(state, decision, op)
+    if isinstance(op, Delete):
+        return _delete(state, decision, op)
+    return _increment(state, decision, op)
 
 
 def decide_look(

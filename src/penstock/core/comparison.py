@@ -1,8 +1,8 @@
 """Makes images of a live state and of a replayed one comparable, for tests.
 
-Expired keys, effects and cache entries are left out: a state drops them when it comes across them,
-the live one earlier than the replayed one. All else must be equal, since only records change a
-state. Must not know how images are taken or restored.
+Expired keys, transactions, effects and cache entries are left out: a state drops them when it
+comes across them, the live one earlier than the replayed one. All else must be equal, since only
+records change a state. Must not know how images are taken or restored.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ def comparable(image: StateImage, now_ms: int) -> StateImage:
         image.cache_floor,
         image.writers,
         image.journal_archived,
+        [each for each in image.transactions if each.expires > now_ms],
+        image.tokens,
+        image.access,
     )
 
 

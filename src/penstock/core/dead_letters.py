@@ -12,6 +12,7 @@ from penstock.core.topics import Topic
 from penstock.model.envelope import DeadLetter, Envelope
 from penstock.model.names import dead_letter_topic
 from penstock.model.records import DEAD_LETTERED, Finished, Message, Record, TopicCreated
+from penstock.model.scopes import plain_name
 
 
 def decide_dead_letter(
@@ -53,7 +54,7 @@ def _envelope(
         idempotency_key=original.idempotency_key,
         deadline=original.deadline,
         dlq=DeadLetter(
-            original_topic=source.name,
+            original_topic=plain_name(source.name),
             original_partition=entry.progress.partition,
             original_offset=entry.offset,
             group=entry.progress.group.name,

@@ -14,16 +14,16 @@ from penstock.model.records import (
     Delivered,
     DeliveredItem,
     Finished,
-    Message,
     Returned,
     Skipped,
+    Stored,
+    stored_bytes,
 )
-from penstock.model.units import utf8_bytes
 
 
-def first_delivery(message: Message) -> DeliveredItem:
+def first_delivery(message: Stored) -> DeliveredItem:
     """Returns what the group keeps of a message that it has not seen before."""
-    size = utf8_bytes(message.key) + utf8_bytes(message.value)
+    size = stored_bytes(message)
     envelope = message.envelope
     if envelope is None:
         return DeliveredItem(message.offset, size)

@@ -55,7 +55,7 @@ def decide_commit(
     if known is not None and known.status == COMMITTED and known.owner == command.owner:
         return None
     _check_own(known, command)
-    _check_results(state, len(result))
+    check_results(state, len(result))
     return _set(topic, command, COMMITTED, 0, result, now_ms)
 
 
@@ -111,7 +111,8 @@ def _check_entries(state: BrokerState) -> None:
         raise ResourceExhausted(f"{limit} effects are remembered", limit="idempotency_keys")
 
 
-def _check_results(state: BrokerState, more_bytes: int) -> None:
+def check_results(state: BrokerState, more_bytes: int) -> None:
+    """Raises ResourceExhausted if results of so many bytes more do not fit."""
     if state.effect_totals.text_bytes + more_bytes > state.limits.memory_bytes // 4:
         raise ResourceExhausted("the results of effects fill their memory", limit="memory_bytes")
 

@@ -72,29 +72,32 @@ class EventBuffer:
             self.nbytes += run.nbytes
         elif kept:
             # A new batch, since the run's batch would keep the dropped events in memory.
-            beginning = whole(run.batch.payloads[run.start : run.start + kept])
+            beginning = whole(run.batch.payloads[run.start : run.start + kept], run.offset)
             self._runs.append(beginning)
             self.nbytes += beginning.nbytes
         self.events += kept
         return kept
 
 
-def whole(payloads: list[bytes]) -> EventRun:
+def whole(payloads: list[bytes], offset: int = -1) -> EventRun:
     """Returns a run of a new batch with all payloads."""
-    return EventRun(EventBatch(payloads), 0, len(payloads), sum(map(len, payloads)))
+    batch = EventBatch(payloads, offset=offset)
+    return EventRun(batch, 0, len(payloads), sum(map(len, payloads)))
 
 
-def cut(payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int) -> list[EventRun]:
+def cut(
+    payloads: list[bytes], nbytes: int, max_events: int, max_bytes: int, offset: int = -1
+) -> list[EventRun]:
     """Cuts payloads into batches of at most `max_events` and `max_bytes`. A larger event is a batch
-    by itself."""
+    by itself. `offset` is that of the first event, or -1."""
     count = len(payloads)
     if count <= max_events and nbytes <= max_bytes:
-        return [EventRun(EventBatch(payloads), 0, count, nbytes)]
+        return [EventRun(EventBatch(payloads, offset=offset), 0, count, nbytes)]
     runs = []
-    rest = EventRun(EventBatch(payloads), 0, count, nbytes)
+    rest = EventRun(EventBatch(payloads, offset=offset), 0, count, nbytes)
     while rest.start < count:
         end = rest.start + max(1, _beginning(rest, max_events, max_bytes))
-        runs.append(whole(payloads[rest.start : end]))
+        runs.append(whole(payloads[rest.start : end], rest.offset))
         rest = EventRun(rest.batch, end, count, rest.nbytes - runs[-1].nbytes)
     return runs
 

@@ -12,17 +12,21 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.core.access import AccessSnapshot, snapshot_of_access
 from penstock.core.cache import Cache, CacheEntry
 from penstock.core.effects import Effect
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Group, Progress, Unfinished
+from penstock.core.publishers import Publisher
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import snapshot_of
 from penstock.core.topics import Partition, Topic
+from penstock.core.transactions import RememberedTransaction
 from penstock.core.writers import Storing, Writer
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import Limits
 from penstock.model.records import DEAD, StagedRows
 from penstock.model.tenancy import Snapshot
+from penstock.model.tokens import Token
 
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
@@ -86,6 +90,18 @@ class EffectImage(msgspec.Struct, array_like=True, gc=False):
     expires: int
 
 
+class PublisherImage(msgspec.Struct, array_like=True):
+    """`offsets[i]`, `counts[i]` and `digests[i]` are of the answer to number
+    `next - len(offsets) + i`."""
+
+    producer_id: str
+    next: int
+    last_ms: int
+    offsets: list[int]
+    counts: list[int]
+    digests: list[int]
+
+
 class TopicImage(msgspec.Struct, array_like=True):
     id: int
     name: str
@@ -100,6 +116,7 @@ class TopicImage(msgspec.Struct, array_like=True):
     max_attempts: int = 0
     retry_backoff_ms: int = 0
     retry_max_backoff_ms: int = 0
+    publishers: list[PublisherImage] = []
 
 
 class CacheEntryImage(msgspec.Struct, array_like=True, gc=False):
@@ -147,6 +164,9 @@ class StateImage(msgspec.Struct, array_like=True):
     cache_floor: int = 0
     writers: list[WriterImage] = []
     journal_archived: int = 0
+    transactions: list[RememberedTransaction] = []
+    tokens: list[Token] = []
+    access: AccessSnapshot | None = None
 
 
 Image = TypeVar("Image", bound=msgspec.Struct)
@@ -159,8 +179,8 @@ decode_image = _decoder.decode
 
 
 def take_image(state: BrokerState) -> StateImage:
-    """Returns an image that shares no mutable data with `state`. Leaves out idempotency keys and
-    cache entries that have expired by the time of the last record."""
+    """Returns an image that shares no mutable data with `state`. Leaves out idempotency keys,
+    transactions and cache entries that have expired by the time of the last record."""
     topics = sorted(state.topics.values(), key=lambda topic: topic.id)
     kept = [item for item in state.produced.items() if item[1] > state.last_ts]
     return StateImage(
@@ -174,6 +194,9 @@ def take_image(state: BrokerState) -> StateImage:
         state.cache_floor,
         [_writer_image(writer) for writer in state.writers],
         state.journal_archived,
+        [each for each in state.transactions.items() if each.expires > state.last_ts],
+        list(state.tokens),
+        snapshot_of_access(state.access),
     )
 
 
@@ -190,6 +213,10 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     _restore_caches(state, image)
     for writer in image.writers:
         state.writers.add(_restored_writer(writer))
+    state.transactions.restore(image.transactions)
+    state.tokens.restore(image.tokens)
+    if image.access is not None:
+        state.access.restore(image.access)
     return state
 
 
@@ -211,6 +238,19 @@ def _topic_image(topic: Topic) -> TopicImage:
         partitions=[_partition_image(partition) for partition in topic.partitions],
         groups=[_group_image(group) for group in groups],
         effects=effects,
+        publishers=[_publisher_image(each) for each in topic.publishers],
+    )
+
+
+def _publisher_image(publisher: Publisher) -> PublisherImage:
+    answers = publisher.answers.values()
+    return PublisherImage(
+        publisher.producer_id,
+        publisher.next,
+        publisher.last_ms,
+        [offset for offset, _, _ in answers],
+        [count for _, count, _ in answers],
+        [digest for _, _, digest in answers],
     )
 
 
@@ -279,7 +319,7 @@ def _writer_image(writer: Writer) -> WriterImage:
 def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     partitions = len(image.partitions)
     topic = Topic(image.id, image.name, partitions, image.created_ms, state.effect_totals)
-    _restore_fields(topic, image, except_for=("partitions", "groups", "effects"))
+    _restore_fields(topic, image, except_for=("partitions", "groups", "effects", "publishers"))
     for partition, kept in zip(topic.partitions, image.partitions, strict=True):
         partition.first_offset = kept.first_offset
         partition.end_offset = kept.end_offset
@@ -287,8 +327,18 @@ def _restore_topic(state: BrokerState, image: TopicImage) -> None:
     for group in image.groups:
         _restore_group(state, topic, group)
     topic.effects.restore([_effect(effect) for effect in image.effects])
+    for publisher in image.publishers:
+        topic.publishers.restore(_restored_publisher(publisher))
     state.topics[topic.name] = topic
     state.topics_by_id[topic.id] = topic
+
+
+def _restored_publisher(image: PublisherImage) -> Publisher:
+    publisher = Publisher(image.producer_id, image.next, image.last_ms)
+    numbers = range(image.next - len(image.offsets), image.next)
+    answers = zip(image.offsets, image.counts, image.digests, strict=True)
+    publisher.answers.update(zip(numbers, answers, strict=True))
+    return publisher
 
 
 def _restore_fields(target: object, image: msgspec.Struct, except_for: tuple[str, ...]) -> None:

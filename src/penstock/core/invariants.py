@@ -14,7 +14,11 @@ from penstock.core.groups import Unfinished as Entry
 from penstock.core.idempotency import ProducedKeys
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
+from penstock.model.access import ANY, BROKER
+from penstock.model.limits import MAX_PUBLISH_ANSWERS, MAX_TOKENS
+from penstock.model.permissions import ALL_PERMISSIONS
 from penstock.model.records import DEAD
+from penstock.model.scopes import is_stream_log, stream_log_name
 
 
 class BrokenInvariant(Exception):
@@ -29,7 +33,11 @@ def check(state: BrokerState) -> None:
     _check_produced(state.produced)
     _check_effect_totals(state)
     _check_caches(state)
+    _check_stream_logs(state)
     _check_writers(state)
+    _check_transactions(state)
+    _check_tokens(state)
+    _check_access(state)
 
 
 def _must(holds: bool, promise: str, *place: object) -> None:
@@ -70,6 +78,7 @@ def _check_topic(state: BrokerState, topic: Topic) -> None:
         )
         _check_group(state, group)
     _check_effects(topic)
+    _check_publishers(topic)
 
 
 def _check_partition(state: BrokerState, topic: Topic, partition: Partition) -> None:
@@ -84,7 +93,7 @@ def _check_partition(state: BrokerState, topic: Topic, partition: Partition) -> 
     msgs = backlog.stored_msgs - min((p.finished_msgs for p in groups), default=0)
     nbytes = backlog.stored_bytes - min((p.finished_bytes for p in groups), default=0)
     if not groups:
-        msgs, nbytes = retained, backlog.retained_bytes()
+        msgs, nbytes = (0, 0) if backlog.is_stream else (retained, backlog.retained_bytes())
     buffered = (backlog.buffered_msgs(), backlog.buffered_bytes())
     _must(buffered == (msgs, nbytes), "buffered is what the slowest group owes", *place, buffered)
     _must(msgs <= retained, "what is buffered is retained", *place, msgs, retained)
@@ -232,6 +241,43 @@ def _check_effects(topic: Topic) -> None:
         )
 
 
+def _check_publishers(topic: Topic) -> None:
+    for publisher in topic.publishers:
+        answers = publisher.answers
+        expected = range(publisher.next - len(answers), publisher.next)
+        _must(
+            list(answers) == list(expected) and len(answers) <= MAX_PUBLISH_ANSWERS,
+            "the last numbers of a producer are remembered",
+            topic.name,
+            publisher.producer_id,
+            *answers,
+        )
+        _must(
+            all(offset + count <= topic.next_offset for offset, count, _ in answers.values()),
+            "what was answered is stored",
+            topic.name,
+            publisher.producer_id,
+        )
+
+
+def _check_stream_logs(state: BrokerState) -> None:
+    logs = {name for name in state.topics if is_stream_log(name)}
+    durable = {
+        stream_log_name(path): entry.stream
+        for path, entry in state.registry.streams.items()
+        if entry.stream is not None and entry.stream.durable
+    }
+    _must(logs == durable.keys(), "every durable stream has its log", *logs, *durable)
+    for name, config in durable.items():
+        topic = state.topics[name]
+        _must(
+            (topic.retention_ms, topic.retention_bytes)
+            == (config.retention_ms, config.retention_bytes),
+            "a stream's log keeps as long as the stream says",
+            name,
+        )
+
+
 def _check_caches(state: BrokerState) -> None:
     registered = {entry.id: entry for entry in state.registry.caches.values()}
     _must(registered.keys() == state.caches.keys(), "caches are the registry's", *state.caches)
@@ -273,3 +319,63 @@ def _check_writers(state: BrokerState) -> None:
             _must(0 <= storing.done < storing.rows, "a batch is stored until it is done", *place)
             rows = sum(piece.rows for piece in storing.pieces)
             _must(rows == storing.rows, "a batch's rows are those of its pieces", *place, rows)
+
+
+def _check_transactions(state: BrokerState) -> None:
+    transactions = state.transactions
+    items = transactions.items()
+    ids = {each.transaction_id for each in items}
+    _must(
+        len(items) == len(transactions) == len(ids),
+        "every transaction is in the order once",
+        len(items),
+        len(transactions),
+    )
+    nbytes = sum(len(each.answer) for each in items)
+    _must(transactions.answer_bytes == nbytes, "answer_bytes counts the answers", nbytes)
+
+
+def _check_tokens(state: BrokerState) -> None:
+    _must(len(state.tokens) <= MAX_TOKENS, "there is room for every token", len(state.tokens))
+    namespaces = state.registry.namespaces
+    for token in state.tokens:
+        place = (token.id, token.tenant_id, token.namespace)
+        digests = [token.digest, *([token.old_digest] if token.old_digest else [])]
+        _must(all(len(digest) == 32 for digest in digests), "a token has hashes only", *place)
+        _must(bool(token.old_digest) == bool(token.old_until_ms), "an old secret ends", *place)
+        if token.tenant_id is None:
+            _must(token.namespace is None, "a namespace is one of a tenant", *place)
+        elif token.namespace is None:
+            is_there = (token.tenant_id, "", "") in state.registry.tenants
+            _must(is_there, "a token's tenant exists", *place)
+        else:
+            is_there = (token.tenant_id, token.namespace, "") in namespaces
+            _must(is_there, "a token's namespace exists", *place)
+
+
+def _check_access(state: BrokerState) -> None:
+    access, registry = state.access, state.registry
+    indexed = [rule for rules in access.by_subject.values() for rule in rules.values()]
+    _must(
+        sorted(rule.id for rule in indexed) == sorted(access.rules)
+        and all(access.rules[rule.id] is rule for rule in indexed),
+        "every rule is found by its subject",
+        *access.rules,
+    )
+    for rule in access.rules.values():
+        place = (rule.id, rule.tenant_id, rule.namespace, rule.resource)
+        _must(0 < rule.id <= access.revision, "a rule's id is a revision", *place)
+        _must(bool(rule.principal) != bool(rule.role), "a rule has one subject", *place)
+        if rule.tenant_id:
+            _must((rule.tenant_id, "", "") in registry.tenants, "a rule's tenant exists", *place)
+            _must(
+                rule.namespace.endswith(ANY)
+                or (rule.tenant_id, rule.namespace, "") in registry.namespaces,
+                "a rule's namespace exists, or is a pattern",
+                *place,
+            )
+        else:
+            _must(rule.resource == BROKER, "without a tenant there is only the broker", *place)
+    for (tenant, name), role in access.roles.items():
+        _must((role.tenant_id, role.name) == (tenant, name), "a role knows its name", tenant, name)
+        _must(ALL_PERMISSIONS.issuperset(role.permissions), "a role has permissions", name)

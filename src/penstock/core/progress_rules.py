@@ -18,6 +18,7 @@ from penstock.core.topics import Partition, Topic
 from penstock.model.errors import InvalidArgument, NotYet
 from penstock.model.progress import Reached
 from penstock.model.records import Advanced, GroupCreated
+from penstock.model.scopes import plain_name
 
 
 class ProgressTarget(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +37,7 @@ def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
         if not 0 <= each.partition < len(topic.partitions):
             raise InvalidArgument(
                 f"partition {each.partition} is out of range; "
-                f"topic {topic.name!r} has {len(topic.partitions)}"
+                f"topic {plain_name(topic.name)!r} has {len(topic.partitions)}"
             )
         if each.partition in seen:
             raise InvalidArgument(f"partition {each.partition} is named twice")

@@ -19,6 +19,7 @@ from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_BACKOFF_MS
 from penstock.model.records import DEAD, Finished, Released
+from penstock.model.scopes import plain_name
 
 NACKED = "nack"
 LAPSED = "ack_timeout"
@@ -129,7 +130,7 @@ def _find(state: BrokerState, command: Settle) -> tuple[Topic, Progress]:
     if not 0 <= command.partition < len(topic.partitions):
         raise InvalidArgument(
             f"partition {command.partition} is out of range: "
-            f"{topic.name!r} has {len(topic.partitions)} partitions"
+            f"{plain_name(topic.name)!r} has {len(topic.partitions)} partitions"
         )
     group = topic.groups.get(command.group)
     if group is None:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from penstock.core.access import AccessRules
 from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory
 from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.tenancy import Registry
+from penstock.core.tokens import Tokens
 from penstock.core.topics import Topic
+from penstock.core.transactions import CommittedTransactions
 from penstock.core.writers import Writers
 from penstock.model.envelope import Envelope
 from penstock.model.limits import Limits
@@ -34,26 +37,39 @@ from penstock.model.records import (
     GroupDeleted,
     JournalArchived,
     Message,
+    Published,
     Record,
     RegistryChanged,
     Released,
     Returned,
+    RoleRemoved,
+    RoleSet,
+    RuleGranted,
+    RuleRevoked,
     Skipped,
+    Stored,
+    StoredEvent,
+    TokenRevoked,
+    TokenSet,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
+    TransactionCommitted,
     Trimmed,
     WriteCommitted,
     WriteStored,
+    stored_bytes,
 )
-from penstock.model.units import utf8_bytes
+from penstock.model.scopes import DEFAULT_SCOPE, is_stream_log
+from penstock.model.tenancy import Entry
 
-Run = Sequence[tuple[Message, int, int]]
+Run = Sequence[tuple[Stored, int, int]]
 """Messages of one partition in their order, each with its size and its place in the log."""
 
 
 class BrokerState:
     __slots__ = (
+        "access",
         "cache_floor",
         "cache_memory",
         "caches",
@@ -65,8 +81,10 @@ class BrokerState:
         "next_id",
         "produced",
         "registry",
+        "tokens",
         "topics",
         "topics_by_id",
+        "transactions",
         "writers",
     )
 
@@ -81,6 +99,9 @@ class BrokerState:
         self.caches: dict[int, Cache] = {}
         self.cache_memory = CacheMemory()
         self.writers = Writers()
+        self.transactions = CommittedTransactions()
+        self.tokens = Tokens()
+        self.access = AccessRules()
         # Above every version of a cache that was deleted.
         self.cache_floor = 0
         for entry in self.registry.caches.values():
@@ -97,7 +118,7 @@ def apply(state: BrokerState, record: Record) -> None:
     _APPLY[type(record)](state, record)
 
 
-def apply_message(state: BrokerState, message: Message, size: int) -> None:
+def apply_message(state: BrokerState, message: Stored, size: int) -> None:
     """`apply` for a message whose size is known: the hot path of produce."""
     state.last_ts = message.ts
     topic = state.topics_by_id[message.topic_id]
@@ -110,7 +131,7 @@ def apply_message(state: BrokerState, message: Message, size: int) -> None:
         _remember_key(state, message, message.envelope)
 
 
-def apply_messages(state: BrokerState, messages: Sequence[Message], runs: Iterable[Run]) -> None:
+def apply_messages(state: BrokerState, messages: Sequence[Stored], runs: Iterable[Run]) -> None:
     """Does what `apply_message` does for each message, in order. `runs` has them by partition."""
     for run in runs:
         last = run[-1][0]
@@ -126,7 +147,7 @@ def apply_messages(state: BrokerState, messages: Sequence[Message], runs: Iterab
             _remember_key(state, message, message.envelope)
 
 
-def _remember_key(state: BrokerState, message: Message, envelope: Envelope) -> None:
+def _remember_key(state: BrokerState, message: Stored, envelope: Envelope) -> None:
     # A dead letter keeps its idempotency key for the reader, but is no produce of that key.
     if envelope.idempotency_key and envelope.dlq is None:
         key = envelope.idempotency_key
@@ -147,8 +168,8 @@ def forget_expired_effects(topic: Topic, now_ms: int) -> None:
             topic.effects.forget(name, key)
 
 
-def _message(state: BrokerState, record: Message) -> None:
-    apply_message(state, record, utf8_bytes(record.key) + utf8_bytes(record.value))
+def _message(state: BrokerState, record: Stored) -> None:
+    apply_message(state, record, stored_bytes(record))
 
 
 def _topic_created(state: BrokerState, record: TopicCreated) -> None:
@@ -352,6 +373,13 @@ def _effect_set(state: BrokerState, record: EffectSet) -> None:
 def _registry_changed(state: BrokerState, record: RegistryChanged) -> None:
     state.registry.apply(record)
     entry = record.entry
+    state.tokens.registry_changed(entry, record.deleted)
+    if record.deleted and entry.kind in ("tenant", "namespace"):
+        state.access.forget(entry.tenant_id, entry.namespace)
+        if is_emptied(state, entry):
+            scope = (entry.tenant_id, entry.namespace)
+            state.transactions.forget_within(scope)
+            state.writers.forget_within(scope)
     if entry.kind != "cache" or entry.cache is None:
         return
     if record.deleted:
@@ -366,24 +394,27 @@ def _registry_changed(state: BrokerState, record: RegistryChanged) -> None:
         state.caches[entry.id] = Cache(entry, first_version, state.cache_memory)
 
 
-def _cache_stored(state: BrokerState, record: CacheStored) -> None:
-    state.caches[record.cache_id].store(record)
+def is_emptied(state: BrokerState, entry: Entry) -> bool:
+    """Says whether all that a deleted namespace had is to be forgotten, so that a later namespace
+    of the name begins empty. A control plane that deletes it leaves its topics here, and those of
+    the default namespace need no entry: then nothing is forgotten."""
+    scope = (entry.tenant_id, entry.namespace)
+    if entry.kind != "namespace" or scope == DEFAULT_SCOPE:
+        return False
+    topics = state.topics.values()
+    return not any(each.scope == scope and not is_stream_log(each.name) for each in topics)
 
 
-def _cache_removed(state: BrokerState, record: CacheRemoved) -> None:
-    state.caches[record.cache_id].remove(record)
+def _published(state: BrokerState, record: Published) -> None:
+    state.topics_by_id[record.topic_id].publishers.remember(record)
 
 
 def _journal_archived(state: BrokerState, record: JournalArchived) -> None:
     state.journal_archived = record.next
 
 
-def _write_committed(state: BrokerState, record: WriteCommitted) -> None:
-    state.writers.commit(record)
-
-
-def _write_stored(state: BrokerState, record: WriteStored) -> None:
-    state.writers.store(record)
+def _transaction_committed(state: BrokerState, record: TransactionCommitted) -> None:
+    state.transactions.commit(record, record.ts + state.limits.idempotency_ttl_ms)
 
 
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
@@ -403,8 +434,17 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Trimmed: _trimmed,
     EffectSet: _effect_set,
     RegistryChanged: _registry_changed,
-    CacheStored: _cache_stored,
-    CacheRemoved: _cache_removed,
-    WriteCommitted: _write_committed,
-    WriteStored: _write_stored,
+    CacheStored: lambda state, record: state.caches[record.cache_id].store(record),
+    CacheRemoved: lambda state, record: state.caches[record.cache_id].remove(record),
+    WriteCommitted: lambda state, record: state.writers.commit(record),
+    WriteStored: lambda state, record: state.writers.store(record),
+    TransactionCommitted: _transaction_committed,
+    TokenSet: lambda state, record: state.tokens.put(record.token),
+    TokenRevoked: lambda state, record: state.tokens.remove(record.id),
+    RuleGranted: lambda state, record: state.access.grant(record.rule),
+    RuleRevoked: lambda state, record: state.access.revoke(record.rule_id),
+    RoleSet: lambda state, record: state.access.set_role(record.role),
+    RoleRemoved: lambda state, record: state.access.remove_role(record.tenant_id, record.name),
+    StoredEvent: _message,
+    Published: _published,
 }

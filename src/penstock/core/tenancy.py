@@ -29,6 +29,7 @@ from penstock.model.limits import (
     MAX_REGISTRY_ENTRIES,
 )
 from penstock.model.names import clean_name
+from penstock.model.quotas import Quota
 from penstock.model.records import RegistryChanged
 from penstock.model.tenancy import (
     DEFAULT,
@@ -156,7 +157,8 @@ def decide_create(registry: Registry, wanted: Entry, now_ms: int) -> RegistryCha
     _check_retention(wanted.stream)
     existing = registry.by_kind[wanted.kind].get(wanted.path)
     if existing is not None:
-        if (existing.stream, existing.cache) == (wanted.stream, wanted.cache):
+        is_same = (existing.stream, existing.cache) == (wanted.stream, wanted.cache)
+        if is_same and wanted.quota in (None, existing.quota):
             return None
         raise AlreadyExists(f"{wanted.kind} {_name(wanted)!r} exists with other settings")
     if sum(map(len, registry.by_kind.values())) >= MAX_REGISTRY_ENTRIES:
@@ -173,23 +175,33 @@ def decide_change(
     *,
     stream: StreamConfig | None = None,
     cache: CacheConfig | None = None,
+    quota: Quota | None = None,
     if_revision: int | None = None,
 ) -> RegistryChanged | None:
-    """Changes the settings of a stream or cache. Returns None if it has them already. Raises
-    VersionMismatch if it has changed since `if_revision`."""
-    entry = find(registry, "cache" if stream is None else "stream", path)
+    """Changes the settings of a stream or cache, or the quota of a tenant or namespace. Returns
+    None if it has them already. Raises VersionMismatch if it has changed since `if_revision`."""
+    entry = find(registry, kind_to_change(path, stream, cache), path)
     if if_revision not in (None, entry.revision):
         raise VersionMismatch(f"{entry.kind} {_name(entry)!r} has changed; look at it again")
     _check_stream(stream)
-    if (entry.stream, entry.cache) == (stream, cache):
+    if (entry.stream, entry.cache, entry.quota) == (stream, cache, quota):
         return None
-    if stream is not None and stream.retention_ms != _retention_ms(entry.stream):
+    if stream is not None and _retention(stream) != _retention(entry.stream):
         _check_retention(stream)
     _check_lasting(entry, stream, cache)
     changed = msgspec.structs.replace(
-        entry, stream=stream, cache=cache, revision=registry.revision + 1
+        entry, stream=stream, cache=cache, quota=quota, revision=registry.revision + 1
     )
     return RegistryChanged(now_ms, changed)
+
+
+def kind_to_change(path: Path, stream: StreamConfig | None, cache: CacheConfig | None) -> Kind:
+    """Returns the kind of entry that these settings belong to."""
+    if stream is not None:
+        return "stream"
+    if cache is not None:
+        return "cache"
+    return "namespace" if path[1] else "tenant"
 
 
 def decide_delete(
@@ -227,13 +239,21 @@ def decide_reconcile(
         if existing is None:
             revision += 1
             steps.append(RegistryChanged(now_ms, _created(entry, revision, entry.created_ms)))
-        elif (existing.stream, existing.cache) != (entry.stream, entry.cache):
+        elif _settings(existing) != _settings(entry):
             revision += 1
             changed = msgspec.structs.replace(
-                existing, stream=entry.stream, cache=entry.cache, revision=revision
+                existing,
+                stream=entry.stream,
+                cache=entry.cache,
+                quota=entry.quota,
+                revision=revision,
             )
             steps.append(RegistryChanged(now_ms, changed))
     return steps
+
+
+def _settings(entry: Entry) -> tuple[StreamConfig | None, CacheConfig | None, Quota | None]:
+    return entry.stream, entry.cache, entry.quota
 
 
 def _created(wanted: Entry, revision: int, created_ms: int) -> Entry:
@@ -267,33 +287,32 @@ def _name(entry: Entry) -> str:
 
 
 def _check_stream(config: StreamConfig | None) -> None:
-    """Raises if the stream needs a feature that is not built yet."""
-    if config is None:
-        return
-    if config.delivery != "at_most_once":
+    """Raises if the settings contradict each other."""
+    if config is not None and config.delivery != "at_most_once" and not config.durable:
         raise InvalidArgument(
-            f"delivery {config.delivery} is not available yet; streams are at_most_once"
+            f"delivery {config.delivery} needs a durable stream; leave durable out, or set it to "
+            "true"
         )
-    if config.durable:
-        raise InvalidArgument("durable streams are not available yet; caches can be durable")
 
 
 def _check_retention(config: StreamConfig | None) -> None:
-    """Raises if the stream shall keep events, which is not built yet. Earlier versions accepted the
-    setting without effect; existing streams and followed registries may still have it."""
-    if _retention_ms(config):
+    """Raises if an ephemeral stream shall keep events. Earlier versions accepted the setting
+    without effect; existing streams and followed registries may still have it."""
+    if config is not None and not config.durable and _retention(config) != (0, 0):
         raise InvalidArgument(
-            "retention needs a durable stream, and durable streams are not available yet: a stream "
-            "keeps no events"
+            "retention needs a durable stream: this one keeps no events; create it with durable, "
+            "or with delivery at_least_once"
         )
 
 
-def _retention_ms(config: StreamConfig | None) -> int:
-    return 0 if config is None else config.retention_ms
+def _retention(config: StreamConfig | None) -> tuple[int, int]:
+    return (0, 0) if config is None else (config.retention_ms, config.retention_bytes)
 
 
 def _check_lasting(entry: Entry, stream: StreamConfig | None, cache: CacheConfig | None) -> None:
-    """Raises if `durable` would change."""
+    """Raises if `durable` or the delivery would change."""
+    if stream is not None and entry.stream is not None and stream.delivery != entry.stream.delivery:
+        raise FailedPrecondition(f"delivery of stream {_name(entry)!r} cannot change")
     changed = msgspec.structs.replace(entry, stream=stream, cache=cache)
     if _is_durable(changed) != _is_durable(entry):
         raise FailedPrecondition(f"durable of {entry.kind} {_name(entry)!r} cannot change")
@@ -310,6 +329,7 @@ def _check_whole(entries: dict[tuple[Kind, Path], Entry]) -> None:
         if (
             (parent is not None and (parent, at) not in entries)
             or has_config != (kind == "stream", kind == "cache")
+            or (entry.quota is not None and kind not in ("tenant", "namespace"))
             or (bool(tenant), bool(namespace), bool(name))
             != (True, kind != "tenant", parent == "namespace")
         ):
@@ -325,7 +345,7 @@ def _check_entry(entry: Entry) -> None:
     own = entry.name or entry.namespace or entry.tenant_id
     if clean_name(own, entry.kind) != own:
         raise InvalidArgument(f"invalid registry: {entry.kind} {own[:40]!r} is no valid name")
-    config: StreamConfig | CacheConfig | None = entry.stream or entry.cache
+    config: StreamConfig | CacheConfig | Quota | None = entry.stream or entry.cache or entry.quota
     numbers = [entry.created_ms, *(msgspec.structs.astuple(config) if config else ())]
     depths = (entry.stream.event_queue_depth, entry.stream.pub_queue_depth) if entry.stream else ()
     if not (

@@ -9,7 +9,10 @@ from __future__ import annotations
 from penstock.core.backlog import Backlog
 from penstock.core.effects import Effects, EffectTotals
 from penstock.core.groups import Group
+from penstock.core.publishers import Publishers
+from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.names import is_dead_letter_topic
+from penstock.model.scopes import is_stream_log, split_name
 
 
 class Partition:
@@ -34,14 +37,17 @@ class Topic:
         "groups",
         "id",
         "is_dead_letter",
+        "is_reserved",
         "max_attempts",
         "name",
         "next_offset",
         "partitions",
+        "publishers",
         "retention_bytes",
         "retention_ms",
         "retry_backoff_ms",
         "retry_max_backoff_ms",
+        "scope",
     )
 
     def __init__(
@@ -49,11 +55,13 @@ class Topic:
     ) -> None:
         self.id = topic_id
         self.name = name
+        self.scope = split_name(name)[0]
         self.created_ms = created_ms
         self.partitions = [Partition(index) for index in range(partitions)]
         self.next_offset = 0
         self.groups: dict[str, Group] = {}
         self.effects = Effects(totals)
+        self.publishers = Publishers()
         self.retention_ms = 0
         self.retention_bytes = 0
         self.after_archive = False
@@ -62,3 +70,7 @@ class Topic:
         self.retry_backoff_ms = 0
         self.retry_max_backoff_ms = 0
         self.is_dead_letter = is_dead_letter_topic(name)
+        self.is_reserved = name == AUDIT_TOPIC
+        if is_stream_log(name):
+            for partition in self.partitions:
+                partition.backlog.is_stream = True

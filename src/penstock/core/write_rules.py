@@ -15,8 +15,9 @@ import msgspec
 from penstock.core.cache_rules import find_cache
 from penstock.core.idempotency import produce_identity
 from penstock.core.partitioning import partition_of_key
-from penstock.core.produce import check_keys, check_room, choose_partition, find_topic
+from penstock.core.produce import check_keys, check_room, choose_partition, find_topic, reserved
 from penstock.core.state import BrokerState
+from penstock.core.tenancy import find
 from penstock.core.topics import Topic
 from penstock.core.writers import Writer
 from penstock.model.envelope import Envelope, Routing
@@ -24,11 +25,13 @@ from penstock.model.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     TooLarge,
 )
 from penstock.model.limits import MAX_COMMIT_PIECES, MAX_PRODUCERS, MAX_STORING_BATCHES
 from penstock.model.records import Message, StagedRows, WriteCommitted
+from penstock.model.scopes import DEFAULT_SCOPE, Scope, plain_name
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, PieceName, RowTarget, WriterReport
 
@@ -92,12 +95,18 @@ def check_stage(state: BrokerState, name: PieceName, now_ms: int) -> None:
         _check_producers(state, now_ms)
 
 
+def check_namespace(state: BrokerState, scope: Scope) -> None:
+    """Raises unless the namespace exists. The default one needs no entry in the registry."""
+    if scope != DEFAULT_SCOPE:
+        find(state.registry, "namespace", (*scope, ""))
+
+
 def check_uncommitted(state: BrokerState, name: PieceName, now_ms: int) -> None:
     """Raises if the piece's batch, or a later one, is committed."""
     writer = state.writers.get(name.producer, now_ms)
     if writer is not None and name.batch <= writer.last_batch:
         raise FailedPrecondition(
-            f"batch {name.batch} of producer {name.producer!r} is already committed"
+            f"batch {name.batch} of producer {plain_name(name.producer)!r} is already committed"
         )
 
 
@@ -107,8 +116,10 @@ def decide_places(state: BrokerState, targets: Iterable[RowTarget]) -> list[Name
     for target in targets:
         try:
             topic = find_topic(state, target.topic)
+            if topic.is_reserved:
+                raise reserved(topic.name)
             indexes = _partitions(topic, target)
-        except (InvalidArgument, NotFound) as error:
+        except (InvalidArgument, NotFound, PermissionDenied) as error:
             raise type(error)(f"row {target.row}: {error.message}") from None
         places.update((topic.name, index) for index in indexes)
     return sorted(places)
@@ -142,7 +153,8 @@ def decide_commit(
         _check_producers(state, now_ms)
     elif len(writer.storing) >= MAX_STORING_BATCHES:
         raise ResourceExhausted(
-            f"{len(writer.storing)} batches of producer {command.producer!r} are being stored",
+            f"{len(writer.storing)} batches of producer {plain_name(command.producer)!r} are being "
+            "stored",
             limit="storing_batches",
         )
     pieces = _find_pieces(command, staged)
@@ -160,9 +172,13 @@ def decide_commit(
 def describe_writer(state: BrokerState, producer: str, now_ms: int) -> WriterReport:
     writer = state.writers.get(producer, now_ms)
     if writer is None:
-        raise NotFound(f"producer {producer!r} has no commit that is remembered")
+        raise NotFound(f"producer {plain_name(producer)!r} has no commit that is remembered")
     return WriterReport(
-        producer, writer.last_batch, writer.rows, writer.committed_ms, bool(writer.storing)
+        plain_name(producer),
+        writer.last_batch,
+        writer.rows,
+        writer.committed_ms,
+        bool(writer.storing),
     )
 
 

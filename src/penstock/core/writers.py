@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.model.records import StagedRows, WriteCommitted, WriteStored
+from penstock.model.scopes import Scope, split_name
 
 DAY_MS = 24 * 3600 * 1000
 ONCE_MS = 7 * DAY_MS
@@ -95,6 +96,13 @@ class Writers:
         storing.done = record.done
         if storing.done == storing.rows:
             del writer.storing[record.batch]
+
+    def forget_within(self, scope: Scope) -> None:
+        """Forgets the producers of a deleted namespace, except those whose rows are being
+        stored."""
+        for writer in list(self):
+            if not writer.storing and split_name(writer.producer)[0] == scope:
+                self._forget(writer)
 
     def add(self, writer: Writer) -> None:
         """Adds a producer, which must have the latest commit of all."""

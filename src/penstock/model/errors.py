@@ -5,7 +5,7 @@ PenstockError
 │   ├── TooLarge             413  ... because something in it is over a limit
 │   └── UpgradeRequired      426  ... because the path speaks WebSocket, version 13
 ├── Unauthenticated          401  no token, or not the right one
-├── PermissionDenied         403  this origin or host may not speak to the broker
+├── PermissionDenied         403  a permission is missing, or the origin or host is not welcome
 ├── NotFound                 404  no such topic, group, tenant, stream, cache or path
 ├── MethodNotAllowed         405  the path exists, the method does not
 ├── FailedPrecondition       409  the state does not allow it: not owner, never delivered, exists
@@ -16,6 +16,7 @@ PenstockError
 ├── ResourceExhausted        429  a limit is reached; try again later
 ├── Internal                 500  a bug in the broker
 └── Unavailable              503  the log cannot be written, or the broker is stopping
+    └── OutcomeUnknown            ... the connection broke before the answer; only clients raise it
 
 `code` and `http_status` go onto the wire; `retryable` says whether the same request may succeed
 later. The message is for a person and says what to do where that is known.
@@ -27,15 +28,24 @@ from typing import ClassVar
 
 
 class PenstockError(Exception):
-    """The root of the tree; never raised itself."""
+    """The root of the tree; never raised itself. `operation` is the index of the operation that a
+    transaction was refused for, None otherwise."""
 
     code: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    operation: int | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def at_operation(self, index: int) -> PenstockError:
+        """Notes which operation of a transaction was refused, and returns the error."""
+        self.operation = index
+        self.message = f"operation {index}: {self.message}"
+        self.args = (self.message,)
+        return self
 
 
 class InvalidArgument(PenstockError):
@@ -131,3 +141,8 @@ class Unavailable(PenstockError):
     code = "UNAVAILABLE"
     http_status = 503
     retryable = True
+
+
+class OutcomeUnknown(Unavailable):
+    """Raised by a client whose connection broke after it had sent a request that changes something.
+    The broker may have executed it or not."""

@@ -5,6 +5,8 @@ The order of the fields is that of the wire.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -23,3 +25,15 @@ class Item(msgspec.Struct, gc=False):
     routing: Routing | UnsetType = UNSET
     envelope: Envelope | UnsetType = UNSET
     delivery_id: str = ""
+
+
+class EventItem(msgspec.Struct, gc=False):
+    """A delivered event of a durable stream, for a named subscription."""
+
+    offset: int
+    attempts: int
+    value: bytes
+    last_error: str
+    delivery_id: str
+
+    key: ClassVar[str] = ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from penstock.model.access import TopicReach
 from penstock.model.ranges import RangeFormat, Selection
+from penstock.model.tenancy import DEFAULT
 
 PRODUCED = "produced"
 DELIVERED = "delivered"
@@ -22,11 +26,17 @@ KINDS = (PRODUCED, DELIVERED, RETURNED, ACKED, NACKED, TIMED_OUT, DEAD_LETTERED,
 
 
 class JournalSelection(Selection, frozen=True, kw_only=True):
-    """The rows and columns of the journal to read."""
+    """The rows and columns of the journal to read. `reach` limits the rows to those of some
+    topics."""
+
+    null_means: ClassVar[dict[str, str]] = {"tenant": DEFAULT, "namespace": DEFAULT}
 
     kind: str = ""
     topic: str = ""
     group: str = ""
+    reach: TopicReach | None = None
+    tenant: str = ""
+    namespace: str = ""
 
 
 class JournalRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,7 +68,8 @@ MAX_CACHE_KEY_BYTES = 1024
 """A key is in memory with its value, and is repeated in every event of a watch."""
 
 MAX_TXN_OPS = 1000
-"""A transaction is decided in one turn of the loop and is one frame of the log."""
+"""Operations of a transaction, of caches or of the whole broker. It is decided in one turn of the
+loop and is one frame of the log."""
 
 MAX_WATCH_EVENTS = 1024
 """Events that wait for the reader of a watch. Beyond it, the rest becomes one gap."""
@@ -92,8 +93,24 @@ MAX_REGISTRY_ENTRIES = 100_000
 MAX_REGISTRY_CHANGES = 10_000
 """Changes kept for followers of the registry. One that is further behind takes a snapshot."""
 
+MAX_TOKENS = 10_000
+"""Bearer tokens, expired ones included: all are in memory and in every snapshot."""
+
+MAX_ROLES = 64
+"""Roles of one token. They are compared with rules on every request."""
+
 MAX_PRODUCERS = 100_000
 """Producers of batches that are remembered. All are in memory and in every snapshot."""
+
+MAX_STREAM_PRODUCERS = 10_000
+"""Producers of one stream whose numbers are remembered. All are in memory and in every snapshot."""
+
+PRODUCER_TTL_MS = 7 * 24 * 3600 * 1000
+"""How long a producer that publishes nothing is remembered. Later it needs a new id."""
+
+MAX_PUBLISH_ANSWERS = 16
+"""The last answers of a producer that are kept for repeats. Earlier repeats are answered without
+their offset."""
 
 MAX_STORING_BATCHES = 16
 """Batches of one producer that are committed and not stored yet. Further commits are refused."""
@@ -111,6 +128,20 @@ MAX_TARGETS = 1000
 MAX_FRESH_WAIT_MS = 60_000
 """The longest wait for the newest events of the journal. Without disk space for the log's next
 segment they cannot be sealed, and so not be read."""
+
+MAX_RULES = 100_000
+MAX_DEFINED_ROLES = 10_000
+"""Access rules and roles of all tenants: all are in memory and in every snapshot."""
+
+MAX_SUBJECT_RULES = 1000
+"""Rules of one tenant for one principal, or for one role. A decision that is not cached looks at
+all of them."""
+
+MAX_RULE_PERMISSIONS = 64
+
+AUDIT_BYTES = GIB
+AUDIT_MEMORY_BYTES = 16 * MIB
+"""The audit log keeps so many bytes, on disk and without one, whatever its age."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +170,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     journal_retention_ms: int = 7 * 24 * 3600 * 1000
     journal_after_archive: bool = False
     max_staged_bytes: int = 16 * GIB
+    audit_retention_ms: int = 30 * 24 * 3600 * 1000
 
 
 CONTRACT_LIMITS = Limits(

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_NAME_BYTES
+from penstock.model.scopes import DEFAULT_SCOPE, Scope, beside, full_name, plain_name
 
 DLQ_PREFIX = "dlq."
 ARCHIVE_GROUP = "archive"
@@ -20,6 +21,13 @@ def clean_name(raw: str | None, what: str) -> str:
     if raw and len(raw) > MAX_NAME_BYTES:
         return _clean(raw.strip(), what)
     return _remembered(raw or "", what)
+
+
+def full_name_in(scope: Scope, raw: str | None, what: str = "topic") -> str:
+    """Returns the full name of a topic or producer that a request names plainly, or raises as
+    `clean_name` does. All full names that come from requests are made here."""
+    name = clean_name(raw, what)
+    return name if scope is DEFAULT_SCOPE else full_name(scope, name)
 
 
 def _clean(raw: str, what: str) -> str:
@@ -39,8 +47,9 @@ _remembered = lru_cache(4096)(_clean)
 
 
 def dead_letter_topic(topic: str) -> str:
-    return DLQ_PREFIX + topic
+    """Takes and returns a full name: the dead letters of a topic are in its own namespace."""
+    return beside(topic, DLQ_PREFIX + plain_name(topic))
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    return topic.startswith(DLQ_PREFIX)
+    return plain_name(topic).startswith(DLQ_PREFIX)

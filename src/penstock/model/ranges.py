@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -16,7 +16,9 @@ RowBytes = bytes | memoryview
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The rows and columns of a range to read. No columns means all. Times are in ms, and `to_ms`
-    is exclusive."""
+    is exclusive. `null_means` has the text that a null in a column stands for."""
+
+    null_means: ClassVar[dict[str, str]] = {}
 
     columns: tuple[str, ...] = ()
     tenant_id: str = ""

@@ -5,15 +5,21 @@ writer and the live broker share one `apply`. On disk a record is a msgpack arra
 element is its tag. Tags and field order are the format (docs/storage-format.md); fields are only
 ever added at the end. `ts` is the broker's wall clock in ms when the record was decided.
 
-A `Message` is both the record of a produce and the message held in memory.
+A `Message` is both the record of a produce and the message held in memory. A `StoredEvent` is the
+same for a durable stream, whose payloads are bytes.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from penstock.model.access import AccessRule, Role
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
 from penstock.model.tenancy import Entry
+from penstock.model.tokens import Token
+from penstock.model.units import utf8_bytes
 
 
 class Message(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -25,6 +31,33 @@ class Message(msgspec.Struct, array_like=True, tag=1, gc=False):
     value: str
     envelope: Envelope | None = None
     routing: Routing | None = None
+
+
+class StoredEvent(msgspec.Struct, array_like=True, tag=23, gc=False):
+    """An event of a durable stream. Can be read like a message without key and envelope."""
+
+    topic_id: int
+    partition: int
+    offset: int
+    ts: int
+    value: bytes
+
+    key: ClassVar[str] = ""
+    envelope: ClassVar[None] = None
+    routing: ClassVar[None] = None
+
+
+Stored = Message | StoredEvent
+"""A record that is kept in a partition, at its offset."""
+
+STORED = (Message, StoredEvent)
+
+
+def stored_bytes(stored: Stored) -> int:
+    """Returns the bytes of key and value, as limits and retention count them."""
+    if isinstance(stored, StoredEvent):
+        return len(stored.value)
+    return utf8_bytes(stored.key) + utf8_bytes(stored.value)
 
 
 class TopicCreated(msgspec.Struct, array_like=True, tag=2, gc=False):
@@ -203,6 +236,17 @@ class JournalArchived(msgspec.Struct, array_like=True, tag=21, gc=False):
     next: int
 
 
+class TransactionCommitted(msgspec.Struct, array_like=True, tag=22, gc=False):
+    """A transaction with an id is committed; its other records are in the same frame. `answer` has
+    the results of its operations in msgpack, `fingerprint` tells its repeats from others that use
+    the same id."""
+
+    ts: int
+    transaction_id: str
+    fingerprint: bytes
+    answer: bytes
+
+
 DELETED = 0
 EXPIRED = 1
 EVICTED = 2
@@ -246,6 +290,58 @@ class WriteStored(msgspec.Struct, array_like=True, tag=18, gc=False):
     done: int
 
 
+class TokenSet(msgspec.Struct, array_like=True, tag=30, gc=False):
+    """A bearer token was created or got another secret. The record has the hash of it only."""
+
+    ts: int
+    token: Token
+
+
+class TokenRevoked(msgspec.Struct, array_like=True, tag=31, gc=False):
+    ts: int
+    id: str
+
+
+class RuleGranted(msgspec.Struct, array_like=True, tag=32, gc=False):
+    """An access rule was added."""
+
+    ts: int
+    rule: AccessRule
+
+
+class RuleRevoked(msgspec.Struct, array_like=True, tag=33, gc=False):
+    """An access rule was removed."""
+
+    ts: int
+    rule_id: int
+
+
+class RoleSet(msgspec.Struct, array_like=True, tag=34, gc=False):
+    """A role was created, or has other permissions now."""
+
+    ts: int
+    role: Role
+
+
+class RoleRemoved(msgspec.Struct, array_like=True, tag=35, gc=False):
+    ts: int
+    tenant_id: str
+    name: str
+
+
+class Published(msgspec.Struct, array_like=True, tag=24, gc=False):
+    """A publish with a number was stored: `count` events from `offset` on, with this `digest` of
+    their payloads. It is in the same frame as these events."""
+
+    topic_id: int
+    ts: int
+    producer_id: str
+    sequence: int
+    offset: int
+    count: int
+    digest: int
+
+
 PENDING = 0
 COMMITTED = 1
 FAILED = 2
@@ -272,8 +368,17 @@ Record = (
     | CacheRemoved
     | Advanced
     | JournalArchived
+    | TransactionCommitted
     | WriteCommitted
     | WriteStored
+    | TokenSet
+    | TokenRevoked
+    | RuleGranted
+    | RuleRevoked
+    | RoleSet
+    | RoleRemoved
+    | StoredEvent
+    | Published
 )
 
 _encoder = msgspec.msgpack.Encoder()

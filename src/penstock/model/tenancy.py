@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.model.quotas import Quota
+
 Kind = Literal["tenant", "namespace", "stream", "cache"]
 DeliveryMode = Literal["at_most_once", "at_least_once", "exactly_once"]
 EvictionPolicy = Literal["best_effort", "lru"]
@@ -18,8 +20,8 @@ Path = tuple[str, str, str]
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings of a stream. None means the broker's setting. A `retention_ms` of 0 keeps
-    nothing."""
+    """The settings of a stream. None means the broker's setting. A durable stream keeps its events
+    for `retention_ms` and up to `retention_bytes`; 0 means no limit."""
 
     delivery: DeliveryMode = "at_most_once"
     durable: bool = False
@@ -30,6 +32,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     publish_queue_wait_timeout_ms: int | None = None
     lag_alert_events: int | None = None
     disconnect_slow_ms: int | None = None
+    retention_bytes: int = 0
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,6 +57,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_ms: int = 0
     stream: StreamConfig | None = None
     cache: CacheConfig | None = None
+    quota: Quota | None = None
 
     @property
     def path(self) -> Path:
