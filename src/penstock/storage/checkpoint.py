@@ -49,8 +49,7 @@ class Checkpoint(msgspec.Struct):
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
-    """Loads the checkpoint; the state is empty if there is no manifest. The caller holds the
-    directory's lock."""
+    """Loads the checkpoint, empty without a manifest. The caller holds the directory's lock."""
     lock = wait_for_orphan(vfs, directory)
     try:
         manifest = load_manifest(vfs, directory)

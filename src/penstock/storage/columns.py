@@ -3,11 +3,13 @@
 Invariant: `to_messages(to_batch(messages))` returns equal messages, except that an empty envelope
 comes back as None. Empty text is stored as null. A retry policy or dead letter has no null among
 its numbers, and a routing always has its meta. Topic and partition are not columns, because a batch
-holds rows of one partition. Must not know files.
+holds rows of one partition: messages, or the events of a stream, which alone have a payload. Must
+not know files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from penstock.api.rows import ENVELOPE_COLUMNS, RETRY_COLUMNS, ROUTING_COLUMNS
 from penstock.model.envelope import DeadLetter, Envelope, RetryPolicy, Routing
-from penstock.model.records import Message
+from penstock.model.records import Message, Stored, StoredEvent
 
 _TEXT = pa.string()
 _INT = pa.int64()
@@ -41,21 +43,29 @@ _DLQ_COLUMNS = {
 }
 
 _EXTRA_COLUMNS = ENVELOPE_COLUMNS | RETRY_COLUMNS | ROUTING_COLUMNS | _DLQ_COLUMNS
-SCHEMA = pa.schema(
+MESSAGE_SCHEMA = pa.schema(
     [*PLAIN_SCHEMA, *(pa.field(name, kind) for name, kind in _EXTRA_COLUMNS.items())]
 )
+"""The columns of files from before there were durable streams."""
+
+SCHEMA = MESSAGE_SCHEMA.append(pa.field("payload", pa.binary()))
 """Columns are only ever added at the end. A reader refuses a file with other columns."""
 
 _NO_ENVELOPE = Envelope()
 
 
-def to_batch(messages: list[Message]) -> pa.RecordBatch:
-    """Converts messages of one partition, in offset order. If none has an envelope or a routing,
-    the batch has only the columns of PLAIN_SCHEMA; `complete` adds the others."""
-    times = pa.array([message.ts * 1000 for message in messages], _INT)
+def to_batch(stored: Sequence[Stored]) -> pa.RecordBatch:
+    """Converts messages or events of one partition, in offset order. If no message has an envelope
+    or a routing, the batch has only the columns of PLAIN_SCHEMA; `complete` adds the others."""
+    times = pa.array([each.ts * 1000 for each in stored], _INT)
     columns = [
-        pa.array([message.offset for message in messages], _INT),
+        pa.array([each.offset for each in stored], _INT),
         times.view(PLAIN_SCHEMA.field("timestamp").type),
+    ]
+    if stored and isinstance(stored[0], StoredEvent):
+        return _event_batch(columns, [each.value for each in stored])
+    messages = [each for each in stored if isinstance(each, Message)]
+    columns += [
         pa.array([message.key or None for message in messages], _TEXT),
         pa.array([message.value for message in messages], _TEXT),
     ]
@@ -66,7 +76,13 @@ def to_batch(messages: list[Message]) -> pa.RecordBatch:
     columns += _envelope_columns([envelope or _NO_ENVELOPE for envelope in envelopes])
     columns += _routing_columns(routings)
     columns += _dlq_columns([envelope.dlq if envelope else None for envelope in envelopes])
-    return pa.record_batch(columns, schema=SCHEMA)
+    return pa.record_batch(columns, schema=MESSAGE_SCHEMA)
+
+
+def _event_batch(columns: list[pa.Array], payloads: list[Any]) -> pa.RecordBatch:
+    rows = len(payloads)
+    nulls = [pa.nulls(rows, field.type) for field in list(MESSAGE_SCHEMA)[len(columns) :]]
+    return pa.record_batch([*columns, *nulls, pa.array(payloads, pa.binary())], schema=SCHEMA)
 
 
 def complete(batch: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -78,10 +94,19 @@ def complete(batch: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatc
     return pa.record_batch([*batch.columns, *nulls], schema=schema)
 
 
-def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Message]:
-    """Converts every row of the batch to a message. Slice the batch first to convert fewer."""
+def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Stored]:
+    """Converts every row of the batch to a message, or to an event of a stream. Slice the batch
+    first to convert fewer."""
+    if has_payloads(batch):
+        rows = zip(
+            batch.column("offset").to_pylist(),
+            batch.column("timestamp").view(_INT).to_pylist(),
+            batch.column("payload").to_pylist(),
+            strict=True,
+        )
+        return [StoredEvent(topic_id, partition, at, time // 1000, data) for at, time, data in rows]
     envelopes, routings = extras_of(batch)
-    rows = zip(
+    found = zip(
         batch.column("offset").to_pylist(),
         batch.column("timestamp").view(_INT).to_pylist(),
         batch.column("key").to_pylist(),
@@ -92,8 +117,14 @@ def to_messages(batch: pa.RecordBatch, topic_id: int, partition: int) -> list[Me
     )
     return [
         Message(topic_id, partition, offset, time // 1000, key or "", value, envelope, routing)
-        for offset, time, key, value, envelope, routing in rows
+        for offset, time, key, value, envelope, routing in found
     ]
+
+
+def has_payloads(batch: pa.RecordBatch) -> bool:
+    """Says whether the rows are events of a stream."""
+    index = batch.schema.get_field_index("payload")
+    return index >= 0 and bool(batch.column(index).null_count < batch.num_rows)
 
 
 def extras_of(batch: pa.RecordBatch) -> tuple[list[Envelope | None], list[Routing | None]]:

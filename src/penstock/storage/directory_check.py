@@ -20,6 +20,7 @@ import msgspec
 from penstock.core.state import BrokerState, apply
 from penstock.model.limits import Limits
 from penstock.model.records import decode_record
+from penstock.model.scopes import shown_name
 from penstock.storage.checkpoint import (
     SEAL_LOCK_NAME,
     check_never_sealed,
@@ -67,8 +68,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 class SealedFile(msgspec.Struct, frozen=True):
     """The manifest, a file that it names, or a staged piece. `position` and `detail` say where it
-    is damaged. `lost` lists the messages that cannot be delivered, or the rows that cannot be read.
-    """
+    is damaged. `lost` lists the messages or rows that cannot be read."""
 
     path: str
     kind: SealedKind
@@ -302,4 +302,8 @@ def _describe_messages(refs: list[BatchRef], state: BrokerState | None) -> list[
 
 def _topic(ref: BatchRef, state: BrokerState | None) -> str:
     topic = state.topics_by_id.get(ref.topic_id) if state is not None else None
-    return f"topic {topic.name}" if topic is not None else f"the topic with id {ref.topic_id}"
+    return (
+        f"topic {shown_name(topic.name)}"
+        if topic is not None
+        else f"the topic with id {ref.topic_id}"
+    )

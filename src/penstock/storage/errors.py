@@ -77,9 +77,8 @@ class CorruptHistory(CorruptLog):
 
 
 class CorruptIndex(CorruptLog):
-    """The batches that the manifest names overlap, or do not hold every row, so that readers would
-    miss messages. A start is refused. A sealing run that would write such a manifest fails and
-    keeps the log."""
+    """The batches that the manifest names overlap, or lack rows, so that readers would miss
+    messages. A start is refused. A sealing run that finds this fails and keeps the log."""
 
     advice = (
         "`penstock wal verify` lists the messages that cannot be reached; `penstock wal repair` "

@@ -52,8 +52,7 @@ def named_schema(vfs: Vfs, schema: pa.Schema, name: str) -> pa.Schema:
 def check_identity(vfs: Vfs, path: str, file: NamedFile) -> None:
     """Raises CorruptHistory unless the file exists and has its length and its head.
 
-    A head of zeros passes: `penstock wal repair` writes it into a file that it gives up. Each batch
-    has its own checksum.
+    A head of zeros passes: `penstock wal repair` writes it into a file that it gives up.
     """
     try:
         fd = vfs.open_read(path)
@@ -76,8 +75,7 @@ def check_identity(vfs: Vfs, path: str, file: NamedFile) -> None:
 
 
 def zero_other_head(vfs: Vfs, fd: int, file: NamedFile) -> None:
-    """Writes zeros over the head unless it is this file's, so that the file passes
-    `check_identity`."""
+    """Writes zeros over the head unless it is this file's, to pass `check_identity`."""
     if file.identity is None:
         return
     head = vfs.read_at(fd, file.identity.head, 0)

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.core.state import BrokerState
+from penstock.model.scopes import shown_name
 from penstock.storage.errors import CorruptLog
 from penstock.storage.history import (
     BatchRef,
@@ -53,8 +54,7 @@ def find_hidden(
     state: BrokerState,
     partitions: set[PartitionKey],
 ) -> list[HiddenRows]:
-    """Returns the hidden rows of these partitions. Skips batches that cannot be read: their rows
-    are damaged, not hidden."""
+    """Returns the hidden rows of these partitions. Rows of unreadable batches do not count."""
     found = []
     reader = HistoryReader(vfs, directory)
     refs = [ref for ref in undeleted_refs(history, state) if partition_key(ref) in partitions]
@@ -71,7 +71,9 @@ def find_hidden(
             if hidden:
                 path = os.path.join(directory, history_name(ref.file))
                 low, high = min(hidden), max(hidden)
-                found.append(HiddenRows(topic.name, index, low, high, len(hidden), path))
+                found.append(
+                    HiddenRows(shown_name(topic.name), index, low, high, len(hidden), path)
+                )
     return found
 
 

@@ -37,8 +37,9 @@ PartitionKey = tuple[int, int]
 class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Batch `index` of file number `file`: rows `first` to `last` of one partition.
 
-    `bytes` counts keys and values in UTF-8. `first_ts` and `last_ts` are the least and the greatest
-    time in ms. The batch's Arrow message is `length` bytes from `start`. Bit n of `filled` is 0 if
+    `bytes` counts keys and values in UTF-8, and payloads. `first_ts` and `last_ts` are the least
+    and the greatest time in ms. The batch's Arrow message is `length` bytes from `start`. Bit n of
+    `filled` is 0 if
     column n is null in all rows; in older files all bits are 1. `preceding` is the number of
     messages that the partition stored before the batch's first, including trimmed ones; -1 means
     unknown.
@@ -167,7 +168,7 @@ def _ref(number: int, index: int, rows: PartitionRows, written: WrittenBatch) ->
         offsets[0].as_py(),
         offsets[-1].as_py(),
         batch.num_rows,
-        _text_bytes(batch, "key") + _text_bytes(batch, "value"),
+        sum(_text_bytes(batch, name) for name in ("key", "value", "payload")),
         times["min"].as_py() // 1000,
         times["max"].as_py() // 1000,
         *written,

@@ -18,8 +18,8 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-from penstock.model.records import Message
-from penstock.storage.columns import SCHEMA, to_messages
+from penstock.model.records import Stored
+from penstock.storage.columns import MESSAGE_SCHEMA, SCHEMA, complete, to_messages
 from penstock.storage.errors import CorruptHistory
 from penstock.storage.history import BatchRef, HistoryGone, history_name
 from penstock.storage.vfs import Vfs
@@ -29,6 +29,9 @@ OPEN_FILES = 32
 PAGE_BYTES = 8 * 1024 * 1024
 
 _CHECK_BYTES = 1024 * 1024
+
+_SIZED = ("key", "value", "payload")
+"""The columns whose bytes are counted."""
 
 
 class HistoryReader:
@@ -46,7 +49,7 @@ class HistoryReader:
 
     def read(
         self, ref: BatchRef, from_offset: int, max_rows: int, max_bytes: int = PAGE_BYTES
-    ) -> list[Message]:
+    ) -> list[Stored]:
         """Returns the batch's messages from `from_offset` on: at most `max_rows`, and at most
         `max_bytes` of keys and values unless the first message alone is larger."""
         batch = self.batch(ref)
@@ -66,8 +69,8 @@ class HistoryReader:
         """Counts the messages from `offset` on, and the bytes of their keys and values."""
         batch = self.batch(ref)
         start, end = row_at(batch, offset), batch.num_rows
-        keys, values = integers(batch, "key", "i"), integers(batch, "value", "i")
-        return end - start, keys[end] - keys[start] + values[end] - values[start]
+        columns = [integers(batch, name, "i") for name in _SIZED]
+        return end - start, sum(column[end] - column[start] for column in columns)
 
     def offsets(self, ref: BatchRef) -> Sequence[int]:
         """Returns the offsets of all messages of the batch. Nothing is copied."""
@@ -83,7 +86,12 @@ class HistoryReader:
         return _offsets(batch)[bisect_left(integers(batch, "timestamp", "q"), time_ms * 1000)]
 
     def raw(self, ref: BatchRef) -> bytes:
-        """Returns the batch as it is on disk: one message of an Arrow stream."""
+        """Returns the batch as it is on disk: one message of an Arrow stream. Columns that an
+        older file lacks are added."""
+        mapped = self._file(ref.file)
+        if mapped.lacks_columns:
+            data: bytes = mapped.batch(ref).serialize().to_pybytes()
+            return data
         path = os.path.join(self._directory, history_name(ref.file))
         return b"".join(checked_batch(self._vfs, path, ref))
 
@@ -118,9 +126,11 @@ class _MappedFile:
         except (pa.ArrowException, OSError) as error:
             raise CorruptHistory(path, 0, f"no Arrow file: {error}") from None
         # Checked here, since no checksum covers the file's footer, which has the schema.
-        if not self._schema.equals(SCHEMA):
+        self.lacks_columns = self._schema.equals(MESSAGE_SCHEMA)
+        if not (self.lacks_columns or self._schema.equals(SCHEMA)):
             raise CorruptHistory(path, self._bytes.size, "the columns it names are not history's")
-        self._schema = SCHEMA  # without the file's name: rows of several files are joined
+        # Without the file's name: rows of several files are joined.
+        self._schema = MESSAGE_SCHEMA if self.lacks_columns else SCHEMA
         self._batches: dict[int, pa.RecordBatch] = {}
 
     def batch(self, ref: BatchRef) -> pa.RecordBatch:
@@ -128,7 +138,8 @@ class _MappedFile:
         if batch is None:
             check_batch(self._vfs, self._path, ref)
             message = self._bytes.slice(ref.start, ref.length)
-            batch = self._batches[ref.index] = pa.ipc.read_record_batch(message, self._schema)
+            batch = complete(pa.ipc.read_record_batch(message, self._schema))
+            self._batches[ref.index] = batch
         return batch
 
 
@@ -213,12 +224,13 @@ def _offsets(batch: pa.RecordBatch) -> memoryview[int]:
 
 
 def _rows_within(batch: pa.RecordBatch, start: int, rows: int, max_bytes: int) -> int:
-    """Counts the rows from `start` on whose keys and values fit into `max_bytes`."""
-    keys = integers(batch, "key", "i")
-    values = integers(batch, "value", "i")
-    before = keys[start] + values[start]
+    """Counts the rows from `start` on whose keys, values and payloads fit into `max_bytes`."""
+    keys, values, payloads = (integers(batch, name, "i") for name in _SIZED)
+    before = keys[start] + values[start] + payloads[start]
     ends = range(start + 1, start + rows + 1)
-    return bisect_right(ends, before + max_bytes, key=lambda end: keys[end] + values[end])
+    return bisect_right(
+        ends, before + max_bytes, key=lambda end: keys[end] + values[end] + payloads[end]
+    )
 
 
 def integers(batch: pa.RecordBatch, name: str, code: Literal["i", "q"]) -> memoryview[int]:

@@ -21,12 +21,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
 
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
+from penstock.model.scopes import shown_name
 from penstock.storage.errors import CorruptIndex
 from penstock.storage.history import BatchRef, HistoryFile, history_name
 
@@ -46,16 +48,14 @@ class IndexFault(msgspec.Struct, frozen=True):
 
 
 def check_index(manifest_path: str, history: list[HistoryFile], state: BrokerState) -> None:
-    """Raises CorruptIndex, with file and byte, unless every retained row is in exactly one
-    batch."""
+    """Raises CorruptIndex, with file and byte, unless every retained row is in one batch."""
     error = index_error(manifest_path, find_index_faults(history, state))
     if error is not None:
         raise error
 
 
 def index_error(manifest_path: str, faults: list[IndexFault]) -> CorruptIndex | None:
-    """Returns the first fault as an error. It names the history file of the batch, or the manifest
-    if the fault has no batch."""
+    """Returns the first fault as an error, of the batch's file or else of the manifest."""
     if not faults:
         return None
     fault = faults[0]
@@ -93,7 +93,7 @@ def find_index_faults(history: list[HistoryFile], state: BrokerState) -> list[In
 
 
 def describe(topic: Topic, partition: int) -> str:
-    return f"partition {partition} of topic {topic.name}"
+    return f"partition {partition} of topic {shown_name(topic.name)}"
 
 
 def _invalid(ref: BatchRef, why: str) -> IndexFault:
@@ -108,8 +108,8 @@ def _topic_faults(topic: Topic) -> Iterator[IndexFault]:
     stored = sum(partition.backlog.stored_msgs for partition in topic.partitions)
     if stored != topic.next_offset:
         detail = (
-            f"the partitions of topic {topic.name} have stored {stored} messages, and its offsets "
-            f"end at {topic.next_offset}"
+            f"the partitions of topic {shown_name(topic.name)} have stored {stored} messages, and "
+            f"its offsets end at {topic.next_offset}"
         )
         yield IndexFault("invalid", topic.id, 0, 0, topic.next_offset, detail)
 
@@ -125,7 +125,7 @@ def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) 
         return [
             IndexFault("missing", topic.id, partition.index, first, last, detail, None, retained)
         ]
-    refs.sort(key=_by_end)
+    refs.sort(key=attrgetter("last", "first"))
     faults = _overlaps(topic, partition, refs)
     newest = refs[-1]
     if newest.last != partition.end_offset - 1:
@@ -137,10 +137,6 @@ def _partition_faults(topic: Topic, partition: Partition, refs: list[BatchRef]) 
         faults.append(IndexFault("missing", topic.id, partition.index, first, last, detail, newest))
     # Counting back from the end needs batches that do not overlap and reach the end.
     return faults or _holes(topic, partition, refs)
-
-
-def _by_end(ref: BatchRef) -> tuple[int, int]:
-    return ref.last, ref.first
 
 
 def _overlaps(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[IndexFault]:
@@ -163,8 +159,7 @@ def _overlaps(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[
 
 
 def _holes(topic: Topic, partition: Partition, refs: list[BatchRef]) -> list[IndexFault]:
-    """Finds missing rows by counting back from the partition's end. `refs` must be in order and
-    must not overlap."""
+    """Finds missing rows by counting back from the end, over sorted and separate `refs`."""
     faults: list[IndexFault] = []
     end = partition.backlog.stored_msgs
     behind = partition.end_offset

@@ -112,11 +112,7 @@ def _carry_out(
             mark = write_snapshot(vfs, directory, number, image)
             snapshot = number
         manifest = msgspec.structs.replace(
-            old,
-            snapshot=snapshot,
-            next_file=number + 1,
-            history=history,
-            snapshot_mark=mark,
+            old, snapshot=snapshot, next_file=number + 1, history=history, snapshot_mark=mark
         )
         asides = _free_names(vfs, directory, work)
         path = os.path.join(directory, MANIFEST_NAME)
@@ -212,8 +208,7 @@ class _Extent(NamedTuple):
 
 
 class _HistoryRewrite:
-    """Chooses the files to rewrite (`moved`) and yields their rows in order. Raises CorruptHistory
-    if one of them cannot be read."""
+    """Chooses the files to rewrite (`moved`) and yields their rows in order."""
 
     def __init__(
         self, history: list[HistoryFile], state: BrokerState, reader: HistoryReader
@@ -255,8 +250,7 @@ class _HistoryRewrite:
         return wrong | mixed
 
     def _mixed_with(self, extent: _Extent, others: list[_Extent]) -> set[int]:
-        """Returns the files with a batch whose rows alternate with rows of this one, so that
-        cutting this batch is not enough."""
+        """Returns the files with a batch whose rows alternate with rows of this one."""
         inside = [
             other
             for other in others

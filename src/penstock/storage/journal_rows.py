@@ -30,7 +30,10 @@ from penstock.model.records import (
     Released,
     Returned,
     Skipped,
+    Stored,
+    StoredEvent,
 )
+from penstock.model.scopes import DEFAULT_SCOPE, plain_name, split_name
 from penstock.storage.history import PartitionKey
 from penstock.storage.message_lookup import ID_COLUMNS, MessageLookup
 
@@ -54,9 +57,12 @@ JOURNAL_SCHEMA = pa.schema(
         ("retry_at", _TIME),
         ("produced_at", _TIME),
         ("delivered_at", _TIME),
+        ("tenant", _TEXT),
+        ("namespace", _TEXT),
     ]
 )
-"""Columns are only ever added at the end."""
+"""Columns are only ever added at the end. In the default namespace, tenant and namespace are null:
+nearly all rows of most brokers are there, and so are those of files without these columns."""
 
 _PRODUCED, _DELIVERED, _ACKED = journal.PRODUCED, journal.DELIVERED, journal.ACKED
 _WITH_REASON = frozenset({journal.NACKED, journal.TIMED_OUT, journal.DEAD_LETTERED})
@@ -71,6 +77,7 @@ class _Context(NamedTuple):
 
     kind: str
     topic: str
+    scope: tuple[str, str] | tuple[None, None]
     place: PartitionKey
     group: str | None
 
@@ -88,6 +95,7 @@ class JournalRows:
         self._state = state
         self.notes: RecordHandlers = {
             Message: self._produced,
+            StoredEvent: self._produced,
             Delivered: self._delivered,
             Returned: self._returned,
             Finished: self._finished,
@@ -130,6 +138,8 @@ class JournalRows:
             "timestamp": timestamps,
             "kind": _per_row(context_of, [c.kind for c in self._contexts], _TEXT),
             "topic": _per_row(context_of, [c.topic for c in self._contexts], _TEXT),
+            "tenant": _per_row(context_of, [c.scope[0] for c in self._contexts], _TEXT),
+            "namespace": _per_row(context_of, [c.scope[1] for c in self._contexts], _TEXT),
             "partition": _per_row(context_of, [place[1] for place in places], pa.int32()),
             "offset": offsets,
             "group": _per_row(context_of, [c.group for c in self._contexts], _TEXT),
@@ -149,7 +159,7 @@ class JournalRows:
 
     # The rows of each record type
 
-    def _produced(self, position: int, record: Message) -> None:
+    def _produced(self, position: int, record: Stored) -> None:
         context = self._known.get((record.topic_id, record.partition, _PRODUCED))
         if context is None:
             topic = self._state.topics_by_id[record.topic_id]
@@ -244,9 +254,11 @@ class JournalRows:
         self, number: int, kind: str, topic: str, place: PartitionKey, group: str | None
     ) -> int:
         """`number` is the id of the topic or group. Both share one sequence of ids, and none is
-        used again."""
+        used again. `topic` is a full name."""
         index = len(self._contexts)
-        self._contexts.append(_Context(kind, topic, place, group))
+        scope, name = split_name(topic)
+        shown = (None, None) if scope == DEFAULT_SCOPE else scope
+        self._contexts.append(_Context(kind, name, shown, place, group))
         self._known[number, place[1], kind] = index
         return index
 
@@ -254,7 +266,7 @@ class JournalRows:
 def _is_copy_of(letter: DeadLetter, group: Group, entry: Unfinished) -> bool:
     return (
         letter.original_offset == entry.offset
-        and letter.original_topic == group.topic.name
+        and letter.original_topic == plain_name(group.topic.name)
         and letter.group == group.name
     )
 

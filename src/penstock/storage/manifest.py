@@ -26,9 +26,8 @@ FORMAT_VERSION = 1
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`snapshot` is the number of the state before the first record of segment `first_segment`; 0
-    means none yet. File numbers from `next_file` on are free. `snapshot_mark` is None if an older
-    release wrote the snapshot."""
+    """`snapshot` is the number of the state before the first record of `first_segment`; 0 means
+    none yet. Numbers from `next_file` on are free. `snapshot_mark` is None in older ones."""
 
     snapshot: int = 0
     first_segment: int = 1

@@ -74,7 +74,7 @@ class MessageLookup:
         for batch in self._batches(partition, low, high):
             first = row_at(batch, low)
             rows = batch.slice(first, row_at(batch, high + 1) - first)
-            if is_timed or _has_ids(rows):
+            if is_timed or any(_column(rows, name) is not None for name in ID_COLUMNS):
                 index = pc.index_in(wanted, value_set=rows.column("offset"))
                 found = pc.coalesce(found, pc.add(index.cast(pa.int64()), pool.add(rows)))
         return found
@@ -139,10 +139,6 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     at = batch.schema.get_field_index(name)
     column = None if at < 0 else batch.column(at)
     return None if column is None or column.null_count == len(column) else column
-
-
-def _has_ids(batch: pa.RecordBatch) -> bool:
-    return any(_column(batch, name) is not None for name in ID_COLUMNS)
 
 
 def _runs(

@@ -54,10 +54,9 @@ class RecordSeen(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """The result of `verify`. The next start cuts `torn` and removes `leftovers`; with `damage` it
-    is refused. A damaged file in `files` that does not refuse the start makes groups wait for its
-    messages. `hidden` are messages on disk that no reader finds; `index` lists the errors in the
-    index of batches."""
+    """The result of `verify`. The next start cuts `torn`, removes `leftovers`, and is refused with
+    `damage`. Other damage in `files` makes groups wait for their messages. `hidden` are messages on
+    disk that no reader finds; `index` lists the errors in the index of batches."""
 
     segments: list[SegmentSummary]
     torn: list[TornTail]
@@ -74,10 +73,6 @@ class VerifyReport(msgspec.Struct, frozen=True):
     @property
     def records(self) -> int:
         return sum(segment.records for segment in self.segments)
-
-    @property
-    def bytes(self) -> int:
-        return sum(segment.bytes for segment in self.segments)
 
 
 def inspect(

@@ -45,11 +45,7 @@ class Recovered(msgspec.Struct):
 
 
 def walk_log(
-    vfs: Vfs,
-    directory: str,
-    *,
-    first_segment: int = 1,
-    replay: Replay | None = None,
+    vfs: Vfs, directory: str, *, first_segment: int = 1, replay: Replay | None = None
 ) -> Recovered:
     """Reads every segment from `first_segment` on; changes nothing on disk."""
     found = Recovered()

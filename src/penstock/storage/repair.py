@@ -101,7 +101,11 @@ def _repair(
         if not dry_run:
             _cut(vfs, found.torn)
         return Repair(done=not dry_run, cut=found.torn, explanation=_explain_torn(found))
-    hopeless = [file for file in found.files if _is_hopeless(file)]
+    hopeless = [
+        file
+        for file in found.files
+        if file.refuses_start and file.kind not in ("history", "journal")
+    ]
     if hopeless:
         explanation = _explain_hopeless(hopeless)
         return Repair(done=False, damage=damage, explanation=explanation, possible=False)
@@ -126,10 +130,6 @@ def _repair(
 
 
 # The plan
-
-
-def _is_hopeless(file: SealedFile) -> bool:
-    return file.refuses_start and file.kind not in ("history", "journal")
 
 
 def _plan(vfs: Vfs, directory: str, found: DirectoryCheck) -> _RepairPlan:

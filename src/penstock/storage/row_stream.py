@@ -17,10 +17,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.access import TopicReach
 from penstock.model.errors import InvalidArgument
+from penstock.model.journal import JournalSelection
 from penstock.model.limits import MIB
 from penstock.model.ranges import PIECE_BYTES, RowBytes, Selection
-from penstock.model.records import Message
+from penstock.model.records import Stored
 from penstock.storage.columns import SCHEMA, complete, to_batch
 from penstock.storage.history_reader import StoredBatch, integers, row_at
 
@@ -73,12 +75,38 @@ def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     if _is_everything(selection):
         return batch
     for name, value in selection.texts().items():
-        batch = batch.filter(pc.equal(batch.column(name), value))
+        column = batch.column(name)
+        if name in selection.null_means:
+            column = pc.fill_null(column, selection.null_means[name])
+        batch = batch.filter(pc.equal(column, value))
+    if isinstance(selection, JournalSelection) and selection.reach is not None:
+        batch = _within(batch, selection, selection.reach)
     if selection.from_ms is not None:
         batch = batch.filter(pc.greater_equal(_times(batch), selection.from_ms * 1000))
     if selection.to_ms is not None:
         batch = batch.filter(pc.less(_times(batch), selection.to_ms * 1000))
     return batch.select(schema_of(selection, batch.schema).names)
+
+
+def _within(
+    batch: pa.RecordBatch, selection: JournalSelection, reach: TopicReach
+) -> pa.RecordBatch:
+    """Returns the rows of the journal whose topic is in the reach."""
+    columns = {
+        name: pc.fill_null(batch.column(name), null)
+        for name, null in (*selection.null_means.items(), ("topic", ""))
+    }
+    table = pa.table(columns)
+    allowed = [
+        row
+        for row in table.group_by(list(columns)).aggregate([]).to_pylist()
+        if row["topic"] and reach.includes((row["tenant"], row["namespace"]), row["topic"])
+    ]
+    wanted = pa.array([False] * batch.num_rows)
+    for row in allowed:
+        same = [pc.equal(column, row[name]) for name, column in columns.items()]
+        wanted = pc.or_(wanted, pc.and_(pc.and_(same[0], same[1]), same[2]))
+    return batch.filter(wanted)
 
 
 def _is_everything(selection: Selection) -> bool:
@@ -167,10 +195,9 @@ def sealed_piece(
 
 
 def message_piece(
-    read: Callable[[], list[Message]], stop: int, selection: Selection, form: Form
+    read: Callable[[], list[Stored]], stop: int, selection: Selection, form: Form
 ) -> EncodedRows:
-    """Returns messages before `stop` that are not sealed yet. They are of one partition and in
-    order."""
+    """Returns unsealed messages before `stop`. They are of one partition and in order."""
     messages = read()
     batches = []
     for first in range(0, len(messages), STEP_ROWS):

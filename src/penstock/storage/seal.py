@@ -28,7 +28,7 @@ import pyarrow as pa
 from penstock.core.image import take_image
 from penstock.core.state import BrokerState, apply
 from penstock.model.limits import MIB, Limits
-from penstock.model.records import Message, decode_record
+from penstock.model.records import STORED, Stored, decode_record
 from penstock.storage.checkpoint import SEAL_LOCK_NAME, is_live, load_state
 from penstock.storage.columns import to_batch
 from penstock.storage.errors import CorruptLog, DirectoryReplaced, SealingInUse, StorageError
@@ -157,7 +157,7 @@ class _Step:
                     note(position, record)
                 apply(state, record)
                 self._records += 1
-                if type(record) is Message:
+                if isinstance(record, STORED):
                     rows.add(record, len(data))
                 if journal is not None and not self._records % _PACK_RECORDS:
                     journal.pack_if_full()
@@ -236,14 +236,14 @@ class CollectedMessages:
     """The messages of a step by partition, packed into columns as they come in."""
 
     def __init__(self) -> None:
-        self._pending: dict[PartitionKey, list[Message]] = {}
+        self._pending: dict[PartitionKey, list[Stored]] = {}
         self._pending_rows = 0
         self._pending_bytes = 0
         self._chunks: dict[PartitionKey, list[pa.RecordBatch]] = {}
         self.bytes = 0
         self.messages = 0
 
-    def add(self, message: Message, size: int) -> None:
+    def add(self, message: Stored, size: int) -> None:
         """`size` is the record's size in the log, an estimate of the memory it takes."""
         place = (message.topic_id, message.partition)
         pending = self._pending.get(place)

@@ -130,8 +130,7 @@ class Sealer:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Sends the line and returns the output. Keeps stdin open meanwhile: the process ends when it
-    is closed."""
+    """Sends the line and returns the output. Keeps stdin open: its end ends the process."""
     if process.stdin is None or process.stdout is None:
         return b""
     try:

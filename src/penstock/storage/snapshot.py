@@ -50,8 +50,7 @@ def write_snapshot(vfs: Vfs, directory: str, number: int, image: StateImage) -> 
 def load_snapshot(
     vfs: Vfs, directory: str, number: int, mark: SnapshotMark | None = None
 ) -> StateImage:
-    """Raises CorruptSnapshot unless the file has this number and matches `mark`. Manifests of older
-    releases have no mark."""
+    """Raises CorruptSnapshot unless number and `mark` match. Older manifests have no mark."""
     path = os.path.join(directory, snapshot_name(number))
     try:
         data = vfs.read_file(path)

@@ -30,8 +30,7 @@ class CacheRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowSlice:
-    """A slice of a piece, from which rows are taken a few at a time. `first_row` is the number of
-    its first row in the piece."""
+    """A slice of a piece, to take a few rows at a time. `first_row` is its place in the piece."""
 
     def __init__(self, data: pa.Buffer, content: PieceContent, first_row: int) -> None:
         self.first_row = first_row
@@ -45,8 +44,7 @@ class RowSlice:
         self._columns = dict(zip(content.columns, self.batch.columns, strict=True))
 
     def rows_within(self, start: int, max_rows: int, max_bytes: int) -> int:
-        """Returns how many rows from `start` on have values that fit into `max_bytes`; at least
-        one."""
+        """Returns how many rows from `start` on fit into `max_bytes`; at least one."""
         ends = _offsets(self._columns["value"])
         most = min(max_rows, self.rows - start)
         within = bisect_right(ends, ends[start] + max_bytes, start + 1, start + most + 1)

@@ -1,5 +1,4 @@
-"""Staged pieces: rows that wait for the commit of their batch, in files or, without a disk, in
-memory.
+"""Staged pieces: rows that wait for the commit of their batch, in files or in memory.
 
 Invariant: a piece exists whole or not at all, and is on disk when `write` returns. Nothing is
 returned from a slice whose checksum does not match. A file is never changed: a piece that is sent
@@ -150,8 +149,7 @@ class _PieceInMemory:
 
 
 class StagedPieceFiles:
-    """The store of a broker with a disk: a directory with one file for each piece. Leaves
-    `reserve_bytes` of the disk free."""
+    """A directory with one file for each piece. Leaves `reserve_bytes` of the disk free."""
 
     def __init__(self, vfs: Vfs, directory: str, reserve_bytes: int) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}

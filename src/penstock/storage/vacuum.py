@@ -37,8 +37,7 @@ _FREE_PART = 4
 
 
 class VacuumPlan(msgspec.Struct):
-    """Files in neither `keep` nor `rewrite` are dropped. `damaged` has the errors of damaged files,
-    which are kept as they are."""
+    """The files to `keep` and `rewrite`; others are dropped. `damaged` has errors of kept ones."""
 
     keep: list[HistoryFile] = []
     rewrite: list[HistoryFile] = []
@@ -55,7 +54,7 @@ def plan_vacuum(
         total = sum(ref.bytes for ref in file.batches)
         if not any(is_live(ref, state) for ref in file.batches):
             continue
-        if live * 2 < total or any(_is_deleted(ref, state) for ref in file.batches):
+        if live * 2 < total or any(ref.topic_id not in state.topics_by_id for ref in file.batches):
             worn.append((live / max(total, 1), live, file))
         else:
             plan.keep.append(file)
@@ -119,8 +118,7 @@ def _run_rows(
 
 
 def _preceding(run: list[BatchRef]) -> int:
-    """Returns `preceding` of the run's first batch. If it is unknown, counts back from a later
-    batch that knows its own."""
+    """Returns `preceding` of the first batch, counted back from a later one if it is unknown."""
     counted = 0
     for ref in run:
         if ref.preceding >= 0:
@@ -149,17 +147,12 @@ def _is_small(file: HistoryFile) -> bool:
     return msgs < MAX_BATCH_ROWS and sum(ref.bytes for ref in file.batches) < SMALL_BYTES
 
 
-def _is_deleted(ref: BatchRef, state: BrokerState) -> bool:
-    return ref.topic_id not in state.topics_by_id
-
-
 def _live_bytes_of(file: HistoryFile, state: BrokerState) -> int:
     return sum(_live_bytes(ref, state) for ref in file.batches)
 
 
 def _live_bytes(ref: BatchRef, state: BrokerState) -> int:
-    """Returns the bytes of the batch's live rows. An estimate if it is partly trimmed: rows are
-    taken to be of equal size."""
+    """Returns the bytes of the batch's live rows: an estimate if it is partly trimmed."""
     if not is_live(ref, state):
         return 0
     first = state.topics_by_id[ref.topic_id].partitions[ref.partition].first_offset

@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 
 ZERO_STEP_BYTES = 1024 * 1024
-"""Bytes that are zero-filled in one call: large enough to be quick, small enough to stop between
-calls."""
+"""Bytes that are zero-filled in one call: quick, and small enough to stop in between."""
 
 _ZEROS = bytes(ZERO_STEP_BYTES)
 _IOV_MAX = 1024
@@ -126,8 +125,7 @@ class Vfs:
             os.close(fd)
 
     def write_file_atomically(self, path: str, *parts: bytes | memoryview) -> None:
-        """Replaces the file at `path`. A reader, even after a crash, finds the whole old content or
-        the whole new one."""
+        """Replaces the file. A reader finds the old content or the new one, also after a crash."""
         temporary = f"{path}.tmp"
         if self.exists(temporary):
             self.unlink(temporary)
