@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from penstock.model.item import Item
+from typing import Any, Protocol
 
 
 class Sink(Protocol):
     """The receiving end of a consumer: a connection, or a test's list."""
 
-    def write(self, items: list[Item]) -> None:
-        """Hands durable deliveries to the transport. Afterwards they count as written."""
+    def write(self, items: list[Any]) -> None:
+        """Hands durable deliveries to the transport: each an Item, or an EventItem if they are of a
+        stream. Afterwards they count as written."""
         ...
 
     def end(self, reason: str) -> None:
@@ -20,7 +19,9 @@ class Sink(Protocol):
 
 
 class Consumer(Protocol):
-    """An open consumer."""
+    """An open consumer. `id` is its number, which no other has."""
+
+    id: int
 
     def pause(self) -> None:
         """The connection is above its high-water mark: the engine hands nothing to it."""

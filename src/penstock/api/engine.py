@@ -1,7 +1,8 @@
 """The `Engine` protocol: everything that a server asks of a broker.
 
-Validation, hashing, backoff and the decisions about attempts are pure functions of `core`, which
-every engine can use.
+Topics and producers are named by their full names (model/scopes.py); reports and errors have plain
+ones. Validation, hashing, backoff and the decisions about attempts are pure functions of `core`,
+which every engine can use.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.api.access import AccessPart
+from penstock.api.audit import AuditPart
 from penstock.api.caches import CachesPart
 from penstock.api.consumers import Consumer, Sink
 from penstock.api.durability import Capabilities, Health
@@ -17,14 +20,18 @@ from penstock.api.journal import JournalPart
 from penstock.api.messages import Produce, ProduceOutcome, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
 from penstock.api.outcomes import Done
+from penstock.api.quotas import QuotasPart
 from penstock.api.ranges import RangesPart
 from penstock.api.registry import RegistryPart
 from penstock.api.streams import StreamsPart
+from penstock.api.tokens import TokensPart
 from penstock.api.topics import NO_RETRIES, RetryDefaults, TopicReport
+from penstock.api.transactions import TransactionsPart
 from penstock.api.writes import WritesPart
 from penstock.model.limits import Limits
 from penstock.model.progress import Reached
 from penstock.model.records import Message
+from penstock.model.scopes import Scope
 
 
 class Engine(Protocol):
@@ -48,6 +55,21 @@ class Engine(Protocol):
 
     @property
     def writes(self) -> WritesPart: ...
+
+    @property
+    def transactions(self) -> TransactionsPart: ...
+
+    @property
+    def quotas(self) -> QuotasPart: ...
+
+    @property
+    def tokens(self) -> TokensPart: ...
+
+    @property
+    def access(self) -> AccessPart: ...
+
+    @property
+    def audit(self) -> AuditPart: ...
 
     def produce(self, command: Produce, done: Done[Message | None]) -> None:
         """Gives the stored message, or None for a duplicate."""
@@ -138,8 +160,8 @@ class Engine(Protocol):
         have this id, and not be a later one of the same name."""
         ...
 
-    def list_topics(self, done: Done[list[str]]) -> None:
-        """Gives the names, sorted."""
+    def list_topics(self, scope: Scope, done: Done[list[str]]) -> None:
+        """Gives the plain names of the topics in the scope, sorted."""
         ...
 
     def describe_topic(self, name: str, done: Done[TopicReport]) -> None: ...

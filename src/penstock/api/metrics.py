@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.api.quotas import QuotaReport
 from penstock.api.topics import TopicReport
 from penstock.model.tenancy import Path
 
@@ -54,11 +55,12 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """`streams` and `caches` are those that have been used. `last_sealing_failure_ms` is 0 if
     sealing never failed. `clock_ahead_ms` is negative while broker time is behind the machine's."""
 
-    topics: list[TopicReport]
+    topics: dict[str, TopicReport]
+    """By full name."""
     dead_letters: dict[tuple[str, str, int], int]
-    """Messages moved to a dead-letter topic, by topic, group and partition."""
+    """Messages moved to a dead-letter topic, by full name of the topic, group and partition."""
     rejected: dict[tuple[str, str, str], int]
-    """Produces refused, by topic, partition and reason."""
+    """Produces refused, by full name of the topic, partition and reason."""
     deliveries: int
     redeliveries: int
     lease_lapses: int
@@ -81,6 +83,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     streams: list[StreamMetrics]
     caches: list[CacheMetrics]
     cache_watches: int
+    quotas: list[QuotaReport]
+    """Quotas of the tenants and namespaces that have one."""
 
     staged_bytes: int
     staged_pieces: int

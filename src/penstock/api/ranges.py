@@ -8,6 +8,7 @@ from typing import Protocol
 from penstock.api.outcomes import Done
 from penstock.model.errors import PenstockError
 from penstock.model.ranges import OffsetsPage, RangeRequest, RowBytes, TopicOffsets
+from penstock.model.scopes import Scope
 from penstock.model.splits import SplitRequest, Splits
 
 
@@ -36,8 +37,8 @@ class RangesPart(Protocol):
         `time_ms` if that is given."""
         ...
 
-    def all_offsets(self, after: str, done: Done[OffsetsPage]) -> None:
-        """Gives the offsets of the topics whose names follow `after`, a page at a time."""
+    def all_offsets(self, scope: Scope, after: str, done: Done[OffsetsPage]) -> None:
+        """Gives the offsets of the scope's topics whose names follow `after`, a page at a time."""
         ...
 
     def splits(self, request: SplitRequest, done: Done[Splits]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.api.outcomes import Done
+from penstock.model.quotas import Quota
 from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
 
 
@@ -21,9 +22,12 @@ class RegistryPart(Protocol):
         *,
         stream: StreamConfig | None = None,
         cache: CacheConfig | None = None,
+        quota: Quota | None = None,
         if_revision: int | None = None,
     ) -> None:
-        """Gives the changed entry, or VersionMismatch if it has changed since `if_revision`."""
+        """Gives the changed entry, or VersionMismatch if it has changed since `if_revision`. With
+        neither `stream` nor `cache`, changes the quota of a tenant or namespace; None removes
+        it."""
         ...
 
     def delete(self, kind: Kind, path: Path, cascade: bool, done: Done[None]) -> None: ...

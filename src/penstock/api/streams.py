@@ -6,22 +6,25 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.api.consumers import Consumer, Sink
 from penstock.api.outcomes import Done
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
-from penstock.model.streams import Lag, Publish, Subscribe
+from penstock.model.streams import Lag, Publish, Subscribe, SubscribeNamed
 from penstock.model.tenancy import Path, StreamConfig
 
 
 class EventBatch(msgspec.Struct, gc=False):
     """Events that fan out together. `seq` is their place in the stream's order. A large publish is
     cut into several batches: `publish` is the `seq` of the first of them. The server keeps the
-    encoded events in `encoded`, by its own key; all subscribers share them."""
+    encoded events in `encoded`, by its own key; all subscribers share them. `offset` is that of the
+    first event, or -1 if the stream keeps none."""
 
     payloads: list[bytes]
     seq: int = 0
     publish: int = 0
     encoded: dict[str, bytes] = {}
+    offset: int = -1
 
 
 class EventRun(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +34,11 @@ class EventRun(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
     nbytes: int
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first event, or -1."""
+        return self.batch.offset if self.batch.offset < 0 else self.batch.offset + self.start
 
     @property
     def payloads(self) -> list[bytes]:
@@ -70,12 +78,23 @@ class Subscription(Protocol):
 
 
 class StreamsPart(Protocol):
-    def publish(self, command: Publish, done: Done[None]) -> None:
-        """Calls `done` once the events are in the stream's queue."""
+    def publish(self, command: Publish, done: Done[int | None]) -> None:
+        """Calls `done` once the events are in the stream's queue; on a durable stream, once they
+        are on disk, with the offset of the first."""
         ...
 
     def subscribe(self, command: Subscribe, sink: EventSink, done: Done[Subscription]) -> None:
-        """Gives a subscription that receives everything accepted from then on."""
+        """Gives a subscription that receives everything accepted from then on, or from its start
+        on."""
+        ...
+
+    def consume(self, command: SubscribeNamed, sink: Sink, done: Done[Consumer]) -> None:
+        """Joins a named subscription. Nothing is delivered to `sink` before `done` was called."""
+        ...
+
+    def log_name(self, path: Path) -> str:
+        """Returns the topic that keeps the events of a durable stream, to settle deliveries of
+        named subscriptions. Raises if the stream has none."""
         ...
 
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:

@@ -8,7 +8,14 @@ from typing import Protocol
 from penstock.api.outcomes import Done
 from penstock.api.rows import CheckedRows
 from penstock.model.tenancy import Path
-from penstock.model.writes import CommitBatch, CommitReport, PieceName, PieceReport, WriterReport
+from penstock.model.writes import (
+    CommitBatch,
+    CommitReport,
+    PieceName,
+    PieceReport,
+    RowTarget,
+    WriterReport,
+)
 
 
 class WritesPart(Protocol):
@@ -20,9 +27,12 @@ class WritesPart(Protocol):
         nbytes: int,
         check: Callable[[int], CheckedRows],
         done: Done[PieceReport],
+        *,
+        approve: Callable[[list[RowTarget]], None] | None = None,
     ) -> None:
         """Calls `done` once the piece is durable. `check` runs on a thread, takes the time and
-        decodes the body of `nbytes`. Rows that name no topic go to `topic`."""
+        decodes the body of `nbytes`. Rows that name no topic go to `topic`. `approve` runs on the
+        loop, and raises if rows must not go to one of these targets."""
         ...
 
     def commit(self, command: CommitBatch, done: Done[CommitReport]) -> None:

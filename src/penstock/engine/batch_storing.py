@@ -25,6 +25,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import NotFound, PenstockError, TooLarge
 from penstock.model.limits import MAX_TXN_OPS, MIB
 from penstock.model.records import StagedRows, WriteStored
+from penstock.model.scopes import quoted
 from penstock.model.tenancy import Path
 from penstock.storage.staged_rows import RowSlice
 from penstock.storage.staging import PieceStore, StagedPieceReader
@@ -341,7 +342,7 @@ class BatchRows:
         found = piece_store.open(wanted.number)
         name = found.piece.name
         if (name.producer, name.batch) != (self.producer, self.storing.batch):
-            of = f"batch {name.batch} of producer {name.producer!r}"
+            of = f"batch {name.batch} of producer {quoted(name.producer)}"
             raise ValueError(f"staged piece {wanted.number} is of {of}")
         if found.piece.rows != wanted.rows:
             has = f"{found.piece.rows} rows, not {wanted.rows}"

@@ -29,6 +29,7 @@ from penstock.core.cache_rules import (
 )
 from penstock.core.state import BrokerState
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import Quotas, ScopeCounts
 from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -50,11 +51,14 @@ Countdown = tuple[Cache, CacheStored, CacheEntry]
 class Caches:
     """Metrics read `watches.count`, and the counters of each cache in `all()`."""
 
-    def __init__(self, state: BrokerState, ledger: Ledger) -> None:
+    def __init__(
+        self, state: BrokerState, ledger: Ledger, quotas: Quotas, opened: ScopeCounts
+    ) -> None:
+        self._quotas = quotas
         self._state = state
         self._ledger = ledger
         self._now_ms = ledger.now_ms
-        self.watches = Watches(state.limits.event_queue_bytes)
+        self.watches = Watches(state.limits.event_queue_bytes, opened)
 
     def start(self) -> None:
         """Moves the versions of ephemeral caches on to the clock, and evicts where limits are
@@ -162,7 +166,8 @@ class Caches:
     def put(self, command: Put, done: Done[Written]) -> None:
         registered = self._state.registry.caches.get(command.path)
         cache = self._state.caches[registered.id] if registered is not None else None
-        if cache is not None and not cache.is_durable and not self.watches.count:
+        is_plain = not self.watches.count and not self._quotas.is_active
+        if cache is not None and not cache.is_durable and is_plain:
             record = decide_replace(self._state, cache, command, self._now_ms())
             if record is not None:
                 cache.store(record)
@@ -205,7 +210,7 @@ class Caches:
         except Unavailable:
             return False
         if countdowns:
-            self._ledger.answer(partial(self._begin, countdowns, _nobody), None)
+            self._ledger.answer(partial(self.begin, countdowns, _nobody), None)
         return True
 
     def _change(
@@ -222,6 +227,10 @@ class Caches:
             if is_durable and self._ledger.failure is not None:
                 raise self._ledger.failure
             decision = decide(self._state, command, self._now_ms())
+            if self._quotas.is_active:
+                for scope, grown in decision.growth().items():
+                    if grown > 0:
+                        self._quotas.charge_cache(scope, grown)
             countdowns = self._record(decision)
             outcome = decision.outcome
         except PenstockError as error:
@@ -229,7 +238,7 @@ class Caches:
         if not is_durable:
             done(outcome)
         elif countdowns:
-            self._ledger.answer(partial(self._begin, countdowns, done), outcome)
+            self._ledger.answer(partial(self.begin, countdowns, done), outcome)
         else:
             self._ledger.answer(done, outcome)
 
@@ -249,13 +258,18 @@ class Caches:
             done(outcome)
 
     def _record(self, decision: Decision[Any], also: Sequence[Record] = ()) -> list[Countdown]:
+        if decision.is_durable or also:
+            self._write(decision.records, also)
+        return self.finish(decision, is_logged=decision.is_durable or bool(also))
+
+    def finish(self, decision: Decision[Any], *, is_logged: bool) -> list[Countdown]:
+        """Does the rest, once the records of durable caches are appended and applied. Returns the
+        countdowns to `begin` with the answer."""
         records = decision.records
         countdowns: list[Countdown] = []
-        if decision.is_durable or also:
-            self._write(records, also)
         # It has happened by now, wholly or (a broken invariant) in part.
         try:
-            if decision.is_durable or also:
+            if is_logged:
                 countdowns = self._hold(decision.anew)
             self._apply(records)
             if self.watches.count:
@@ -264,12 +278,16 @@ class Caches:
             raise self._ledger.stop_serving(error, is_appended=True) from error
         return countdowns
 
+    def durable_among(self, records: Sequence[CacheStored | CacheRemoved]) -> list[Record]:
+        """Returns the records that belong in the log."""
+        caches = self._state.caches
+        return [record for record in records if caches[record.cache_id].is_durable]
+
     def _write(
         self, records: Sequence[CacheStored | CacheRemoved], also: Sequence[Record] = ()
     ) -> None:
         """Records and applies changes of durable caches, or raises Unavailable."""
-        caches = self._state.caches
-        durable: list[Record] = [record for record in records if caches[record.cache_id].is_durable]
+        durable = self.durable_among(records)
         # A value may be refused without room; removals free memory and may use the reserve.
         reserve = not also and not any(isinstance(record, CacheStored) for record in durable)
         durable += also
@@ -310,7 +328,8 @@ class Caches:
                     countdowns.append((cache, record, entry))
         return countdowns
 
-    def _begin(self, countdowns: list[Countdown], done: Done[T], answer: T | PenstockError) -> None:
+    def begin(self, countdowns: list[Countdown], done: Done[T], answer: T | PenstockError) -> None:
+        """Starts the TTLs of a command whose answer leaves now, and gives the answer."""
         if not isinstance(answer, PenstockError):
             now_ms = self._now_ms()
             for cache, record, entry in countdowns:
@@ -334,6 +353,8 @@ class Caches:
             cache = find_cache(self._state, command.path)
             if cache.is_durable and self._ledger.failure is not None:
                 raise self._ledger.failure
+            if self._quotas.is_active:
+                self._quotas.check_subscription(command.path[:2])
         except PenstockError as error:
             self._ledger.answer(done, error)
             return

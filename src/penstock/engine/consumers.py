@@ -15,14 +15,14 @@ from collections.abc import Callable
 
 from penstock.api.consumers import Sink
 from penstock.core.groups import Group, Progress, Unfinished
-from penstock.model.item import Item
+from penstock.model.item import EventItem, Item
 from penstock.model.limits import MAX_UNWRITTEN_BYTES
-from penstock.model.records import Message
+from penstock.model.records import Stored
 
 _log = logging.getLogger("penstock.engine")
 
 
-Leaving = tuple[Unfinished, Item]
+Leaving = tuple[Unfinished, Item | EventItem]
 """A delivery that is about to leave. The item belongs to one attempt; the entry may have had others
 since."""
 
@@ -42,14 +42,14 @@ class PartitionFeed:
     __slots__ = ("index", "is_fetching", "is_loading", "is_set_back", "messages", "shares")
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[Stored] = []
         self.index = 0
         self.is_loading = False
         self.is_fetching = False
         self.is_set_back = False
         self.shares = 0
 
-    def take(self, cursor: int) -> Message | None:
+    def take(self, cursor: int) -> Stored | None:
         """Takes the first message at or after `cursor`, if it is the next one of the page."""
         messages, index = self.messages, self.index
         if (
@@ -61,7 +61,7 @@ class PartitionFeed:
             return messages[index]
         return None
 
-    def turn_to(self, page: list[Message], cursor: int) -> Message | None:
+    def turn_to(self, page: list[Stored], cursor: int) -> Stored | None:
         """Goes on with `page`, and takes its first message at or after `cursor`."""
         index = bisect_left(page, cursor, key=_offset_of)
         if index == len(page):
@@ -70,7 +70,7 @@ class PartitionFeed:
         return page[index]
 
 
-def weight(item: Item | Message) -> int:
+def weight(item: Item | EventItem | Stored) -> int:
     """Returns the bytes that an item adds to those not written yet."""
     return len(item.key) + len(item.value)
 
@@ -127,7 +127,7 @@ class OpenConsumer:
         self.paused = False
         self.closed = False
         self.outstanding = 0
-        self.unwritten: dict[Unfinished, Item] = {}
+        self.unwritten: dict[Unfinished, Item | EventItem] = {}
         self.unwritten_bytes = 0
         self._changed = changed
 
@@ -160,7 +160,7 @@ class OpenConsumer:
         except Exception:  # noqa: BLE001 - one departed client must not stop the others
             _log.exception("a stream could not be ended; the others go on")
 
-    def expect(self, entry: Unfinished, item: Item) -> None:
+    def expect(self, entry: Unfinished, item: Item | EventItem) -> None:
         """Adds a delivery that was decided for this consumer. It leaves when its record is
         durable."""
         self.unwritten[entry] = item
@@ -175,7 +175,7 @@ class OpenConsumer:
         self.unwritten_bytes -= weight(item)
         return True
 
-    def is_wanted(self, entry: Unfinished, item: Item) -> bool:
+    def is_wanted(self, entry: Unfinished, item: Item | EventItem) -> bool:
         """Says whether this delivery is still to be written. It may have been settled or
         returned."""
         return self.unwritten.get(entry) is item
@@ -195,5 +195,5 @@ class OpenConsumer:
                 _log.exception("items could not be written; the other consumers go on")
 
 
-def _offset_of(message: Message) -> int:
+def _offset_of(message: Stored) -> int:
     return message.offset

@@ -75,7 +75,7 @@ class DeadLetters:
             return False
         log = self._window.log(progress.group.topic.id, progress.partition)
         body = self._pages.message(log, entry.offset)
-        if body is None:
+        if not isinstance(body, Message):
             self._fetch(log, entry.offset)
             return False
         return self._store_copy(entry, body)

@@ -11,9 +11,9 @@ from msgspec import UNSET
 from penstock.core.groups import Unfinished
 from penstock.core.settle import delivery_id
 from penstock.engine.consumers import Leaving, PartitionFeed, Share
-from penstock.model.item import Item
+from penstock.model.item import EventItem, Item
 from penstock.model.limits import MAX_OFFSET
-from penstock.model.records import Message
+from penstock.model.records import Stored, StoredEvent
 
 
 def divide(feed: PartitionFeed, shares: list[Share]) -> tuple[list[Share], list[Unfinished]]:
@@ -49,7 +49,10 @@ def _first_stuck(shares: list[Share]) -> int:
     )
 
 
-def make_item(entry: Unfinished, message: Message, group_id: int) -> Item:
+def make_item(entry: Unfinished, message: Stored, group_id: int) -> Item | EventItem:
+    if isinstance(message, StoredEvent):
+        number = delivery_id(group_id, entry.delivery)
+        return EventItem(message.offset, entry.attempts, message.value, entry.last_error, number)
     return Item(
         message.partition,
         message.offset,

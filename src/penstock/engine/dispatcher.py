@@ -33,22 +33,23 @@ from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
-from penstock.engine.window import Window
+from penstock.engine.quotas import ScopeCounts
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
-from penstock.model.records import DeliveredItem, Message
+from penstock.model.records import DeliveredItem, Stored
 
-Given = dict[OpenConsumer, list[tuple[DeliveredItem, Message]]]
+Given = dict[OpenConsumer, list[tuple[DeliveredItem, Stored]]]
 """Deliveries that were assigned to consumers and are not recorded yet."""
 
 
 class Dispatcher:
     def __init__(
-        self, state: BrokerState, window: Window, pages: Pages, ledger: Ledger, leases: Leases
+        self, state: BrokerState, pages: Pages, ledger: Ledger, leases: Leases, opened: ScopeCounts
     ) -> None:
         self._state = state
+        self._opened = opened
         self._leases = leases
-        self._window = window
+        self._window = pages.window
         self._pages = pages
         self._ledger = ledger
         self._runs: dict[int, ActiveGroup] = {}
@@ -78,6 +79,7 @@ class Dispatcher:
         )
         self._next_consumer += 1
         self._consumers[consumer.id] = consumer
+        self._opened.add(run.group.topic.scope, 1)
         run.consumers[consumer.id] = consumer
         run.available[consumer] = None
         self._dirty.update(dict.fromkeys(run.group.progress))
@@ -99,6 +101,7 @@ class Dispatcher:
             consumer.closed = True
             consumer.unwritten.clear()
             del self._consumers[consumer.id]
+            self._opened.add(run.group.topic.scope, -1)
             consumer.end(reason)
 
     def end_all(self, reason: str) -> None:
@@ -110,6 +113,7 @@ class Dispatcher:
         run = consumer.run
         if consumer.closed:
             if self._consumers.pop(consumer.id, None) is not None:
+                self._opened.add(run.group.topic.scope, -1)
                 run.available.pop(consumer, None)
                 del run.consumers[consumer.id]
                 if not run.consumers:
@@ -160,7 +164,7 @@ class Dispatcher:
         if unreturned:
             self.give_back([entry for entry in unreturned if is_unfinished(entry)])
 
-    def dead_lettered(self, entry: Unfinished, copy: Message) -> None:
+    def dead_lettered(self, entry: Unfinished, copy: Stored) -> None:
         """Marks the partitions that a dead letter changes: its source, and the one of its copy."""
         self.mark(entry.progress)
         self.mark_topic(self._state.topics_by_id[copy.topic_id], copy.partition)
@@ -328,9 +332,7 @@ class Dispatcher:
             self._unrecorded[progress] = None
         return is_recorded
 
-    def _assign(
-        self, run: ActiveGroup, item: DeliveredItem, message: Message, given: Given
-    ) -> None:
+    def _assign(self, run: ActiveGroup, item: DeliveredItem, message: Stored, given: Given) -> None:
         """Gives the item to the next consumer in turn, which goes to the end of the ring."""
         consumer, _ = run.available.popitem(last=False)
         gives = given.setdefault(consumer, [])
@@ -342,7 +344,7 @@ class Dispatcher:
 
     def _next(
         self, run: ActiveGroup, progress: Progress, feed: PartitionFeed, cursor: int
-    ) -> Message | None:
+    ) -> Stored | None:
         """Returns the first message at or after `cursor`, or None while it is read from disk."""
         message = feed.take(cursor)
         if message is not None:
@@ -401,7 +403,7 @@ class Dispatcher:
         self,
         progress: Progress,
         consumer: OpenConsumer,
-        gives: list[tuple[DeliveredItem, Message]],
+        gives: list[tuple[DeliveredItem, Stored]],
         now_ms: int,
     ) -> list[Leaving]:
         leaving: list[Leaving] = []

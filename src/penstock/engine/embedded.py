@@ -44,6 +44,7 @@ from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Message, Record
+from penstock.model.scopes import Scope, names_within, plain_name, split_name
 
 T = TypeVar("T")
 
@@ -68,8 +69,15 @@ class EmbeddedEngine:
         self.caches = parts.caches
         self.streams = parts.streams
         self.writes = parts.writes
+        self.transactions = parts.transactions
+        self.transactions.routing = self.routing
+        self.quotas = parts.quotas
+        self.tokens = parts.tokens
+        self.access = parts.access
+        self.audit = parts.audit
         self._is_closed = False
         self._ledger.start(self.maintenance)
+        self.quotas.start()
         self.caches.start()
         self.writes.start()
         self.maintenance.start()
@@ -266,8 +274,11 @@ class EmbeddedEngine:
             )
             if record is None:
                 return False
+            if self.quotas.is_active:
+                self.quotas.check_topic(split_name(name)[0])
             self._record(record)
             self.parts.window.open_topic(record.topic_id, record.partitions)
+            self._note("topic.create", name, f"{record.partitions} partitions")
             return True
 
         self._decide(decide, done)
@@ -275,19 +286,8 @@ class EmbeddedEngine:
     def delete_topic(self, name: str, done: Done[None]) -> None:
         def decide() -> None:
             record = decide_delete_topic(self._state, name, self._ledger.now_ms())
-            topic = self._state.topics[name]
-            groups = list(topic.groups.values())
-            entries = [entry for group in groups for entry in group.unfinished()]
-            # Even an empty topic has records in the log that can be removed.
-            removed = 1 + sum(p.backlog.retained_bytes() for p in topic.partitions)
-            self._record(record)
-            self.parts.leases.drop(entries)
-            for group in groups:
-                self._dispatcher.end_group(group.id, f"topic {name!r} was deleted")
-            self.parts.window.drop_topic(record.topic_id)
-            self.maintenance.note_removed(removed)
-            self._producing.forget(name)
-            self.parts.dead_letters.forget(name)
+            self.parts.topic_removal.record([record])
+            self._note("topic.delete", name)
 
         self._decide(decide, done)
 
@@ -301,12 +301,15 @@ class EmbeddedEngine:
         after_archive: bool | None = None,
         retries: RetryDefaults = NO_RETRIES,
     ) -> None:
-        self._decide_record(
-            lambda now: decide_configure_topic(
-                self._state, name, retention_ms, retention_bytes, now, after_archive, retries
-            ),
-            done,
-        )
+        def decide() -> None:
+            now_ms = self._ledger.now_ms()
+            record = decide_configure_topic(
+                self._state, name, retention_ms, retention_bytes, now_ms, after_archive, retries
+            )
+            self._record(record)
+            self._note("topic.configure", name)
+
+        self._decide(decide, done)
 
     def delete_group(self, topic: str, group: str, done: Done[None]) -> None:
         def decide() -> None:
@@ -315,6 +318,7 @@ class EmbeddedEngine:
             self._record(record)
             self.parts.leases.drop(entries)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
+            self._note("group.delete", topic, f"group {group}")
 
         self._decide(decide, done)
 
@@ -329,8 +333,8 @@ class EmbeddedEngine:
     ) -> None:
         self.parts.progress.advance(topic, group, reached, done, topic_id)
 
-    def list_topics(self, done: Done[list[str]]) -> None:
-        self._decide(lambda: sorted(self._state.topics), done)
+    def list_topics(self, scope: Scope, done: Done[list[str]]) -> None:
+        self._decide(lambda: sorted(map(plain_name, names_within(scope, self._state.topics))), done)
 
     def describe_topic(self, name: str, done: Done[TopicReport]) -> None:
         self._decide(
@@ -361,6 +365,8 @@ class EmbeddedEngine:
 
         def decide() -> int:
             found = find_topic(self._state, topic)
+            if self.quotas.is_active:
+                self.quotas.check_subscription(found.scope)
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
                 self._record(record)
@@ -412,6 +418,10 @@ class EmbeddedEngine:
     def _record(self, record: Record) -> None:
         if not self._ledger.record(record):
             raise _no_room()
+
+    def _note(self, action: str, full: str, detail: str = "") -> None:
+        scope, name = split_name(full)
+        self.audit.changed(action, "topic", scope, name, detail)
 
     def _check_writable(self) -> None:
         if self._ledger.failure is not None:

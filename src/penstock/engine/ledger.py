@@ -24,10 +24,10 @@ from penstock.engine.clock import Clock
 from penstock.engine.histogram import Histogram
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Added, Window
-from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.errors import PenstockError, TooLarge, Unavailable
 from penstock.model.limits import KIB
-from penstock.model.records import Message, Record, encode_record
-from penstock.storage.frames import POSITION_BITS
+from penstock.model.records import STORED, Record, Stored, encode_record
+from penstock.storage.frames import MAX_FRAME_BYTES, POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
 
 T = TypeVar("T")
@@ -122,11 +122,11 @@ class Ledger:
             raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
 
-    def store(self, message: Message, size: int) -> None:
+    def store(self, message: Stored, size: int, *, reserve: bool = False) -> None:
         """Appends and applies a new message: the hot path of produce."""
         data = encode_record(message)
         log = self.log
-        if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES):
+        if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES, reserve=reserve):
             raise _nearly_full()
         position = -1
         try:
@@ -150,7 +150,7 @@ class Ledger:
         estimated."""
         return self.log.has_room(size + 4 * KIB)
 
-    def store_with(self, message: Message, size: int, also: Record) -> bool:
+    def store_with(self, message: Stored, size: int, also: Record) -> bool:
         """Appends and applies a message and a record as one. False without room to produce."""
         encoded = [encode_record(message), encode_record(also)]
         if not self.log.has_room(sum(map(len, encoded)) + 2 * RECORD_OVERHEAD_BYTES):
@@ -166,12 +166,13 @@ class Ledger:
         return True
 
     def store_all(
-        self, messages: Sequence[Message], sizes: Sequence[int], also: Record
+        self, messages: Sequence[Stored], sizes: Sequence[int], also: Record | None
     ) -> Collection[tuple[int, int]] | None:
-        """Appends and applies messages and a record as one. Returns the partitions they are in, by
-        topic; None without room to produce."""
+        """Appends and applies messages, and a record if there is one, as one. Returns the
+        partitions they are in, by topic; None without room to produce."""
         encoded = [encode_record(message) for message in messages]
-        encoded.append(encode_record(also))
+        if also is not None:
+            encoded.append(encode_record(also))
         lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
         places = list(accumulate(lengths, initial=0))
         if not self.log.has_room(places[-1]):
@@ -185,10 +186,36 @@ class Ledger:
             apply_messages(self._state, messages, runs.values())
             for run in runs.values():
                 self._window.add_run(run, start)
-            apply(self._state, also)
+            if also is not None:
+                apply(self._state, also)
         except BaseException as error:
             raise self.stop_serving(error, is_appended=start >= 0) from error
         return runs.keys()
+
+    def store_together(
+        self, records: Sequence[tuple[Record, int]], *, reserve: bool = False
+    ) -> bool:
+        """Appends and applies records in order and as one. A message has its size beside it. False
+        without room, which with `reserve` includes the reserve."""
+        encoded = [encode_record(record) for record, _ in records]
+        nbytes = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
+        if nbytes >= MAX_FRAME_BYTES:
+            raise TooLarge(f"{nbytes} bytes do not fit in one frame of the log")
+        if not self.log.has_room(nbytes, reserve=reserve):
+            return False
+        position = -1
+        try:
+            position = self.append(encoded)
+            for (record, size), data in zip(records, encoded, strict=True):
+                if isinstance(record, STORED):
+                    apply_message(self._state, record, size)
+                    self._window.add(record, size, position)
+                else:
+                    apply(self._state, record)
+                position += len(data) + RECORD_OVERHEAD_BYTES
+        except BaseException as error:
+            raise self.stop_serving(error, is_appended=position >= 0) from error
+        return True
 
     def attempt(self, decide: Callable[[], T]) -> T | PenstockError:
         """Runs a command. Returns its outcome, or the PenstockError that refuses it."""
@@ -347,7 +374,7 @@ class Lot:
         if self._ledger.failure is None:
             self._append()
 
-    def store(self, message: Message, size: int) -> None:
+    def store(self, message: Stored, size: int) -> None:
         data = encode_record(message)
         nbytes = len(data) + RECORD_OVERHEAD_BYTES
         if self._nbytes + nbytes > self._room:

@@ -151,6 +151,7 @@ class Maintenance:
         self._parts.dispatcher.try_again()
         now_ms = self._ledger.now_ms()
         self._state.produced.forget_expired(now_ms)
+        self._state.transactions.forget_expired(now_ms)
         self._parts.writes.staging.housekeep(now_ms)
         for topic in self._state.topics.values():
             forget_expired_effects(topic, now_ms)

@@ -19,7 +19,7 @@ from penstock.model.limits import (
     ROUTING_BYTES,
     TEXT_BYTES,
 )
-from penstock.model.records import Message
+from penstock.model.records import Stored
 
 _PLAIN_BYTES = MESSAGE_BYTES + 2 * TEXT_BYTES
 
@@ -28,10 +28,10 @@ _WIDE_HEADER_BYTES = getsizeof("".join(("\xe8", "\xe9"))) - 3
 """Header of a text that is not ASCII; 1, 2 or 4 bytes for each character and one more follow."""
 
 
-def held_bytes(message: Message, size: int) -> int:
+def held_bytes(message: Stored, size: int) -> int:
     """The bytes that `message` takes in memory; `size` is its key and value in UTF-8."""
     key, value = message.key, message.value
-    if size == len(key) + len(value):
+    if size == len(key) + len(value) or isinstance(value, bytes):
         nbytes = size + _PLAIN_BYTES
     else:
         nbytes = MESSAGE_BYTES + _text_bytes(key) + _text_bytes(value)

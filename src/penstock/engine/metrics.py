@@ -7,15 +7,18 @@ from penstock.core.cache import Cache
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.report import report_topic
 from penstock.engine.wiring import Parts
+from penstock.model.scopes import is_stream_log
 
 
 def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> EngineMetrics:
     dispatcher, ledger, log, window = parts.dispatcher, parts.ledger, parts.log, parts.window
     sealing, writes = parts.sealing, parts.writes
     return EngineMetrics(
-        topics=[
-            report_topic(topic, dispatcher.consumer_count) for topic in parts.state.topics.values()
-        ],
+        topics={
+            name: report_topic(topic, dispatcher.consumer_count)
+            for name, topic in parts.state.topics.items()
+            if not is_stream_log(name)
+        },
         dead_letters=dict(parts.dead_letters.counts),
         rejected=dict(parts.producing.rejected),
         deliveries=dispatcher.deliveries,
@@ -37,6 +40,7 @@ def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> Eng
         streams=parts.streams.metrics(),
         caches=[_cache(cache) for cache in parts.caches.all() if _is_used(cache)],
         cache_watches=parts.caches.watches.count,
+        quotas=parts.quotas.metrics(),
         staged_bytes=writes.staging.bytes,
         staged_pieces=writes.staging.pieces,
         storing_batches=writes.storing,

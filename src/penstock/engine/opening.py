@@ -10,12 +10,20 @@ from penstock.core.state import apply, apply_message
 from penstock.engine.clock import Clock, SystemClock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.eviction import Eviction
+from penstock.engine.registry import check_guarantees
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Window
 from penstock.engine.wiring import Parts
+from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
-from penstock.model.records import Message, TopicCreated, TopicDeleted, Trimmed, decode_record
-from penstock.model.units import utf8_bytes
+from penstock.model.records import (
+    STORED,
+    TopicCreated,
+    TopicDeleted,
+    Trimmed,
+    decode_record,
+    stored_bytes,
+)
 from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.log import Replay, Storage, WalOptions
@@ -59,7 +67,13 @@ def open_engine(
     clock = clock or SystemClock()
     recovery = Recovery(limits, scheduler)
     log = storage.open(limits, scheduler.post, recovery.begin)
-    clock.start_at(recovery.checkpoint.state.last_ts)
+    state = recovery.checkpoint.state
+    try:
+        check_guarantees(storage.capabilities, state.registry.streams.values())
+    except PenstockError:
+        log.close()
+        raise
+    clock.start_at(state.last_ts)
     parts = Parts(recovery.checkpoint, recovery.window, log, storage, clock, scheduler)
     return EmbeddedEngine(parts, router)
 
@@ -89,8 +103,8 @@ class Recovery:
     def _take(self, data: bytes, position: int) -> None:
         record = decode_record(data)
         state, window = self.checkpoint.state, self.window
-        if isinstance(record, Message):
-            size = utf8_bytes(record.key) + utf8_bytes(record.value)
+        if isinstance(record, STORED):
+            size = stored_bytes(record)
             apply_message(state, record, size)
             window.add(record, size, position)
             self._eviction.turn()

@@ -17,8 +17,7 @@ from msgspec import MsgspecError
 from penstock.engine.message_size import held_bytes
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import PartitionLog, Window
-from penstock.model.records import Message, decode_record
-from penstock.model.units import utf8_bytes
+from penstock.model.records import STORED, Stored, decode_record, stored_bytes
 from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
 from penstock.storage.history import BatchRef, HistoryGone
 from penstock.storage.history_reader import HistoryReader
@@ -34,18 +33,18 @@ _log = logging.getLogger("penstock.engine")
 
 Loaded = Callable[[], None]
 _Key = tuple[int, int, int]
-_Read = Callable[[], list[Message]]
+_Read = Callable[[], list[Stored]]
 
 
 class Pages:
     def __init__(
         self, window: Window, log: Log, history: HistoryReader | None, scheduler: Scheduler
     ) -> None:
-        self._window = window
+        self.window = window
         self._log = log
         self._history = history
         self._scheduler = scheduler
-        self._pages: OrderedDict[_Key, list[Message]] = OrderedDict()
+        self._pages: OrderedDict[_Key, list[Stored]] = OrderedDict()
         # The first offsets of the pages of each partition.
         self._starts: dict[tuple[int, int], list[int]] = {}
         self._limit_bytes = window.memory_bytes // 8
@@ -53,10 +52,10 @@ class Pages:
         self._retry_ms: dict[_Key, int] = {}
         self.reads = 0
 
-    def page(self, log: PartitionLog, offset: int) -> list[Message] | None:
+    def page(self, log: PartitionLog, offset: int) -> list[Stored] | None:
         """Returns messages from the first one at or after `offset` on, perhaps with some before it;
         None if they are not in memory."""
-        resident = self._window.resident(log, offset)
+        resident = self.window.resident(log, offset)
         if resident:
             return resident
         starts = self._starts.get((log.topic_id, log.partition))
@@ -112,7 +111,7 @@ class Pages:
 
         self._scheduler.in_thread(work)
 
-    def message(self, log: PartitionLog, offset: int) -> Message | None:
+    def message(self, log: PartitionLog, offset: int) -> Stored | None:
         """Returns the message at exactly `offset`, if it is in memory."""
         page = self.page(log, offset)
         if page is None:
@@ -170,15 +169,15 @@ class Pages:
         positions = chunk.positions_from(self._log.first_position)
         return lambda: _from_log(self._log, positions, offset)
 
-    def _finish(self, key: _Key, page: list[Message]) -> None:
+    def _finish(self, key: _Key, page: list[Stored]) -> None:
         self.reads += 1
         self._retry_ms.pop(key, None)
         if key in self._pages:
             self._drop(key)
         self._pages[key] = page
         insort(self._starts.setdefault(key[:2], []), key[2])
-        self._window.page_bytes += _held_bytes(page)
-        while self._window.page_bytes > self._limit_bytes and len(self._pages) > 1:
+        self.window.page_bytes += _held_bytes(page)
+        while self.window.page_bytes > self._limit_bytes and len(self._pages) > 1:
             self._drop(next(iter(self._pages)))
         for loaded in self._loading.pop(key):
             try:
@@ -187,21 +186,21 @@ class Pages:
                 _log.exception("a page could not be used; others who wait for it go on")
 
     def _drop(self, key: _Key) -> None:
-        self._window.page_bytes -= _held_bytes(self._pages.pop(key))
+        self.window.page_bytes -= _held_bytes(self._pages.pop(key))
         starts = self._starts[key[:2]]
         starts.remove(key[2])
         if not starts:
             del self._starts[key[:2]]
 
 
-def _from_log(log: Log, positions: Sequence[int], offset: int) -> list[Message]:
+def _from_log(log: Log, positions: Sequence[int], offset: int) -> list[Stored]:
     records = (decode_record(record) for record in log.read(positions))
-    return [record for record in records if isinstance(record, Message) and record.offset >= offset]
+    return [record for record in records if isinstance(record, STORED) and record.offset >= offset]
 
 
-def _held_bytes(page: list[Message]) -> int:
-    return sum([held_bytes(m, utf8_bytes(m.key) + utf8_bytes(m.value)) for m in page])
+def _held_bytes(page: list[Stored]) -> int:
+    return sum([held_bytes(m, stored_bytes(m)) for m in page])
 
 
-def _offset_of(message: Message) -> int:
+def _offset_of(message: Stored) -> int:
     return message.offset

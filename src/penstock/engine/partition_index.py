@@ -14,8 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.engine.window import Chunk, PartitionLog
-from penstock.model.records import Message, decode_record
-from penstock.model.units import utf8_bytes
+from penstock.model.records import STORED, Stored, decode_record, stored_bytes
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
@@ -29,7 +28,7 @@ class _Part(NamedTuple):
     last: int
     msgs: int
     bytes: int
-    messages: list[Message] | None
+    messages: list[Stored] | None
     chunk: Chunk
 
 
@@ -80,19 +79,19 @@ class PartitionIndex:
                 yield part.msgs, part.bytes
             else:
                 messages = self._messages(part)
-                yield len(messages), sum(utf8_bytes(m.key) + utf8_bytes(m.value) for m in messages)
+                yield len(messages), sum(stored_bytes(m) for m in messages)
 
     def _offsets(self, part: _Part) -> list[int]:
         return [message.offset for message in self._messages(part)]
 
-    def _messages(self, part: _Part) -> list[Message]:
+    def _messages(self, part: _Part) -> list[Stored]:
         """Returns the messages of the part that are in this index."""
         if part.messages is not None:
             messages = part.messages[: part.msgs]
         else:
             positions = part.chunk.positions_from(self._first_position)
             records = (decode_record(data) for data in self._log.read(positions))
-            messages = [record for record in records if isinstance(record, Message)]
+            messages = [record for record in records if isinstance(record, STORED)]
         return messages[bisect_left(messages, self._unsealed, key=_offset_of) :]
 
 
@@ -100,5 +99,5 @@ def _known(offsets: list[int]) -> list[int]:
     return offsets
 
 
-def _offset_of(message: Message) -> int:
+def _offset_of(message: Stored) -> int:
     return message.offset

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.api.messages import Produce, ProduceOutcome, check_deadline
-from penstock.core.produce import choose_partition, decide_produce
+from penstock.core.produce import choose_partition, decide_produce, destination
 from penstock.core.state import BrokerState
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import Quotas
 from penstock.engine.retention import Retention
 from penstock.model.envelope import Envelope
 from penstock.model.errors import PenstockError, ResourceExhausted
@@ -32,6 +33,7 @@ class Producing:
         ledger: Ledger,
         dispatcher: Dispatcher,
         retention: Retention,
+        quotas: Quotas,
         *,
         is_in_memory: bool,
     ) -> None:
@@ -40,13 +42,14 @@ class Producing:
         self._state = state
         self._dispatcher = dispatcher
         self._check_memory = retention.check_memory
+        self._quotas = quotas
         self._is_in_memory = is_in_memory
 
     def store(self, command: Produce) -> ProduceOutcome:
         ledger = self._ledger
         outcome = self._store(command, ledger.now_ms(), ledger.store)
         if type(outcome) is Message:
-            self._mark([(outcome.topic_id, outcome.partition)])
+            self.mark([(outcome.topic_id, outcome.partition)])
         return outcome
 
     def store_many(self, commands: Sequence[Produce | PenstockError]) -> list[ProduceOutcome]:
@@ -62,7 +65,7 @@ class Producing:
                 else self._store(command, now_ms, lot.store)
                 for command in commands
             ]
-        self._mark(lot.places)
+        self.mark(lot.places)
         return outcomes
 
     def _store(self, command: Produce, now_ms: int, store: Store) -> ProduceOutcome:
@@ -77,13 +80,16 @@ class Producing:
             if self._is_in_memory:
                 self._check_memory()
             message, size = decided
+            if self._quotas.is_active:
+                scope = self._state.topics_by_id[message.topic_id].scope
+                self._quotas.charge(scope, 1, size, is_kept=True)
             store(message, size)
         except PenstockError as error:
-            self._count(command, error)
+            self.count_refusal(command, error)
             return error
         return message
 
-    def _mark(self, places: Iterable[tuple[int, int]]) -> None:
+    def mark(self, places: Iterable[tuple[int, int]]) -> None:
         """Marks partitions with new messages, which are in the log already, for dispatch."""
         try:
             for topic_id, partition in places:
@@ -100,7 +106,7 @@ class Producing:
 
     def _destination(self, command: Produce) -> tuple[str, str]:
         envelope = command.envelope or Envelope()
-        topic = self._state.topics.get(envelope.target_topic or command.topic)
+        topic = self._state.topics.get(destination(command))
         if topic is None:
             return UNKNOWN_TOPIC, ""
         try:
@@ -108,7 +114,7 @@ class Producing:
         except PenstockError:
             return topic.name, ""
 
-    def _count(self, command: Produce, error: PenstockError) -> None:
+    def count_refusal(self, command: Produce, error: PenstockError) -> None:
         """Counts a refusal under the topic and partition that the message would have gone to."""
         reason = error.limit if isinstance(error, ResourceExhausted) else error.code.lower()
         key = (*self._destination(command), reason)

@@ -24,6 +24,7 @@ from penstock.engine.window import Window
 from penstock.model.errors import NotFound, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import Advanced
+from penstock.model.scopes import plain_name
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
 
@@ -56,7 +57,11 @@ class ProgressCommands:
         reached: Sequence[Reached],
         done: Done[list[Reached]],
         topic_id: int | None = None,
+        *,
+        only_new: bool = False,
     ) -> None:
+        """With `only_new` a group that exists stays where it is."""
+
         def look() -> Callable[[], _Counted]:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
@@ -69,6 +74,8 @@ class ProgressCommands:
                 self._ledger.answer(done, outcome)
                 return
             topic, targets = outcome
+            if only_new and group in topic.groups:
+                targets = []
             decided = self._ledger.attempt(lambda: self._decide(topic, targets, group))
             self._ledger.answer(done, decided)
 
@@ -91,7 +98,7 @@ class ProgressCommands:
 
     def _decide(self, topic: Topic, targets: list[ProgressTarget], name: str) -> list[Reached]:
         if self._state.topics.get(topic.name) is not topic:
-            raise NotFound(f"topic {topic.name!r} was deleted meanwhile")
+            raise NotFound(f"topic {plain_name(topic.name)!r} was deleted meanwhile")
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
         group = topic.groups.get(name)
         advanced = [record for record in records if isinstance(record, Advanced)]

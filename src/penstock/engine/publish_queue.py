@@ -3,8 +3,9 @@ publishes that wait to be accepted.
 
 Invariant: publishes are accepted in the order of arrival, and `seq` counts them. A publish is
 accepted once, whole, and answered once; one that was refused is never fanned out and invalidates
-nothing. The keys that it invalidates are removed before it is accepted, and it leaves the queue,
-and is answered, only when that is durable. Must not know subscribers.
+nothing. The keys that it invalidates are removed before it is accepted, and the events of a durable
+stream are stored then. It leaves the queue, and is answered, only when all that is durable. Must
+not know subscribers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from penstock.api.metrics import StreamCounts
 from penstock.api.outcomes import Done
 from penstock.api.streams import EventRun, StreamSettings
 from penstock.core.event_buffer import cut
+from penstock.core.publish_rules import NewEvents, Repeat
 from penstock.core.stream_rules import burst_bytes, burst_events
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.stream_log import StreamLog
 from penstock.model import limits
 from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.model.limits import MIB
@@ -81,17 +84,36 @@ class WaitingPublishes:
 
 
 class PendingPublish:
-    """A publish that is not accepted yet; `timer` is set while it waits."""
+    """A publish that is not accepted yet; `timer` is set while it waits. `offset` is set when its
+    events are stored in the log of a durable stream."""
 
-    __slots__ = ("done", "nbytes", "payloads", "targets", "timer")
+    __slots__ = (
+        "done",
+        "nbytes",
+        "offset",
+        "payloads",
+        "producer_id",
+        "sequence",
+        "targets",
+        "timer",
+    )
 
     def __init__(
-        self, payloads: list[bytes], nbytes: int, targets: list[Target], done: Done[None]
+        self,
+        payloads: list[bytes],
+        nbytes: int,
+        targets: list[Target],
+        done: Done[int | None],
+        producer_id: str = "",
+        sequence: int | None = None,
     ) -> None:
         self.payloads = payloads
         self.nbytes = nbytes
         self.targets = targets
         self.done = done
+        self.producer_id = producer_id
+        self.sequence = sequence
+        self.offset: int | None = None
         self.timer: Cancellable | None = None
 
     @property
@@ -111,6 +133,7 @@ class PublishQueue:
         ledger: Ledger,
         scheduler: Scheduler,
         on_ready: Callable[[], None],
+        log: StreamLog | None = None,
     ) -> None:
         self.seq = 0
         self.events = 0
@@ -124,8 +147,9 @@ class PublishQueue:
         self._ledger = ledger
         self._scheduler = scheduler
         self._on_ready = on_ready
+        self._log = log
         self._runs: deque[EventRun] = deque()
-        # Batches whose invalidation is not durable yet, by their numbers.
+        # Batches that are not durable yet, or whose invalidation is not, by their numbers.
         self._held: set[int] = set()
         self._waiting: OrderedDict[PendingPublish, None] = OrderedDict()
 
@@ -163,12 +187,23 @@ class PublishQueue:
 
     def _accept(self, publish: PendingPublish) -> None:
         try:
-            must_hold = bool(publish.targets) and self._caches.invalidate(publish.targets)
+            must_hold = self._store(publish)
         except PenstockError as error:
             answer(publish.done, error)
             return
+        if must_hold is None:
+            self._ledger.answer(publish.done, publish.offset)
+        else:
+            self._enqueue(publish, must_hold)
+
+    def follow(self, publish: PendingPublish) -> None:
+        """Adds events that are stored already. They fan out when they are durable."""
+        self._enqueue(publish, must_hold=True)
+
+    def _enqueue(self, publish: PendingPublish, must_hold: bool) -> None:
         first = self.seq + 1
-        for run in cut(publish.payloads, publish.nbytes, *self._burst):
+        offset = -1 if publish.offset is None else publish.offset
+        for run in cut(publish.payloads, publish.nbytes, *self._burst, offset):
             self.seq += 1
             run.batch.seq = self.seq
             run.batch.publish = first
@@ -184,17 +219,34 @@ class PublishQueue:
             self._on_ready()
             answer(publish.done, None)
 
+    def _store(self, publish: PendingPublish) -> bool | None:
+        """Removes the keys, and stores the events of a durable stream. Returns whether something
+        was recorded, and is still to become durable; None for a repeat, which needs nothing."""
+        log, decided = self._log, None
+        if log is not None:
+            decided = log.decide(publish)
+            if isinstance(decided, Repeat):
+                publish.offset = decided.offset
+                return None
+        must_hold = bool(publish.targets) and self._caches.invalidate(publish.targets)
+        if log is not None and isinstance(decided, NewEvents):
+            publish.offset = log.store(decided)
+            must_hold = True
+        return must_hold
+
     def _settled(
         self, batches: range, publish: PendingPublish, failure: PenstockError | None
     ) -> None:
-        """Continues a publish whose invalidation is durable, or failed."""
+        """Continues a publish that is durable, or whose record failed."""
         self._held.difference_update(batches)
         if failure is None:
             self._counts.published += len(publish.payloads)
+            if self._log is not None and publish.offset is not None:
+                self._log.grown_to(publish.offset + len(publish.payloads))
         else:
             self._drop(batches)
         self._on_ready()
-        answer(publish.done, failure)
+        answer(publish.done, failure or publish.offset)
 
     def _drop(self, batches: range) -> None:
         for run in [run for run in self._runs if run.batch.seq in batches]:
@@ -274,7 +326,7 @@ class PublishQueue:
             answer(publish.done, error)
 
 
-def answer(done: Done[None], outcome: PenstockError | None) -> None:
+def answer(done: Done[int | None], outcome: int | PenstockError | None) -> None:
     try:
         done(outcome)
     except Exception:  # noqa: BLE001 - one departed publisher must not stop the others

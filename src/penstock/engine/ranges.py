@@ -35,7 +35,8 @@ from penstock.model.ranges import (
     Selection,
     TopicOffsets,
 )
-from penstock.model.records import Message, decode_record
+from penstock.model.records import STORED, Stored, decode_record
+from penstock.model.scopes import Scope, full_name, names_within, plain_name
 from penstock.model.splits import MAX_SPLITS, SplitRequest, Splits
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
@@ -89,7 +90,7 @@ class Ranges:
             outcome: RangeRead | PenstockError = RangeRead(
                 partial(self._next_piece, topic.id, partition.index, selection, form),
                 self._scheduler,
-                f"partition {partition.index} of topic {topic.name!r}",
+                f"partition {partition.index} of topic {plain_name(topic.name)!r}",
                 bounds,
                 form.head(schema_of(selection)),
                 form.tail(),
@@ -110,8 +111,9 @@ class Ranges:
             look = partial(self._look_for_time, name, time_ms)
             self._lookups.run(look, partial(self._ledger.answer, done))
 
-    def all_offsets(self, after: str, done: Done[OffsetsPage]) -> None:
-        behind = (name for name in self._state.topics if name > after)
+    def all_offsets(self, scope: Scope, after: str, done: Done[OffsetsPage]) -> None:
+        start = full_name(scope, after)
+        behind = (name for name in names_within(scope, self._state.topics) if name > start)
         names = heapq.nsmallest(PAGE_PARTITIONS + 1, behind)
         found: list[NamedOffsets] = []
         room = PAGE_PARTITIONS
@@ -120,7 +122,7 @@ class Ranges:
             room -= len(topic.partitions)
             if room < 0:
                 break
-            found.append(NamedOffsets(name, topic.id, _offsets(topic)))
+            found.append(NamedOffsets(plain_name(name), topic.id, _offsets(topic)))
         is_last = len(found) == len(names)
         self._ledger.answer(done, OffsetsPage(found, None if is_last else found[-1].topic))
 
@@ -200,14 +202,14 @@ class Ranges:
             source = _from_memory(chunks, at, stop)
         return partial(message_piece, source, stop, selection, form)
 
-    def _from_log(self, chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Message]]:
+    def _from_log(self, chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Stored]]:
         log = self._log
         first = log.first_position
         positions = [place for chunk in chunks for place in chunk.positions_from(first)]
 
-        def read() -> list[Message]:
+        def read() -> list[Stored]:
             records = (decode_record(data) for data in log.read(positions))
-            return [r for r in records if isinstance(r, Message) and start <= r.offset < end]
+            return [r for r in records if isinstance(r, STORED) and start <= r.offset < end]
 
         return read
 
@@ -223,7 +225,8 @@ def _time_in_batch(history: HistoryReader, ref: BatchRef, time_ms: int, oldest: 
 def find_partition(topic: Topic, index: int) -> Partition:
     if not 0 <= index < len(topic.partitions):
         raise InvalidArgument(
-            f"partition {index} is out of range; topic {topic.name!r} has {len(topic.partitions)}"
+            f"partition {index} is out of range; topic {plain_name(topic.name)!r} has "
+            f"{len(topic.partitions)}"
         )
     return topic.partitions[index]
 
@@ -268,7 +271,7 @@ def _chunks(log: PartitionLog, start: int, end: int) -> list[Chunk]:
     return found
 
 
-def _from_memory(chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Message]]:
+def _from_memory(chunks: list[Chunk], start: int, end: int) -> Callable[[], list[Stored]]:
     messages = [
         message
         for chunk in chunks

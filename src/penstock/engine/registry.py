@@ -6,11 +6,14 @@ it; its answer waits until it is durable, as every other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from penstock.api.durability import Capabilities
 from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState
+from penstock.core.stream_logs import with_logs
 from penstock.core.tenancy import (
     changes_since,
     decide_change,
@@ -18,25 +21,47 @@ from penstock.core.tenancy import (
     decide_delete,
     decide_reconcile,
     find,
+    kind_to_change,
     snapshot_of,
 )
+from penstock.core.topic_rules import decide_delete_within, topics_within
+from penstock.engine.audit import AuditTrail
 from penstock.engine.ledger import Ledger
-from penstock.model.errors import Unavailable
-from penstock.model.records import RegistryChanged
+from penstock.engine.topic_removal import TopicRemoval
+from penstock.engine.window import Window
+from penstock.model.errors import FailedPrecondition
+from penstock.model.quotas import Quota
+from penstock.model.records import RegistryChanged, TopicCreated, TopicDeleted
+from penstock.model.scopes import split_name
 from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
 
 T = TypeVar("T")
+
+_log = logging.getLogger("penstock.registry")
 
 Listener = Callable[[Entry, bool], None]
 """Takes an entry that was created or changed, or (True) deleted."""
 
 
 class RegistryCommands:
-    def __init__(self, state: BrokerState, ledger: Ledger, listeners: list[Listener]) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        listeners: list[Listener],
+        topic_removal: TopicRemoval,
+        audit: AuditTrail,
+        window: Window,
+        capabilities: Capabilities,
+    ) -> None:
+        self._audit = audit
         self._state = state
+        self._window = window
+        self._capabilities = capabilities
         self._registry = state.registry
         self._ledger = ledger
         self.listeners = listeners
+        self._topic_removal = topic_removal
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -45,6 +70,7 @@ class RegistryCommands:
             record = decide_create(self._registry, wanted, self._ledger.now_ms())
             if record is not None:
                 self._record([record])
+                self._audit.registry_changed(record.entry, "create")
             return find(self._registry, wanted.kind, wanted.path), record is not None
 
         self._decide(decide, done)
@@ -56,23 +82,38 @@ class RegistryCommands:
         *,
         stream: StreamConfig | None = None,
         cache: CacheConfig | None = None,
+        quota: Quota | None = None,
         if_revision: int | None = None,
     ) -> None:
         def decide() -> Entry:
             now_ms = self._ledger.now_ms()
             record = decide_change(
-                self._registry, path, now_ms, stream=stream, cache=cache, if_revision=if_revision
+                self._registry,
+                path,
+                now_ms,
+                stream=stream,
+                cache=cache,
+                quota=quota,
+                if_revision=if_revision,
             )
             if record is not None:
                 self._record([record])
-            return find(self._registry, "cache" if stream is None else "stream", path)
+                self._audit.registry_changed(record.entry, "configure")
+            return find(self._registry, kind_to_change(path, stream, cache), path)
 
         self._decide(decide, done)
 
     def delete(self, kind: Kind, path: Path, cascade: bool, done: Done[None]) -> None:
         def decide() -> None:
             now_ms = self._ledger.now_ms()
-            self._record(decide_delete(self._registry, kind, path, now_ms, cascade=cascade))
+            records = decide_delete(self._registry, kind, path, now_ms, cascade=cascade)
+            topics = decide_delete_within(self._state, kind, path, now_ms, cascade=cascade)
+            names = [self._state.topics_by_id[topic.topic_id].name for topic in topics]
+            self._record(records, topics)
+            for name in names:
+                self._audit.changed("topic.delete", "topic", *split_name(name))
+            for record in records:
+                self._audit.registry_changed(record.entry, "delete")
 
         self._decide(decide, done)
 
@@ -81,6 +122,7 @@ class RegistryCommands:
             steps = decide_reconcile(self._registry, wanted, self._ledger.now_ms())
             if steps:
                 self._record(steps)
+                self._report_kept_topics(steps)
             return len(steps)
 
         self._decide(decide, done)
@@ -122,9 +164,59 @@ class RegistryCommands:
         shown."""
         self._ledger.answer(done, self._ledger.attempt(decide))
 
-    def _record(self, records: list[RegistryChanged]) -> None:
-        if not self._ledger.record_together(records):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+    def _record(self, records: list[RegistryChanged], topics: Sequence[TopicDeleted] = ()) -> None:
+        """Records changes and deletions of topics, and the logs of durable streams that come and
+        go with them."""
+        check_guarantees(self._capabilities, [step.entry for step in records if not step.deleted])
+        steps = with_logs(self._state, records)
+        deletions = [*topics, *(step for step in steps if isinstance(step, TopicDeleted))]
+        others = [step for step in steps if not isinstance(step, TopicDeleted)]
+        self._topic_removal.record(deletions, others)
+        for step in others:
+            if isinstance(step, TopicCreated):
+                self._window.open_topic(step.topic_id, step.partitions)
         for record in records:
             for listener in self.listeners:
                 listener(record.entry, record.deleted)
+
+    def _report_kept_topics(self, steps: list[RegistryChanged]) -> None:
+        """Warns about topics whose namespace is gone: another broker's registry must not delete
+        messages that only this broker has."""
+        for step in steps:
+            entry = step.entry
+            is_gone = step.deleted and entry.path not in self._registry.namespaces
+            if entry.kind == "namespace" and is_gone:
+                count = sum(1 for _ in topics_within(self._state, entry.kind, entry.path))
+                if count:
+                    _log.warning(
+                        "namespace %s/%s is gone from the control plane; its %d topics here are "
+                        "kept. Delete them, or create the namespace again",
+                        entry.tenant_id,
+                        entry.namespace,
+                        count,
+                    )
+
+
+def check_guarantees(capabilities: Capabilities, entries: Iterable[Entry]) -> None:
+    """Raises if there is a durable stream and the storage cannot keep what it promises."""
+    if capabilities.wal_enabled and capabilities.fsync == "commit":
+        return
+    for entry in entries:
+        if entry.stream is not None and entry.stream.durable:
+            name = "/".join(entry.path)
+            raise FailedPrecondition(
+                f"stream {name!r} is durable, and this broker cannot promise that: "
+                f"{_loss(capabilities)}"
+            )
+
+
+def _loss(capabilities: Capabilities) -> str:
+    if not capabilities.wal_enabled:
+        return (
+            "it keeps everything in memory, and all events would be lost when it stops; start it "
+            "without --memory"
+        )
+    return (
+        f"with fsync {capabilities.fsync}, events that were accepted would be lost when the "
+        "machine stops; start the broker with --fsync commit"
+    )

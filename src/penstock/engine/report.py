@@ -10,6 +10,7 @@ from penstock.core.effects import Effect
 from penstock.core.groups import Group, Progress
 from penstock.core.topics import Partition, Topic
 from penstock.model.records import COMMITTED, FAILED, PENDING
+from penstock.model.scopes import plain_name
 
 _STATUS = {PENDING: "PENDING", COMMITTED: "COMMITTED", FAILED: "FAILED"}
 
@@ -27,7 +28,7 @@ def report_effect(effect: Effect, now_ms: int) -> EffectReport:
 
 def report_topic(topic: Topic, consumers: Callable[[int], int]) -> TopicReport:
     return TopicReport(
-        name=topic.name,
+        name=plain_name(topic.name),
         next_offset=topic.next_offset,
         retention_ms=topic.retention_ms,
         retention_bytes=topic.retention_bytes,

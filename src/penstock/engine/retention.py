@@ -13,11 +13,11 @@ import logging
 from penstock.core.state import BrokerState
 from penstock.core.topics import Partition, Topic
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import Quotas
 from penstock.engine.window import Chunk, PartitionLog, Window
 from penstock.model.errors import ResourceExhausted
 from penstock.model.names import ARCHIVE_GROUP
-from penstock.model.records import Trimmed
-from penstock.model.units import utf8_bytes
+from penstock.model.records import Trimmed, stored_bytes
 from penstock.storage.errors import StorageError
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
@@ -32,13 +32,13 @@ class _Trim:
     """The messages to remove from the front of a partition; grows unit by unit."""
 
     def __init__(
-        self, topic: Topic, partition: Partition, floor: int, now_ms: int, limit_bytes: int = -1
+        self, partition: Partition, floor: int, oldest_ts: int, limit_bytes: int = -1
     ) -> None:
         self.before = partition.first_offset
         self.msgs = 0
         self.bytes = 0
         self._floor = floor
-        self._oldest_ts = now_ms - topic.retention_ms if topic.retention_ms else -1
+        self._oldest_ts = oldest_ts
         self._retained = partition.backlog.retained_bytes()
         self._limit_bytes = limit_bytes
 
@@ -65,9 +65,15 @@ class Retention:
     """`history` is None without a disk: then what is trimmed is all that frees memory."""
 
     def __init__(
-        self, state: BrokerState, window: Window, history: HistoryReader | None, ledger: Ledger
+        self,
+        state: BrokerState,
+        window: Window,
+        history: HistoryReader | None,
+        ledger: Ledger,
+        quotas: Quotas,
     ) -> None:
         self._state = state
+        self._quotas = quotas
         self._window = window
         self._history = history
         self._ledger = ledger
@@ -76,11 +82,13 @@ class Retention:
         """Trims every topic that has limits. Returns the bytes removed."""
         removed = 0
         for topic in self._state.topics.values():
-            if topic.retention_ms or topic.retention_bytes:
+            retention_ms = self._quotas.retention_ms(topic)
+            if retention_ms or topic.retention_bytes:
+                oldest_ts = now_ms - retention_ms if retention_ms else -1
                 total = sum(p.backlog.retained_bytes() for p in topic.partitions)
                 for partition in topic.partitions:
                     limit = _share(topic, partition.backlog.retained_bytes(), total)
-                    removed += self._trim(topic, partition, now_ms, limit)
+                    removed += self._trim(topic, partition, oldest_ts, limit)
         return removed
 
     def check_memory(self) -> None:
@@ -110,15 +118,15 @@ class Retention:
         floor = _floor(topic, partition)
         if not topic.groups or chunk.last >= floor or chunk is not log.chunks[0]:
             return False
-        cut = _Trim(topic, partition, floor, 0)
+        cut = _Trim(partition, floor, -1)
         for message in chunk.messages or ():
             if message.offset >= partition.first_offset:
-                cut.take(message.offset, 1, utf8_bytes(message.key) + utf8_bytes(message.value))
+                cut.take(message.offset, 1, stored_bytes(message))
         return self._record(topic, partition, log, cut)
 
-    def _trim(self, topic: Topic, partition: Partition, now_ms: int, limit_bytes: int) -> int:
+    def _trim(self, topic: Topic, partition: Partition, oldest_ts: int, limit_bytes: int) -> int:
         log = self._window.log(topic.id, partition.index)
-        cut = _Trim(topic, partition, _floor(topic, partition), now_ms, limit_bytes)
+        cut = _Trim(partition, _floor(topic, partition), oldest_ts, limit_bytes)
         for ref in log.refs:
             left = self._left_of(ref, partition.first_offset)
             if left is None or not cut.takes(ref.last, ref.last_ts, *left):
@@ -152,7 +160,7 @@ class Retention:
             for message in chunk.messages:
                 if message.offset < cut.before:
                     continue
-                size = utf8_bytes(message.key) + utf8_bytes(message.value)
+                size = stored_bytes(message)
                 if not cut.takes(message.offset, message.ts, 1, size):
                     return
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from penstock.api.messages import Produce, Router
 from penstock.core.idempotency import produce_identity
-from penstock.core.produce import routed
+from penstock.core.produce import destination, routed
 from penstock.core.state import BrokerState
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import FailedPrecondition, PenstockError
@@ -126,5 +126,4 @@ def identity_of(command: Produce) -> Identity | None:
     envelope = command.envelope
     if envelope is None or not envelope.idempotency_key:
         return None
-    topic = envelope.target_topic or command.topic
-    return envelope.tenant_id, topic, envelope.idempotency_key
+    return envelope.tenant_id, destination(command), envelope.idempotency_key

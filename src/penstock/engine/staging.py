@@ -21,6 +21,7 @@ from penstock.core.write_rules import (
     PieceKey,
     StagedPiece,
     check_cache,
+    check_namespace,
     check_stage,
     check_uncommitted,
     decide_places,
@@ -29,8 +30,9 @@ from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Scheduler, Turn
 from penstock.model.errors import Internal, PenstockError, ResourceExhausted, Unavailable
 from penstock.model.limits import MAX_STAGED_PIECES, MIB
+from penstock.model.scopes import Scope, quoted, split_name
 from penstock.model.tenancy import Path
-from penstock.model.writes import PieceName, PieceReport
+from penstock.model.writes import PieceName, PieceReport, RowTarget
 from penstock.storage.errors import StorageError
 from penstock.storage.staging import PackedPiece, PieceStore, pack
 
@@ -43,6 +45,9 @@ LOOK_MS = 60_000
 
 Check = Callable[[int], CheckedRows]
 """Checks a body, given the time, and returns its rows. Runs on a thread. Raises a PenstockError."""
+
+Approve = Callable[[list[RowTarget]], None]
+"""Raises if rows must not go to one of these targets. Runs on the loop."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -137,6 +142,7 @@ class PieceStaging:
     def _load(self, piece: StagedPiece) -> None:
         try:
             check_uncommitted(self._state, piece.name, self._ledger.now_ms())
+            check_namespace(self._state, split_name(piece.name.producer)[0])
         except PenstockError:
             self.remove([piece.number])
         else:
@@ -152,6 +158,8 @@ class PieceStaging:
         nbytes: int,
         check: Check,
         done: Done[PieceReport],
+        *,
+        approve: Approve | None = None,
     ) -> None:
         now_ms, wall_ms = self._ledger.now_ms(), self._ledger.wall_ms()
         try:
@@ -173,7 +181,7 @@ class PieceStaging:
         def checked() -> Turn:
             rows = check(wall_ms)
             packed = pack(rows.table, topic, list(cache or ()))
-            return partial(self._place, name, rows, packed, now_ms, finish)
+            return partial(self._place, name, rows, packed, now_ms, approve, finish)
 
         self._work(checked, finish)
 
@@ -198,9 +206,12 @@ class PieceStaging:
         rows: CheckedRows,
         packed: PackedPiece,
         now_ms: int,
+        approve: Approve | None,
         finish: Done[PieceReport],
     ) -> None:
         try:
+            if approve is not None:
+                approve(rows.targets)
             places = decide_places(self._state, rows.targets)
         except PenstockError as error:
             finish(error)
@@ -228,8 +239,9 @@ class PieceStaging:
     def _written(self, piece: StagedPiece, finish: Done[PieceReport]) -> None:
         self._count(piece)
         try:
-            # Its batch may have been committed without it meanwhile.
+            # Its batch may have been committed without it meanwhile, or its namespace deleted.
             check_uncommitted(self._state, piece.name, self._ledger.now_ms())
+            check_namespace(self._state, split_name(piece.name.producer)[0])
         except PenstockError as error:
             self.remove([piece.number])
             finish(error)
@@ -262,6 +274,17 @@ class PieceStaging:
     def drop(self, producer: str, batch: int) -> None:
         self.remove(self._forget(producer, batch))
 
+    def forget_within(self, scope: Scope) -> list[int]:
+        """Forgets all pieces of a deleted namespace. Returns their numbers: they can be removed
+        once the deletion is durable."""
+        return [
+            number
+            for producer, batches in list(self._batches.items())
+            if split_name(producer)[0] == scope
+            for batch in list(batches)
+            for number in self._forget(producer, batch)
+        ]
+
     def housekeep(self, now_ms: int) -> None:
         """Drops batches that got no piece for long."""
         if now_ms < self._next_look_ms:
@@ -272,7 +295,9 @@ class PieceStaging:
                 last_ms = max(piece.staged_ms for piece in pieces.values())
                 if last_ms + FORGOTTEN_MS <= now_ms:
                     _log.info(
-                        "batch %d of %r was not committed: its pieces are dropped", batch, producer
+                        "batch %d of %s was not committed: its pieces are dropped",
+                        batch,
+                        quoted(producer),
                     )
                     self.drop(producer, batch)
 

@@ -2,25 +2,37 @@
 
 Invariant: a subscription is offered exactly the events accepted after it was confirmed, each once,
 in the order of acceptance. A slow one delays neither publishers nor other subscriptions. Fan-out
-has turns of its own, in bursts, and the streams take turns at it. Nothing here is durable or waits
-for the log, except refusals: that a stream does not exist may not be durable yet. Must not know the
-wire.
+has turns of its own, in bursts, and the streams take turns at it. Events of a durable stream are
+stored first (engine/stream_log.py) and fan out when they are durable. Otherwise nothing here is
+durable or waits for the log, except refusals: that a stream does not exist may not be durable yet.
+Must not know the wire.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from itertools import islice
 
 from penstock.api.metrics import StreamCounts, StreamMetrics
 from penstock.api.outcomes import Done
-from penstock.api.streams import EventRun, EventSink, StreamSettings, stream_settings
+from penstock.api.streams import (
+    EventRun,
+    EventSink,
+    StreamSettings,
+    Subscription,
+    stream_settings,
+)
+from penstock.core.publish_rules import check_numbers
 from penstock.core.state import BrokerState
+from penstock.core.stream_logs import find_log
 from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, check_publish
 from penstock.core.tenancy import find
+from penstock.engine.event_reading import EventReading
 from penstock.engine.ledger import Ledger
+from penstock.engine.named_subscriptions import NamedSubscriptions, resolve_start
 from penstock.engine.publish_queue import (
     Invalidates,
     PendingPublish,
@@ -28,10 +40,14 @@ from penstock.engine.publish_queue import (
     Target,
     WaitingPublishes,
 )
+from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.ranges import Ranges
+from penstock.engine.replay import ReplaySubscription
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
-from penstock.model.streams import Lag, Publish, Subscribe
+from penstock.model.streams import Lag, Publish, Start, Subscribe
 from penstock.model.tenancy import Entry, Path, StreamConfig
 
 TURN_OFFERS = 512
@@ -43,13 +59,24 @@ class StreamInUse:
     """A stream that has been used: its queue, its subscriptions, and the batch that fans out."""
 
     def __init__(
-        self, settings: StreamSettings, queue: PublishQueue, around: StreamContext
+        self,
+        config: StreamConfig,
+        settings: StreamSettings,
+        queue: PublishQueue,
+        around: StreamContext,
+        log: StreamLog | None,
+        count: Callable[[int], None],
     ) -> None:
+        self.config = config
+        self.is_numbered = config.delivery == "exactly_once"
         self.settings = settings
+        self._count = count
         self.queue = queue
         self.around = around
+        self.log = log
         self.is_busy = False
         self.subscriptions: dict[str, OpenSubscription] = {}
+        self.replays: dict[str, ReplaySubscription] = {}
         self._audience: list[OpenSubscription] | None = None
         self._run: EventRun | None = None
         self._left: Iterator[OpenSubscription] = iter(())
@@ -63,12 +90,34 @@ class StreamInUse:
     def add(self, subscription: OpenSubscription) -> None:
         self.subscriptions[subscription.id] = subscription
         self.around.counts.subscribers += 1
+        self._count(1)
         self._audience = None
 
     def remove(self, subscription: OpenSubscription) -> None:
         del self.subscriptions[subscription.id]
         self.around.counts.subscribers -= 1
+        self._count(-1)
         self._audience = None
+
+    def add_replay(self, replay: ReplaySubscription) -> None:
+        self.replays[replay.id] = replay
+        self.around.counts.subscribers += 1
+        self._count(1)
+
+    def remove_replay(self, replay: ReplaySubscription) -> None:
+        del self.replays[replay.id]
+        self.around.counts.subscribers -= 1
+        self._count(-1)
+
+    def stored(self, payloads: list[bytes], offset: int) -> None:
+        """Takes note of events that a transaction has stored in the log of this stream. They fan
+        out when they are durable."""
+        publish = PendingPublish(payloads, sum(map(len, payloads)), [], _nobody)
+        publish.offset = offset
+        if self.subscriptions or self.log is None:
+            self.queue.follow(publish)
+        else:
+            self.log.follow_publish(publish)
 
     def end(self, error: PenstockError) -> None:
         """Ends all subscriptions and drops what was not fanned out."""
@@ -76,6 +125,8 @@ class StreamInUse:
         self._left = iter(())
         for subscription in list(self.subscriptions.values()):
             subscription.end(error)
+        for replay in list(self.replays.values()):
+            replay.end(error)
         self.queue.end(error)
 
     def has_work(self) -> bool:
@@ -118,6 +169,10 @@ class StreamInUse:
         return run
 
 
+def _nobody(outcome: int | PenstockError | None) -> None:
+    """Ignores the outcome: the transaction is answered, not the publish."""
+
+
 class Streams:
     def __init__(
         self,
@@ -125,7 +180,20 @@ class Streams:
         ledger: Ledger,
         caches: Invalidates,
         scheduler: Scheduler,
+        quotas: Quotas,
+        opened: ScopeCounts,
+        mark: Mark,
+        reading: EventReading,
+        ranges: Ranges,
+        named: NamedSubscriptions,
     ) -> None:
+        self.consume = named.open
+        self._quotas = quotas
+        self._opened = opened
+        self._state = state
+        self._mark = mark
+        self._reading = reading
+        self._ranges = ranges
         self._registry = state.registry
         self._limits = state.limits
         self._caches = caches
@@ -141,24 +209,43 @@ class Streams:
 
     # -- commands ------------------------------------------------------------------------------
 
-    def publish(self, command: Publish, done: Done[None]) -> None:
+    def publish(self, command: Publish, done: Done[int | None]) -> None:
         targets: list[Target] = []
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             nbytes = check_publish(command, self._limits)
+            if stream.is_numbered or command.producer_id or command.sequence is not None:
+                check_numbers(stream.config, command.producer_id, command.sequence)
             if command.invalidate:
                 tenant_id, namespace, _ = command.path
                 targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
                 self._caches.check_targets(targets)
+            if self._quotas.is_active:
+                is_kept = stream.log is not None
+                self._quotas.charge(
+                    command.path[:2], len(command.payloads), nbytes, is_kept=is_kept
+                )
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
-        stream.queue.put(PendingPublish(command.payloads, nbytes, targets, done))
+        publish = PendingPublish(
+            command.payloads, nbytes, targets, done, command.producer_id, command.sequence
+        )
+        log = stream.log
+        if log is None or stream.subscriptions or targets or stream.queue.waiting:
+            stream.queue.put(publish)
+        else:
+            log.publish(publish)
 
-    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[OpenSubscription]) -> None:
+    def subscribe(self, command: Subscribe, sink: EventSink, done: Done[Subscription]) -> None:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
+            if self._quotas.is_active:
+                self._quotas.check_subscription(command.path[:2])
+            if command.start is not None:
+                self._replay(stream, command, command.start, sink, done)
+                return
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -180,13 +267,69 @@ class Streams:
             subscription.close()
             raise
 
+    def _replay(
+        self,
+        stream: StreamInUse,
+        command: Subscribe,
+        start: Start,
+        sink: EventSink,
+        done: Done[Subscription],
+    ) -> None:
+        topic = find_log(self._state, command.path)
+
+        def begin(at: int | PenstockError) -> None:
+            log = stream.log
+            if isinstance(at, PenstockError):
+                self._ledger.answer(done, at)
+            elif log is None or self._streams.get(command.path) is not stream:
+                self._ledger.answer(done, NotFound("the stream was deleted meanwhile"))
+            else:
+                self._open_replay(stream, log, at, sink, done)
+
+        resolve_start(self._ranges, topic, start, begin)
+
+    def _open_replay(
+        self,
+        stream: StreamInUse,
+        log: StreamLog,
+        at: int,
+        sink: EventSink,
+        done: Done[Subscription],
+    ) -> None:
+        self._subscribed += 1
+        replay = ReplaySubscription(
+            self._subscribed,
+            at,
+            log,
+            self._reading,
+            sink,
+            stream.around.counts,
+            self._scheduler,
+            self._ledger.now_ms(),
+            stream.remove_replay,
+        )
+        stream.add_replay(replay)
+        try:
+            done(replay)
+        except BaseException:
+            replay.close()
+            raise
+        replay.advance()
+
+    def in_use(self, path: Path) -> StreamInUse:
+        return self._streams.get(path) or self._open(path)
+
+    def log_name(self, path: Path) -> str:
+        return find_log(self._state, path).name
+
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:
         try:
             stream = self._streams.get(path) or self._open(path)
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
-        done([subscription.lag() for subscription in stream.subscriptions.values()])
+        live = [subscription.lag() for subscription in stream.subscriptions.values()]
+        done(live + [replay.lag() for replay in stream.replays.values()])
 
     # -- what there is -------------------------------------------------------------------------
 
@@ -207,7 +350,9 @@ class Streams:
             del self._streams[entry.path]
             self._ledger.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
         else:
-            stream.configure(stream_settings(entry.stream or StreamConfig(), self._limits))
+            stream.config = entry.stream or StreamConfig()
+            stream.is_numbered = stream.config.delivery == "exactly_once"
+            stream.configure(stream_settings(stream.config, self._limits))
 
     def end_all(self, reason: str) -> None:
         """Ends every subscription and refuses every publish that waits."""
@@ -215,10 +360,14 @@ class Streams:
             stream.end(Unavailable(reason))
 
     def _open(self, path: Path) -> StreamInUse:
-        entry = find(self._registry, "stream", path)
-        settings = stream_settings(entry.stream or StreamConfig(), self._limits)
-        name = "/".join(path)
+        config = find(self._registry, "stream", path).stream or StreamConfig()
+        settings = stream_settings(config, self._limits)
         counts = StreamCounts()
+        log = None
+        if config.durable:
+            topic = find_log(self._state, path)
+            log = StreamLog(self._state, self._ledger, topic, self._mark, counts)
+        name = "/".join(path)
         scheduler = self._scheduler
         stream: StreamInUse
         queue = PublishQueue(
@@ -230,6 +379,7 @@ class Streams:
             self._ledger,
             scheduler,
             lambda: self._ready(stream),
+            log,
         )
         around = StreamContext(
             name,
@@ -239,7 +389,8 @@ class Streams:
             self._ledger.now_ms,
             lambda subscription: stream.remove(subscription),
         )
-        stream = self._streams[path] = StreamInUse(settings, queue, around)
+        count = partial(self._opened.add, path[:2])
+        stream = self._streams[path] = StreamInUse(config, settings, queue, around, log, count)
         return stream
 
     # -- fan-out -------------------------------------------------------------------------------

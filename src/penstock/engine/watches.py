@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.api.caches import WatchSink
 from penstock.core.cache import Cache
+from penstock.engine.quotas import ScopeCounts
 from penstock.model.caching import Watch, WatchEvent, WatchKind
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_WATCH_EVENTS
@@ -42,6 +43,7 @@ class CacheWatch:
         self.id = f"w{number}"
         self.version = cache.version
         self.cache_id = cache.id
+        self.scope = cache.path[:2]
         self.is_durable = cache.is_durable
         self.key = command.key
         self.prefix = command.prefix or ""
@@ -123,8 +125,9 @@ class _OfCache:
 class Watches:
     """`count` is the number of open watches."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, opened: ScopeCounts) -> None:
         self.count = 0
+        self._opened = opened
         self._max_bytes = max_bytes
         self._of: dict[int, _OfCache] = {}
         self._next_number = 1
@@ -138,6 +141,7 @@ class Watches:
         else:
             of_cache.by_prefix[watch] = None
         self.count += 1
+        self._opened.add(cache.path[:2], 1)
         return watch
 
     def notices(self, records: Iterable[CacheStored | CacheRemoved]) -> list[Notice]:
@@ -173,6 +177,7 @@ class Watches:
 
     def _left(self, watch: CacheWatch) -> None:
         self.count -= 1
+        self._opened.add(watch.scope, -1)
         of_cache = self._of[watch.cache_id]
         if watch.key is None:
             del of_cache.by_prefix[watch]

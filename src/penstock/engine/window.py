@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.message_size import held_bytes
 from penstock.model.limits import CHUNK_BYTES_IN_MEMORY, MIB
-from penstock.model.records import Message
+from penstock.model.records import Stored
 
 if TYPE_CHECKING:
     from penstock.storage.history import BatchRef
 
-Added = tuple[Message, int, int]
+Added = tuple[Stored, int, int]
 """A message, its size, and its place in the log relative to that of the whole run."""
 
 CHUNK_MSGS = 256
@@ -64,7 +64,7 @@ class Chunk:
         self.bytes = 0
         self.held = CHUNK_BYTES_IN_MEMORY
         self.added_end = 0
-        self.messages: list[Message] | None = []
+        self.messages: list[Stored] | None = []
         # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
         self.places = array("Q")
 
@@ -161,7 +161,7 @@ class Window:
     def log(self, topic_id: int, partition: int) -> PartitionLog:
         return self._topics[topic_id][partition]
 
-    def add(self, message: Message, size: int, position: int) -> None:
+    def add(self, message: Stored, size: int, position: int) -> None:
         log = self._topics[message.topic_id][message.partition]
         chunk, messages = self._open_chunk(log, message.offset, position)
         messages.append(message)
@@ -201,7 +201,7 @@ class Window:
 
     def _open_chunk(
         self, log: PartitionLog, offset: int, position: int
-    ) -> tuple[Chunk, list[Message]]:
+    ) -> tuple[Chunk, list[Stored]]:
         """Returns the chunk that takes the next message, which is at `position` in the log."""
         if log.chunks:
             chunk = log.chunks[-1]
@@ -266,7 +266,7 @@ class Window:
     def put_back(self, log: PartitionLog, chunk: Chunk) -> None:
         self._resident.append((log, chunk))
 
-    def resident(self, log: PartitionLog, offset: int) -> list[Message] | None:
+    def resident(self, log: PartitionLog, offset: int) -> list[Stored] | None:
         """Returns the messages of the chunk around the first one at or after `offset`, if it is in
         memory."""
         if offset < log.dropped_end:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from penstock.engine.access import AccessCommands
+from penstock.engine.audit import AuditTrail
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dead_letters import DeadLetters
 from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.event_reading import EventReading
 from penstock.engine.journal import JournalCommands, SealedJournal
 from penstock.engine.leases import Leases
 from penstock.engine.ledger import Ledger, Then
+from penstock.engine.named_subscriptions import NamedSubscriptions
 from penstock.engine.pages import Pages
 from penstock.engine.producing import Producing
 from penstock.engine.progress import ProgressCommands
+from penstock.engine.quotas import Quotas, ScopeCounts
 from penstock.engine.ranges import Ranges
-from penstock.engine.registry import RegistryCommands
+from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
+from penstock.engine.tokens import TokenCommands
+from penstock.engine.topic_removal import TopicRemoval
+from penstock.engine.transactions import TransactionCommands
 from penstock.engine.window import Window
 from penstock.engine.writes import Writes
 from penstock.storage.checkpoint import Checkpoint
@@ -50,39 +58,124 @@ class Parts:
         ledger = self.ledger = Ledger(state, log, window, clock, scheduler)
         self.pages = Pages(window, log, history, scheduler)
         self.leases = Leases()
-        self.dispatcher = Dispatcher(state, window, self.pages, ledger, self.leases)
+        opened = ScopeCounts()
+        self.quotas = Quotas(state, ledger, opened)
+        self.dispatcher = Dispatcher(state, self.pages, ledger, self.leases, opened)
         self.dead_letters = DeadLetters(state, window, self.pages, ledger, self.dispatcher)
-        self.retention = Retention(state, window, history, ledger)
+        self.retention = Retention(state, window, history, ledger, self.quotas)
         self.producing = Producing(
-            state, ledger, self.dispatcher, self.retention, is_in_memory=sealed is None
+            state,
+            ledger,
+            self.dispatcher,
+            self.retention,
+            self.quotas,
+            is_in_memory=sealed is None,
         )
         lookups = DiskLookups(ledger, scheduler)
         self.ranges = Ranges(state, window, log, history, ledger, scheduler, lookups)
         self.progress = ProgressCommands(
             state, window, log, history, ledger, self.dispatcher, lookups
         )
-        index = SealedJournal(checkpoint.journal)
         self.sealing: Sealing | None = None
+        self.journal = self._journal(checkpoint, lookups)
+        self.caches = Caches(state, ledger, self.quotas, opened)
+        reading = EventReading(state.topics_by_id, window, log, history)
+        self.streams = self._streams(reading, opened)
+        self.topic_removal = self._topic_removal()
+        self.audit = AuditTrail(state, ledger, window, is_in_memory=sealed is None)
+        self.access = AccessCommands(state, ledger, self.audit)
+        self.tokens = TokenCommands(state, ledger, self.audit)
+        self.writes = self._writes(storage)
+        self.registry = self._registry()
+        self.transactions = self._transactions()
+
+    def _journal(self, checkpoint: Checkpoint, lookups: DiskLookups) -> JournalCommands:
+        """Makes the journal, and what seals the log for it."""
+        index = SealedJournal(checkpoint.journal)
+        sealed = self.sealed
         if sealed is not None:
             self.sealing = Sealing(
-                state.limits, log, window, index, clock, scheduler, sealed, checkpoint.files
+                self.state.limits,
+                self.log,
+                self.window,
+                index,
+                self.clock,
+                self.scheduler,
+                sealed,
+                checkpoint.files,
             )
-        self.journal = JournalCommands(
-            log,
+        return JournalCommands(
+            self.log,
             sealed.journal if sealed is not None else None,
             index,
             self.sealing.requests.catch_up if self.sealing is not None else _at_once,
-            state,
-            ledger,
-            scheduler,
+            self.state,
+            self.ledger,
+            self.scheduler,
             lookups,
         )
-        self.caches = Caches(state, ledger)
-        self.streams = Streams(state, ledger, self.caches, scheduler)
-        self.registry = RegistryCommands(
-            state, ledger, [self.caches.registry_changed, self.streams.registry_changed]
+
+    def _registry(self) -> RegistryCommands:
+        listeners: list[Listener] = [
+            self.caches.registry_changed,
+            self.streams.registry_changed,
+            self.quotas.registry_changed,
+            self.access.registry_changed,
+            self.tokens.registry_changed,
+            self.writes.registry_changed,
+        ]
+        return RegistryCommands(
+            self.state,
+            self.ledger,
+            listeners,
+            self.topic_removal,
+            self.audit,
+            self.window,
+            self.capabilities,
         )
-        self.writes = self._writes(storage)
+
+    def _transactions(self) -> TransactionCommands:
+        return TransactionCommands(
+            self.state,
+            self.ledger,
+            self.dispatcher,
+            self.dead_letters,
+            self.producing,
+            self.caches,
+            self.retention.check_memory,
+            self.quotas,
+            self.streams,
+        )
+
+    def _topic_removal(self) -> TopicRemoval:
+        return TopicRemoval(
+            self.state,
+            self.ledger,
+            self.window,
+            self.leases,
+            self.dispatcher,
+            self.dead_letters,
+            self.producing,
+            self.sealing,
+        )
+
+    def _streams(self, reading: EventReading, opened: ScopeCounts) -> Streams:
+        state, ledger, ranges = self.state, self.ledger, self.ranges
+        named = NamedSubscriptions(
+            state, ledger, self.dispatcher, self.progress, ranges, self.quotas
+        )
+        return Streams(
+            state,
+            ledger,
+            self.caches,
+            self.scheduler,
+            self.quotas,
+            opened,
+            self.producing.mark,
+            reading,
+            ranges,
+            named,
+        )
 
     def _writes(self, storage: Storage) -> Writes:
         limits = self.state.limits

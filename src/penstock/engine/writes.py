@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.api.outcomes import Done
-from penstock.core.state import BrokerState
+from penstock.core.state import BrokerState, is_emptied
 from penstock.core.write_rules import AlreadyCommitted, decide_commit, describe_writer
 from penstock.core.writers import Storing
 from penstock.engine.batch_storing import BatchStoring
@@ -23,6 +23,7 @@ from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.staging import PieceStaging
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
+from penstock.model.tenancy import Entry
 from penstock.model.writes import CommitBatch, CommitReport, WriterReport
 from penstock.storage.staging import PieceStore
 
@@ -116,6 +117,12 @@ class Writes:
         waiting, self._waiting = self._waiting, {}
         for each in (each for several in waiting.values() for each in several):
             self._answer(each, failure)
+
+    def registry_changed(self, entry: Entry, deleted: bool) -> None:
+        """Drops what is staged in a deleted namespace."""
+        if deleted and is_emptied(self._state, entry):
+            scope = (entry.tenant_id, entry.namespace)
+            self._remove_when_durable(self.staging.forget_within(scope))
 
     # -- inside --------------------------------------------------------------------------------
 
