@@ -6,14 +6,19 @@ the form of a key or the size of a value.
 
 from __future__ import annotations
 
+import secrets
+from datetime import datetime
+
 import msgspec
 
 from penstock.api.caches import check_key
+from penstock.api.engine import Engine
+from penstock.api.messages import Settle
 from penstock.model.caching import Check, Delete, Increment, Precondition, Put, Txn, Watch
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_OFFSET
+from penstock.model.limits import MAX_LEASE_MS, MAX_OFFSET, MAX_REASON_BYTES
 from penstock.model.names import clean_name
-from penstock.model.streams import Publish, Subscribe
+from penstock.model.streams import Publish, Start, Subscribe, SubscribeNamed
 from penstock.model.tenancy import Path
 from penstock.server.websocket.decoding import ListDecoder
 from penstock.server.websocket.messages import (
@@ -45,20 +50,41 @@ _ops = ListDecoder(TxnOp)
 def publish_of(path: Path, body: PublishBody) -> Publish:
     if body.payload is None:
         raise InvalidArgument("payload is required")
-    return Publish(path=path, payloads=[body.payload], invalidate=_targets(body.invalidate))
+    return Publish(
+        path=path,
+        payloads=[body.payload],
+        invalidate=_targets(body.invalidate),
+        producer_id=_producer(body.producer_id),
+        sequence=body.sequence,
+    )
 
 
 def publish_batch_of(path: Path, body: PublishBatchBody) -> Publish:
     if is_absent(body.payloads):
         raise InvalidArgument("payloads is required")
     payloads = _payloads.decode(body.payloads, "payloads")
-    return Publish(path=path, payloads=payloads, invalidate=_targets(body.invalidate))
+    return Publish(
+        path=path,
+        payloads=payloads,
+        invalidate=_targets(body.invalidate),
+        producer_id=_producer(body.producer_id),
+        sequence=body.sequence,
+    )
+
+
+def _producer(raw: str | None) -> str:
+    return "" if raw is None else clean_name(raw, "producer_id")
 
 
 def _targets(raw: msgspec.Raw) -> list[tuple[str, str]]:
     if is_absent(raw):
         return []
     return [_target(text) for text in _texts.decode(raw, "invalidate")]
+
+
+def invalidated_caches(raw: msgspec.Raw) -> list[str]:
+    """Returns the names of the caches in which a publish removes keys."""
+    return [cache for cache, _ in _targets(raw)]
 
 
 def _target(text: str) -> tuple[str, str]:
@@ -68,8 +94,92 @@ def _target(text: str) -> tuple[str, str]:
     return clean_name(parts[1], "the cache to invalidate"), parts[2]
 
 
-def subscribe_of(path: Path, event_queue_depth: int | None, wants_lag: bool | None) -> Subscribe:
-    return Subscribe(path=path, event_queue_depth=event_queue_depth, wants_lag=wants_lag or False)
+def subscribe_of(
+    path: Path,
+    event_queue_depth: int | None,
+    wants_lag: bool | None,
+    start: Start | None = None,
+) -> Subscribe:
+    return Subscribe(
+        path=path,
+        event_queue_depth=event_queue_depth,
+        wants_lag=wants_lag or False,
+        start=start,
+    )
+
+
+def named_of(
+    path: Path,
+    name: str,
+    owner: str | None,
+    start: Start | None,
+    lease_ms: int | None,
+    prefetch: int | None,
+) -> SubscribeNamed:
+    if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
+    if prefetch is not None and not 0 <= prefetch <= MAX_OFFSET:
+        raise InvalidArgument("prefetch must be a whole number, 0 or more")
+    return SubscribeNamed(
+        path=path,
+        name=clean_name(name, "name"),
+        owner=secrets.token_hex(8) if owner is None else clean_name(owner, "owner"),
+        start=start or Start("latest"),
+        lease_ms=lease_ms or 0,
+        prefetch=prefetch or 0,
+    )
+
+
+def start_of(raw: str | int | None) -> Start | None:
+    """Reads where a subscription begins: latest, earliest, an offset, or a time."""
+    if raw is None or raw == "":
+        return None
+    text = str(raw).strip()
+    if text == "latest":
+        return Start("latest")
+    if text == "earliest":
+        return Start("earliest")
+    if text.isascii() and text.isdigit() and int(text) <= MAX_OFFSET:
+        return Start("offset", int(text))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None or time.timestamp() < 0:
+        raise InvalidArgument(
+            "start must be latest, earliest, an offset, or a time with its zone, such as "
+            "2026-01-31T12:00:00Z"
+        )
+    return Start("time", int(time.timestamp() * 1000))
+
+
+def delivery_of(
+    engine: Engine,
+    path: Path,
+    name: str | None,
+    owner: str | None,
+    offset: int | None,
+    delivery_id: str | None,
+) -> Settle:
+    """The delivery of a named subscription that is to be settled."""
+    check_offset(offset)
+    name, owner = clean_name(name, "name"), clean_name(owner, "owner")
+    return Settle(engine.streams.log_name(path), name, 0, offset or 0, owner, delivery_id or "")
+
+
+def check_offset(offset: int | None) -> None:
+    if offset is None:
+        raise InvalidArgument("offset is required")
+    if not 0 <= offset <= MAX_OFFSET:
+        raise InvalidArgument("offset must be a whole number, 0 or more")
+
+
+def clean_reason(raw: str | None) -> str:
+    """Trims the reason, and cuts it to what is worth keeping in memory."""
+    text = (raw or "").strip()
+    if len(text) * 4 > MAX_REASON_BYTES:
+        text = text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+    return text
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -118,6 +228,7 @@ def txn_of(path: Path, body: TxnBody) -> Txn:
 def _check_of(path: Path, check: TxnCheck) -> Check:
     if not check.key:
         raise InvalidArgument("key is required")
+    check_key(check.key)
     if (check.version is None) == (check.exists is None):
         raise InvalidArgument("a check has either version or exists")
     version = version_of(check.version, "version")

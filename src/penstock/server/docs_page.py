@@ -6,6 +6,7 @@ Invariant: self-contained, without script, and every text is escaped. Knows only
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 from urllib.parse import urlencode
@@ -33,11 +34,14 @@ td:first-child { white-space: nowrap; width: 6rem; } summary { cursor: pointer; 
 details { margin: .4rem 0; }
 """
 
+_TOKEN_HEADER = '"Authorization: Bearer $PENSTOCK_TOKEN"'
 _NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 
 
-def render_page(document: Json, base_url: str) -> str:
-    """Returns the whole document as HTML; `base_url` is where the examples point."""
+def render_page(document: Json, base_url: str, *, has_token: bool = False) -> str:
+    """Returns the whole document as HTML; `base_url` is where the examples point. With `has_token`
+    they send the token of the environment variable PENSTOCK_TOKEN."""
+    curl = ["curl", "-H", _TOKEN_HEADER] if has_token else ["curl"]
     info = document["info"]
     operations = [
         (method.upper(), path, operation)
@@ -60,15 +64,17 @@ def render_page(document: Json, base_url: str) -> str:
         parts += [_link(method, path, operation) for method, path, operation in mine]
         parts.append("</nav>")
         for method, path, operation in mine:
-            parts += _section(document, method, path, operation, base_url)
+            parts += _section(document, method, path, operation, base_url, curl)
     parts.append("<h2>Errors</h2>")
     parts += _errors(document)
     parts.append("</body></html>")
     return "\n".join(parts)
 
 
-def curl_of(method: str, path: str, operation: Json, base_url: str) -> str:
-    """Returns the operation's example as a curl command to paste."""
+def curl_of(
+    method: str, path: str, operation: Json, base_url: str, curl: Sequence[str] = ("curl",)
+) -> str:
+    """Returns the operation's example as a command to paste, which begins with `curl`."""
     query: dict[str, Any] = {}
     for parameter in operation.get("parameters", []):
         if parameter["in"] == "path":
@@ -76,9 +82,10 @@ def curl_of(method: str, path: str, operation: Json, base_url: str) -> str:
         elif "example" in parameter:
             query[parameter["name"]] = parameter["example"]
     url = f"{base_url}{path}" + (f"?{urlencode(query)}" if query else "")
-    words = ["curl", "-s"]
-    if operation["responses"].get("200", {}).get("content", {}).get("application/x-ndjson"):
-        words[1] = "-sN"
+    is_endless = (
+        operation["responses"].get("200", {}).get("content", {}).get("application/x-ndjson")
+    )
+    words = [*curl, "-sN" if is_endless else "-s"]
     body = operation.get("requestBody")
     if method != ("GET" if body is None else "POST"):
         words += ["-X", method]
@@ -100,13 +107,15 @@ def _shortened(path: str) -> str:
     return f"…{below}" if below and below != path else path
 
 
-def _section(document: Json, method: str, path: str, operation: Json, base_url: str) -> list[str]:
+def _section(
+    document: Json, method: str, path: str, operation: Json, base_url: str, curl: Sequence[str]
+) -> list[str]:
     anchor = escape(operation["operationId"], quote=True)
     parts = [
         f"<section id='{anchor}'><h3><span class='method'>{method}</span> "
         f"<code>{escape(path)}</code></h3>",
         f"<p><b>{escape(operation['summary'])}.</b> {escape(operation.get('description', ''))}</p>",
-        f"<pre>{escape(curl_of(method, path, operation, base_url))}</pre>",
+        f"<pre>{escape(curl_of(method, path, operation, base_url, curl))}</pre>",
     ]
     parts += _body(document, operation)
     parts += _parameters(operation)

@@ -19,6 +19,7 @@ from penstock.api.engine import Engine
 from penstock.model.caching import CacheValue, Delete, Precondition, Written
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.tenancy import Path
+from penstock.server.access import HandlerNeeds, Open
 from penstock.server.commands import (
     increment_of,
     keys_of,
@@ -52,6 +53,8 @@ from penstock.server.websocket.messages import (
     CacheTxnMessage,
     CacheUnwatchMessage,
     CacheWatchMessage,
+    EventAckMessage,
+    EventNackMessage,
     GetManyBody,
     IncrBody,
     LagMessage,
@@ -87,27 +90,43 @@ def perform(engine: Engine, message: Message | Refused, done: Done) -> None:
 
 def publish(engine: Engine, path: Path, body: PublishBody, done: Done) -> None:
     command = publish_of(path, body)
-    answer = None if body.ack == "none" else PublishOk(request_id=body.request_id)
-    engine.streams.publish(command, partial(_published, done, answer))
+    answer = _nothing if body.ack == "none" else partial(_one_published, body.request_id)
+    engine.streams.publish(command, partial(answer_publish, done, answer))
 
 
 def publish_batch(engine: Engine, path: Path, body: PublishBatchBody, done: Done) -> None:
     command = publish_batch_of(path, body)
-    answer = published(body.ack or "per_batch", len(command.payloads), body.request_id)
-    engine.streams.publish(command, partial(_published, done, answer))
+    answer = partial(published, body.ack or "per_batch", len(command.payloads), body.request_id)
+    engine.streams.publish(command, partial(answer_publish, done, answer))
 
 
-def published(ack: str, count: int, request_id: RequestId) -> PublishOk | list[PublishOk] | None:
-    """The answer to a batch that was published."""
+def published(
+    ack: str, count: int, request_id: RequestId, offset: int | None
+) -> PublishOk | list[PublishOk] | None:
+    """The answer to a batch that was published. `offset` is that of its first event, if the stream
+    is durable."""
     if ack == "none":
         return None
     if ack == "per_message":
-        return [PublishOk(index=index, request_id=request_id) for index in range(count)]
-    return PublishOk(count=count, request_id=request_id)
+        return [
+            PublishOk(None, index, request_id, None if offset is None else offset + index)
+            for index in range(count)
+        ]
+    return PublishOk(count, None, request_id, offset)
 
 
-def _published(done: Done, answer: Answers, outcome: PenstockError | None) -> None:
-    done(answer if outcome is None else outcome)
+def _one_published(request_id: RequestId, offset: int | None) -> PublishOk:
+    return PublishOk(None, None, request_id, offset)
+
+
+def _nothing(offset: int | None) -> None:
+    return None
+
+
+def answer_publish(
+    done: Done, answer: Callable[[int | None], Answers], outcome: int | PenstockError | None
+) -> None:
+    done(outcome if isinstance(outcome, PenstockError) else answer(outcome))
 
 
 # -- the cache -------------------------------------------------------------------------------------
@@ -262,13 +281,14 @@ def _refuse(engine: Engine, message: Any, done: Done) -> None:
 
 class MessageDescription(msgspec.Struct, frozen=True):
     """A message, described. `example` lacks the type. `answer` is the answer to a success; `pushes`
-    are the frames that come later for it. `action` None: it needs an open connection, and
-    websocket/connection.py performs it."""
+    are the frames that come later for it. `access` says what the sender needs. `action` None: it
+    needs an open connection, and websocket/connection.py performs it."""
 
     shape: Any
     text: str
     example: dict[str, Any]
     answer: Any
+    access: HandlerNeeds | Open
     pushes: tuple[Any, ...] = ()
     action: Action | None = None
 
@@ -276,6 +296,10 @@ class MessageDescription(msgspec.Struct, frozen=True):
     def type(self) -> str:
         return str(self.shape.__struct_config__.tag)
 
+
+_OWN = Open("is about the connection itself")
+_READS = HandlerNeeds("cache_read", "cache")
+_WRITES = HandlerNeeds("cache_write", "cache")
 
 _HERE = {"tenant_id": "default", "namespace": "default"}
 _STREAM = _HERE | {"stream": "default"}
@@ -288,6 +312,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Publishes an event. With ack none, only a failure is answered.",
         _STREAM | {"payload": "aGVsbG8="},
         PublishOk,
+        access=HandlerNeeds("publish", "stream"),
         action=_publish,
     ),
     MessageDescription(
@@ -296,14 +321,16 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "a publish_ok with its index.",
         _STREAM | {"payloads": ["b25l", "dHdv"]},
         PublishOk,
+        access=HandlerNeeds("publish", "stream"),
         action=_publish_batch,
     ),
     MessageDescription(
         SubscribeMessage,
         "Sends every event that is accepted after the answer as an event, or several as an "
-        "event_batch.",
+        "event_batch. On a durable stream a start or a name may be given.",
         _STREAM,
         Subscribed,
+        access=HandlerNeeds("subscribe", "stream"),
         pushes=(Event, EventBatch, LagAnswer),
     ),
     MessageDescription(
@@ -311,18 +338,35 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Ends a subscription of this connection, and discards the events that it has not received.",
         {"subscription_id": "s1"},
         Ok,
+        access=_OWN,
     ),
     MessageDescription(
         LagMessage,
         "Answers how far behind a subscription of this connection is, and how many events it lost.",
         {"subscription_id": "s1"},
         LagAnswer,
+        access=_OWN,
+    ),
+    MessageDescription(
+        EventAckMessage,
+        "Finishes an event for the named subscription that delivered it here.",
+        {"subscription_id": "n1", "offset": 12, "delivery_id": "1-1"},
+        Ok,
+        access=_OWN,
+    ),
+    MessageDescription(
+        EventNackMessage,
+        "Reports that an event could not be handled: it is delivered again.",
+        {"subscription_id": "n1", "offset": 12, "reason": "timeout"},
+        Ok,
+        access=_OWN,
     ),
     MessageDescription(
         CachePutMessage,
         "Puts a value, and answers its version.",
         _ENTRY | {"value": "aGVsbG8=", "ttl_ms": 60_000},
         Ok,
+        access=_WRITES,
         action=_cache_put,
     ),
     MessageDescription(
@@ -330,6 +374,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Answers the value of a key; null with version 0 if there is none.",
         _ENTRY,
         Value,
+        access=_READS,
         action=_cache_get,
     ),
     MessageDescription(
@@ -337,6 +382,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Answers the values of keys, all from the same moment.",
         _CACHE | {"keys": ["greeting", "nothing"]},
         Values,
+        access=_READS,
         action=_cache_get_many,
     ),
     MessageDescription(
@@ -344,6 +390,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Removes a key, and answers whether it was there.",
         _ENTRY,
         Ok,
+        access=_WRITES,
         action=_cache_delete,
     ),
     MessageDescription(
@@ -351,6 +398,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Adds to a counter, and answers its new value.",
         _CACHE | {"key": "visits"},
         Value,
+        access=_WRITES,
         action=_cache_incr,
     ),
     MessageDescription(
@@ -358,6 +406,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Performs all ops, or none if a check fails.",
         _CACHE | {"ops": [{"op": "incr", "key": "visits"}]},
         Ok,
+        access=_WRITES,
         action=_cache_txn,
     ),
     MessageDescription(
@@ -366,6 +415,7 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Takes either key or prefix.",
         _CACHE | {"prefix": "user:"},
         Ok,
+        access=_READS,
         pushes=(CacheEvent,),
     ),
     MessageDescription(
@@ -373,8 +423,9 @@ MESSAGES: tuple[MessageDescription, ...] = (
         "Ends a watch of this connection.",
         {"watch_id": "w1"},
         Ok,
+        access=_OWN,
     ),
-    MessageDescription(PingMessage, "Answered with ok.", {}, Ok, action=_ping),
+    MessageDescription(PingMessage, "Answered with ok.", {}, Ok, access=_OWN, action=_ping),
 )
 
 _ACTIONS = {each.shape: each.action for each in MESSAGES if each.action is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,7 +14,9 @@ from prometheus_client.core import (
 )
 
 from penstock.api.metrics import CacheMetrics, EngineMetrics, HistogramCounts, StreamMetrics
+from penstock.api.quotas import QuotaReport
 from penstock.api.topics import TopicReport
+from penstock.model.scopes import DEFAULT_SCOPE, split_name
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.dispatch import RequestDispatch
 
@@ -50,6 +53,7 @@ class _Metrics:
         yield from _streams(metrics.streams)
         yield from _caches(metrics.caches)
         yield _gauge("penstock_cache_watches", "Open watches", metrics.cache_watches)
+        yield from _quotas(metrics.quotas)
         yield from _writes(metrics)
 
 
@@ -68,40 +72,47 @@ def _answers(budget: AnswerBudget) -> Iterator[Metric]:
     )
 
 
-def _topics(topics: list[TopicReport]) -> Iterator[Metric]:
-    by_group = ["topic", "group", "partition"]
-    in_flight = GaugeMetricFamily("penstock_in_flight", "Deliveries under a lease", labels=by_group)
-    behind = GaugeMetricFamily("penstock_lag", "Messages a group has not finished", labels=by_group)
+def _topics(topics: dict[str, TopicReport]) -> Iterator[Metric]:
+    in_flight = GaugeMetricFamily("penstock_in_flight", "Deliveries under a lease", labels=[])
+    behind = GaugeMetricFamily("penstock_lag", "Messages a group has not finished", labels=[])
     buffered = GaugeMetricFamily(
-        "penstock_buffered_messages",
-        "Messages the slowest group has not finished",
-        labels=["topic", "partition"],
+        "penstock_buffered_messages", "Messages the slowest group has not finished", labels=[]
     )
-    for topic in topics:
+    for name, topic in topics.items():
         for partition in topic.partitions:
-            labels = [topic.name, str(partition.partition)]
-            buffered.add_metric(labels, partition.buffered_msgs)
+            labels = _labels(name, partition=str(partition.partition))
+            buffered.add_sample(buffered.name, labels, partition.buffered_msgs)
         for group in topic.groups:
             for progress in group.partitions:
-                labels = [topic.name, group.name, str(progress.partition)]
-                in_flight.add_metric(labels, progress.in_flight)
-                behind.add_metric(labels, progress.lag)
+                labels = _labels(name, group=group.name, partition=str(progress.partition))
+                in_flight.add_sample(in_flight.name, labels, progress.in_flight)
+                behind.add_sample(behind.name, labels, progress.lag)
     yield from (in_flight, behind, buffered)
 
 
+def _labels(topic: str, **more: str) -> dict[str, str]:
+    """Returns the labels of a metric of a topic, given its full name. Only topics outside of the
+    default namespace have a tenant and a namespace: existing dashboards keep their series."""
+    scope, name = split_name(topic)
+    labels = {"topic": name, **more}
+    if scope != DEFAULT_SCOPE:
+        labels |= {"tenant_id": scope[0], "namespace": scope[1]}
+    return labels
+
+
 def _counters(metrics: EngineMetrics) -> Iterator[Metric]:
-    dead = CounterMetricFamily(
-        "penstock_dead_letters", "Messages moved to a DLQ", labels=["topic", "group", "partition"]
-    )
+    dead = CounterMetricFamily("penstock_dead_letters", "Messages moved to a DLQ", labels=[])
     for (topic, group, partition), count in metrics.dead_letters.items():
-        dead.add_metric([topic, group, str(partition)], count)
+        labels = _labels(topic, group=group, partition=str(partition))
+        dead.add_sample(f"{dead.name}_total", labels, count)
     rejected = CounterMetricFamily(
         "penstock_rejected",
         "Produces refused, by the topic and partition they would have gone to",
-        labels=["topic", "partition", "reason"],
+        labels=[],
     )
-    for labels, count in metrics.rejected.items():
-        rejected.add_metric(labels, count)
+    for (topic, where, reason), count in metrics.rejected.items():
+        labels = _labels(topic, partition=where, reason=reason)
+        rejected.add_sample(f"{rejected.name}_total", labels, count)
     yield from (dead, rejected)
     yield _counter("penstock_deliveries", "Deliveries decided", metrics.deliveries)
     yield _counter(
@@ -109,6 +120,23 @@ def _counters(metrics: EngineMetrics) -> Iterator[Metric]:
     )
     yield _counter("penstock_lease_lapses", "Leases that ran out", metrics.lease_lapses)
     yield _counter("penstock_router_failures", "Messages stored unrouted", metrics.router_failures)
+
+
+def _quotas(reports: list[QuotaReport]) -> Iterator[Metric]:
+    labels = ["tenant", "namespace", "quota"]
+    limit = GaugeMetricFamily("penstock_quota_limit", "Limits of quotas", labels=labels)
+    used = GaugeMetricFamily("penstock_quota_used", "Use of what a quota limits", labels=labels)
+    refused = CounterMetricFamily(
+        "penstock_quota_refusals", "Requests refused because of a quota", labels=labels
+    )
+    for report in reports:
+        for name, value in msgspec.structs.asdict(report.quota).items():
+            if value:
+                limit.add_metric([*report.scope, name], value)
+                refused.add_metric([*report.scope, name], report.refused.get(name, 0))
+                if name in report.used:
+                    used.add_metric([*report.scope, name], report.used[name])
+    yield from (limit, used, refused)
 
 
 def _log(metrics: EngineMetrics) -> Iterator[Metric]:

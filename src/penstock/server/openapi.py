@@ -28,11 +28,20 @@ ABOUT = (
 ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("INVALID_ARGUMENT", "The request is wrong.", "topic is required"),
     401: ("UNAUTHENTICATED", "The bearer token is missing or wrong.", "a token is required"),
-    403: ("PERMISSION_DENIED", "This Origin or Host is not allowed.", "not allowed"),
+    403: (
+        "PERMISSION_DENIED",
+        "A permission is missing, or this Origin or Host is not allowed.",
+        "not allowed",
+    ),
     404: ("NOT_FOUND", "No such topic or group.", "no such topic: 'orders'"),
     405: ("METHOD_NOT_ALLOWED", "See the Allow header.", "this path takes POST"),
     409: ("FAILED_PRECONDITION", "The state does not allow it.", "not owner"),
     410: ("OUT_OF_RANGE", "It is no longer kept.", "offsets below 500 are no longer kept"),
+    412: (
+        "FAILED_PRECONDITION",
+        "A value of a cache has changed since it was read; nothing was done.",
+        "key 'greeting' has version 1767225600000002, not 1767225600000001",
+    ),
     413: ("INVALID_ARGUMENT", "Something is over its limit.", "max_message_bytes is 8388608"),
     416: (
         "OUT_OF_RANGE",

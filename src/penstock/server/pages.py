@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.model.access import BROKER_SCOPE
 from penstock.model.errors import PenstockError
 from penstock.server import asyncapi, openapi, sign_in
+from penstock.server.access import check
 from penstock.server.docs_page import render_page
 from penstock.server.http.dispatch import RequestDispatch, Routes
 from penstock.server.http.requests import Request
@@ -48,6 +50,8 @@ class WebPages:
         }
 
     def _get_metrics(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        access, principal = dispatch.engine.access, request.notes.principal
+        check(access, principal, "metrics", "broker", BROKER_SCOPE, "")
         # Whatever their size, they need no room in the budget for answers: an operator needs them
         # most when there is none.
         reply.when_room(0, lambda: reply.send(200, render_metrics(dispatch), _METRICS_TYPE))
@@ -57,11 +61,16 @@ class WebPages:
             _ask_for_token(request, reply, request.notes.token_refusal)
             return
         host = request.notes.host.decode("latin-1").strip()
-        url = f"http://{host}" if host else self._address
+        scheme = self._address.partition("://")[0]
+        url = f"{scheme}://{host}" if host else self._address
         reply.when_room(
             len(self._openapi),
-            lambda: reply.send(200, render_page(self._document, url).encode(), _PAGE_HEAD),
+            lambda: reply.send(200, self._page(dispatch, url), _PAGE_HEAD),
         )
+
+    def _page(self, dispatch: RequestDispatch, url: str) -> bytes:
+        has_token = dispatch.admission.needs_token
+        return render_page(self._document, url, has_token=has_token).encode()
 
     def _get_openapi(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         reply.when_room(len(self._openapi), lambda: reply.send(200, self._openapi))

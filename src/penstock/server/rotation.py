@@ -8,27 +8,28 @@ nothing. Must not know how a request is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 
 from penstock.model.errors import InvalidArgument
-from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.identity.expulsion import Connections, CredentialWatch, close_connection
 from penstock.server.logs import hide_secret
 from penstock.server.settings import Settings, read_control_plane_token, read_token
-from penstock.server.websocket.connection import WebSocketConnection
 
 _log = logging.getLogger("penstock.server")
 
 
 class TokenRotation:
-    """`connections` are those that are open now."""
+    """`connections` are those that are open now. `watch` knows their credentials, where access is
+    controlled."""
 
     def __init__(
         self,
         settings: Settings,
         dispatch: RequestDispatch,
-        connections: Collection[HttpConnection | WebSocketConnection],
+        connections: Connections,
+        watch: CredentialWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._settings = settings
         self._dispatch = dispatch
         self._connections = connections
@@ -55,17 +56,11 @@ class TokenRotation:
             _log.info("SIGHUP received: the token files were read again")
 
     def _close_connections(self) -> None:
-        """Closes all connections after the answers that are under way. Requests that have not
-        started are dropped, and so are streams, begun or not."""
-        self._dispatch.forget_heads()
+        """Closes the connections that used the old token. Without access control that may be every
+        connection."""
+        if self._watch is not None:
+            self._watch.changed()
+            return
+        self._dispatch.forget_verdicts()
         for connection in list(self._connections):
-            if not isinstance(connection, HttpConnection):
-                connection.shutdown("the token has changed")
-                continue
-            connection.order.drop_waiting()
-            if connection.stream is not None:
-                connection.close_with_stream()
-            elif connection.order.blocker is not None:
-                connection.finish()
-            else:
-                connection.shutdown()
+            close_connection(connection, "the token has changed")

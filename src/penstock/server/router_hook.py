@@ -23,6 +23,7 @@ from penstock.api.messages import Decided, Produce, Router
 from penstock.model.envelope import RoutingDecision
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MIB
+from penstock.model.scopes import plain_name
 
 MAX_ROUTING = 1024
 """The most messages at the router at once; further ones are stored unrouted."""
@@ -73,7 +74,7 @@ class AsyncRouter:
         }
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._call(command.topic, message)
+                answer = await self._call(plain_name(command.topic), message)
             decision = msgspec.convert({} if answer is None else answer, RoutingDecision)
             # Raises for an answer that cannot be written to the log, such as a lone surrogate.
             msgspec.msgpack.encode(decision)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -26,7 +27,8 @@ from penstock.model.limits import (
     MAX_OFFSET,
     MAX_TARGETS,
 )
-from penstock.model.names import clean_name
+from penstock.model.names import full_name_in
+from penstock.model.scopes import Scope, full_name
 from penstock.model.writes import RowTarget
 from penstock.server.arrow_bodies import UNREADABLE, is_text, reason
 from penstock.server.envelopes import RetryPolicyBody, deadline_of, policy_of, target_of
@@ -44,12 +46,13 @@ _LAST_S = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
 
 
 def check_topic_rows(
-    table: pa.Table, topic: str, max_message_bytes: int, now_ms: int
+    table: pa.Table, scope: Scope, topic: str, max_message_bytes: int, now_ms: int
 ) -> CheckedRows:
-    """`topic` is for rows that name none; if it is empty, each row must name one."""
+    """`topic` is the full name for rows that name none; if it is empty, each row must name one.
+    Names in rows are plain names in the scope; the checked rows have full ones."""
     rows = _Columns(table, TOPIC_COLUMNS)
     with rows.refusing_unreadable():
-        return _check_topic_rows(rows, topic, max_message_bytes, now_ms)
+        return _check_topic_rows(rows, scope, topic, max_message_bytes, now_ms)
 
 
 def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
@@ -59,7 +62,7 @@ def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
 
 
 def _check_topic_rows(
-    rows: _Columns, topic: str, max_message_bytes: int, now_ms: int
+    rows: _Columns, scope: Scope, topic: str, max_message_bytes: int, now_ms: int
 ) -> CheckedRows:
     value = rows.text("value")
     if value is None:
@@ -74,7 +77,7 @@ def _check_topic_rows(
         key = pc.fill_null(key, "")
         lengths = pc.add(lengths, pc.binary_length(key))
     _check_sizes(lengths, max_message_bytes)
-    final = _topics(rows, columns, topic)
+    final = _topics(rows, columns, scope, topic)
     for name in _IDS:
         rows.keep_text(columns, name, MAX_ENVELOPE_FIELD_BYTES)
     _deadline(rows, columns, now_ms)
@@ -255,21 +258,25 @@ def _texts(indices: pa.Array, results: list[str]) -> pa.Array:
     return pc.take(texts, indices)
 
 
-def _topics(rows: _Columns, columns: dict[str, pa.Array], default: str) -> pa.Array | None:
-    """The topic in which each row is stored; None if that is `default` for all rows."""
+def _topics(
+    rows: _Columns, columns: dict[str, pa.Array], scope: Scope, default: str
+) -> pa.Array | None:
+    """The full name of each row's topic; None if that is `default` for all rows."""
     final = None
     named = rows.text("topic")
     if named is not None:
-        final = _texts(*_distinct(named, "topic", _topic))
+        final = _texts(*_distinct(named, "topic", partial(_topic, scope)))
     if not default:
         if final is None:
             raise InvalidArgument("no topic: name one in the query, or have a column 'topic'")
         rows.refuse_where(pc.is_null(final), "topic", "is required")
     targets = rows.text("target_topic")
     if targets is not None:
-        target = _texts(*_distinct(targets, "target_topic", target_of))
+        indices, names = _distinct(targets, "target_topic", target_of)
+        target = _texts(indices, names)
         if target.null_count < len(target):
             columns["target_topic"] = target
+            target = _texts(indices, [name and full_name(scope, name) for name in names])
             final = target if final is None else pc.coalesce(target, final)
     if final is not None and final.null_count < len(final):
         columns["topic"] = final
@@ -277,8 +284,8 @@ def _topics(rows: _Columns, columns: dict[str, pa.Array], default: str) -> pa.Ar
     return None
 
 
-def _topic(raw: str) -> str:
-    return clean_name(raw, "topic") if raw.strip() else ""
+def _topic(scope: Scope, raw: str) -> str:
+    return full_name_in(scope, raw) if raw.strip() else ""
 
 
 def _deadline(rows: _Columns, columns: dict[str, pa.Array], now_ms: int) -> None:

@@ -1,7 +1,8 @@
 """Runs a broker: opens the engine, listens, drains on a signal, closes.
 
 SIGTERM or SIGINT: the broker accepts no new connections, ends streams, answers what is under way,
-syncs the log and exits with 0, within three seconds. SIGHUP: it reads the token files again.
+syncs the log and exits with 0, within three seconds. SIGHUP: it reads the files of tokens, keys and
+TLS again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import uvloop
@@ -24,51 +25,88 @@ from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import InvalidArgument
+from penstock.server.declarations import DeclaredResources
 from penstock.server.http.admission import Admission, is_loopback
 from penstock.server.http.answer_budget import AnswerBudget
-from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.identity.authenticator import Authenticator
+from penstock.server.identity.expulsion import CredentialWatch
+from penstock.server.identity.first_token import make_first_token
+from penstock.server.identity.jwt_settings import Jwt, check_jwt_settings, start_jwt
+from penstock.server.listening import BrokerServer
 from penstock.server.pages import WebPages
 from penstock.server.registry.control_plane import Follower
+from penstock.server.resources import declare
 from penstock.server.rotation import TokenRotation
 from penstock.server.router_hook import make_router
 from penstock.server.routes.table import ROUTES, path_route
 from penstock.server.settings import Settings, read_control_plane_token, read_token
-from penstock.server.websocket.connection import WebSocketConnection
+from penstock.server.tls import open_tls
 from penstock.storage.log import WalOptions
 
-DRAIN_SECONDS = 2
-BACKLOG = 4096
-
-Announce = Callable[[str, Engine], None]
-"""Is told the address when the broker accepts connections there."""
+Announce = Callable[[str, Engine, str], None]
+"""Is told the address when the broker accepts connections there, and the first admin token if one
+was made."""
 
 _log = logging.getLogger("penstock.server")
 
 
-def serve(settings: Settings, announce: Announce) -> None:
-    """Blocks until a signal ends the broker."""
+def serve(
+    settings: Settings,
+    announce: Announce,
+    resources: DeclaredResources | None = None,
+    *,
+    apply_changes: bool = False,
+) -> None:
+    """Blocks until a signal ends the broker. Creates declared resources before it listens; with
+    `apply_changes` it also changes those that differ."""
     token = read_token(settings)
     is_local = is_loopback(settings.host)
-    if not is_local and not token and not settings.allow_insecure_bind:
+    is_open = not token and not settings.access_control
+    if not is_local and is_open and not settings.allow_insecure_bind:
         raise InvalidArgument(
             f"binding to {settings.host} without a token lets anyone on the network in; set "
-            "token_file, or allow it by name with --allow-insecure-bind"
+            "access_control or token_file, or allow it by name with --allow-insecure-bind"
         )
+    if settings.control_plane and resources is not None and resources.has_entries():
+        raise InvalidArgument(
+            "a broker that follows a control plane declares only topics; declare tenants, streams "
+            "and caches at the control plane"
+        )
+    check_jwt_settings(settings)
     _raise_file_limit()
     # Until the loop handles it: closing the terminal must not end a long recovery.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, token, is_local, announce))
+        before = partial(_declare, resources or DeclaredResources(), apply_changes)
+        runner.run(_run(settings, token, is_local, announce, before))
 
 
-async def _run(settings: Settings, token: str, is_local: bool, announce: Announce) -> None:
+async def _run(
+    settings: Settings,
+    token: str,
+    is_local: bool,
+    announce: Announce,
+    before: Callable[[Engine], Awaitable[None]],
+) -> None:
     loop = asyncio.get_running_loop()
+    tls = open_tls(settings)
+    jwt = await start_jwt(settings)
     listener = _listen(settings)
     engine = open_engine(settings, loop)
     try:
+        await before(engine)
+        authenticator = None
+        first_token = ""
+        if settings.access_control:
+            verifier = None if jwt is None else jwt[0]
+            authenticator = Authenticator(engine.tokens, static_token=token, jwt=verifier)
+            first_token = "" if token else await make_first_token(engine.tokens)
         admission = Admission(
-            loopback_only=is_local, token=token, allowed_origins=settings.allowed_origins
+            loopback_only=is_local,
+            token=token,
+            allowed_origins=settings.allowed_origins,
+            authenticator=authenticator,
         )
         answers = AnswerBudget(
             settings.answer_memory_bytes,
@@ -86,16 +124,65 @@ async def _run(settings: Settings, token: str, is_local: bool, announce: Announc
             ws_ping_ms=settings.ws_ping_ms,
             answers=answers,
         )
-        server = _Server(dispatch)
+        server = BrokerServer(dispatch, tls)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop)
-        rotation = TokenRotation(settings, dispatch, server.connections)
-        loop.add_signal_handler(signal.SIGHUP, rotation.read_again)
+        _watch_credentials(settings, dispatch, server, authenticator, jwt)
         async with _following(settings, dispatch):
             _settle_memory()
-            await server.run(listener, partial(announce, address, engine))
+            await server.run(listener, partial(announce, address, engine, first_token))
     finally:
         engine.close()
+
+
+async def _declare(resources: DeclaredResources, changes: bool, engine: Engine) -> None:
+    """Creates declared resources, and logs what was done and what differs."""
+    for step in await declare(engine, resources, changes=changes):
+        if step.action == "create":
+            _log.info("created %s %r, as the configuration declares", step.kind, step.name)
+        elif step.action != "keep":
+            told = ", ".join(
+                f"{each.setting} is {each.before!r}, declared is {each.after!r}"
+                for each in step.changes
+            )
+            if step.action == "conflict":
+                _log.warning("%s %r differs: %s", step.kind, step.name, step.reason or told)
+            elif changes:
+                _log.info("changed %s %r: %s", step.kind, step.name, told)
+            else:
+                _log.warning(
+                    "%s %r differs from the configuration: %s; --apply changes it",
+                    step.kind,
+                    step.name,
+                    told,
+                )
+
+
+def _watch_credentials(
+    settings: Settings,
+    dispatch: RequestDispatch,
+    server: BrokerServer,
+    authenticator: Authenticator | None,
+    jwt: Jwt | None,
+) -> None:
+    """Lets connections end with their credentials, and SIGHUP read all files again."""
+    watch = None
+    if authenticator is not None:
+        watch = CredentialWatch(dispatch, server.connections, authenticator)
+        dispatch.engine.tokens.listen(watch.changed)
+        server.sweeps.append(watch.sweep)
+    rotation = TokenRotation(settings, dispatch, server.connections, watch)
+
+    def read_again() -> None:
+        rotation.read_again()
+        server.reload_tls(is_asked=True)
+        if jwt is not None:
+            jwt[1].read_again()
+
+    if jwt is not None and watch is not None:
+        jwt[0].follow_keys(watch.changed)
+        server.sweeps.append(jwt[1].tick)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
 
 
 @contextlib.asynccontextmanager
@@ -132,53 +219,6 @@ def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
     return open_on_disk(settings.data_dir, options, settings.limits(), scheduler, router=router)
 
 
-class _Server:
-    """Accepts connections until `stop` is called, then drains them."""
-
-    def __init__(self, dispatch: RequestDispatch) -> None:
-        self.connections: set[HttpConnection | WebSocketConnection] = set()
-        self._dispatch = dispatch
-        self._loop = asyncio.get_running_loop()
-        self._is_stopping = asyncio.Event()
-        self._next_sweep: asyncio.TimerHandle | None = None
-
-    def stop(self) -> None:
-        self._is_stopping.set()
-
-    async def run(self, listener: socket.socket, started: Callable[[], None]) -> None:
-        """Calls `started` when clients can connect; returns when the broker has drained."""
-        connect = partial(HttpConnection, self._dispatch, self.connections)
-        server = await self._loop.create_server(connect, sock=listener, backlog=BACKLOG)
-        self._sweep()
-        try:
-            started()
-            await self._is_stopping.wait()
-            server.close()
-            listener.close()
-            await self._drain()
-        finally:
-            if self._next_sweep is not None:
-                self._next_sweep.cancel()
-
-    def _sweep(self) -> None:
-        self._next_sweep = self._loop.call_later(1, self._sweep)
-        self._dispatch.tick([each for each in self.connections if isinstance(each, HttpConnection)])
-
-    async def _drain(self) -> None:
-        """Ends streams, and waits until connections have their answers and are closed."""
-        self._dispatch.is_draining = True
-        self._dispatch.engine.end_streams("the broker is stopping")
-        for connection in list(self.connections):
-            connection.shutdown()
-        deadline = self._loop.time() + DRAIN_SECONDS
-        while self.connections and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.02)
-        if self.connections:
-            _log.warning(
-                "%d connections did not close within %d s", len(self.connections), DRAIN_SECONDS
-            )
-
-
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
@@ -198,7 +238,8 @@ def _listen(settings: Settings) -> socket.socket:
 
 def _address(settings: Settings, listener: socket.socket) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _settle_memory() -> None:

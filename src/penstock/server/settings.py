@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     journal_retention_ms: int = _work.journal_retention_ms
     journal_after_archive: bool = _work.journal_after_archive
     max_staged_bytes: int = _work.max_staged_bytes
+    audit_retention_ms: int = _work.audit_retention_ms
     answer_memory_bytes: int = ANSWER_MEMORY_BYTES
     stalled_timeout_ms: int = STALLED_TIMEOUT_MS
     ws_ping_ms: int = 20_000
@@ -84,6 +85,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     token_file: str = ""
     allowed_origins: tuple[str, ...] = ()
     allow_insecure_bind: bool = False
+    access_control: bool = False
+    jwt_keys: str = ""
+    jwt_issuer: str = ""
+    jwt_audience: str = ""
+    jwt_algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
+    jwt_leeway_ms: int = 30_000
+    jwt_refresh_ms: int = 300_000
+    jwt_principal_claim: str = "sub"
+    jwt_tenant_claim: str = "tenant_id"
+    jwt_namespace_claim: str = "namespace"
+    jwt_roles_claim: str = "roles"
+    jwt_admin_role: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    tls_client_auth: Literal["required", "optional"] = "required"
     request_timeout_ms: int = 30_000
     idle_timeout_ms: int = 600_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -103,8 +120,21 @@ MINIMUM = {
     "lag_alert_events": 0,
     "disconnect_slow_ms": 0,
     "journal_retention_ms": 0,
+    "audit_retention_ms": 0,
+    "jwt_leeway_ms": 0,
+    "jwt_refresh_ms": 1000,
 }
 MAX_PORT = 65535
+PRINCIPAL_TOKEN = "pst_"
+"""The beginning of tokens that the broker makes."""
+JWT_ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+    "HS256",
+)  # fmt: skip
+"""The algorithms that may be allowed. `none` is not one of them."""
+
+RESOURCE_TABLES = ("tenants", "quotas", "streams", "caches", "topics")
+"""Tables of the configuration file that declare resources (declarations.py), not settings."""
 
 Origins = dict[str, str]
 
@@ -114,17 +144,19 @@ def load_settings(
 ) -> tuple[Settings, Origins]:
     """Returns the settings in force and, for each name, where its value came from."""
     environ = os.environ if environ is None else environ
-    config = config or environ.get("PENSTOCK_CONFIG", "")
+    config = config_file(config, environ)
     sources: list[tuple[str, Mapping[str, Any]]] = []
     if config:
-        sources.append((f"file {config}", _read_file(config)))
+        found = read_file(config)
+        settings = {name: value for name, value in found.items() if name not in RESOURCE_TABLES}
+        sources.append((f"file {config}", settings))
     sources.append(("environment", _read_environment(environ)))
     sources.append(("flag", {name: value for name, value in flags.items() if value is not None}))
     options = _options()
     values: dict[str, Any] = {}
     origins: Origins = {}
-    for origin, found in sources:
-        for name, value in found.items():
+    for origin, given in sources:
+        for name, value in given.items():
             if name not in options:
                 raise InvalidArgument(f"{unknown_name(name, options, 'setting')} (in {origin})")
             values[name] = _read(options[name], value, origin)
@@ -135,11 +167,24 @@ def load_settings(
     }
 
 
+def config_file(config: str, environ: Mapping[str, str] | None = None) -> str:
+    """Returns the path of the configuration file: the one given, else PENSTOCK_CONFIG's."""
+    return config or (os.environ if environ is None else environ).get("PENSTOCK_CONFIG", "")
+
+
 def read_token(settings: Settings) -> str:
     """The static bearer token, from its file or the environment; empty means no token."""
-    if not settings.token_file:
-        return _check_token("token", settings.token)
-    return _read_token_file("token_file", settings.token_file)
+    if settings.token_file:
+        token = _read_token_file("token_file", settings.token_file)
+    else:
+        token = _check_token("token", settings.token)
+    if token.startswith(PRINCIPAL_TOKEN):
+        source = "token_file" if settings.token_file else "token"
+        raise InvalidArgument(
+            f"{source}: this token was made for one principal, who would become an admin with it. "
+            "If it is for clients, unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE for the broker"
+        )
+    return token
 
 
 def read_control_plane_token(settings: Settings) -> str:
@@ -193,7 +238,7 @@ def _browser_origin(text: str) -> str:
     return f"{scheme}://{host}:{int(port)}"
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def read_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -243,7 +288,7 @@ def _kind(name: str, words: tuple[str, ...]) -> Kind:
     if isinstance(default, bool):
         return YES_OR_NO
     if isinstance(default, tuple):
-        return _BROWSER_ORIGINS
+        return _ALGORITHMS if name == "jwt_algorithms" else _BROWSER_ORIGINS
     if name.endswith("_ms"):
         return duration_ms(least)
     if name.endswith("_bytes"):
@@ -256,6 +301,18 @@ _BROWSER_ORIGINS = list_of(
     "origins with commas between: scheme, host and perhaps port, such as https://app.example or "
     "http://localhost:3000; names outside ASCII as xn--…",
     skip_empty=True,
+)
+
+
+def _algorithm(text: str) -> str:
+    for known in JWT_ALGORITHMS:
+        if known.lower() == text.lower():
+            return known
+    raise WrongValue(f"has {text!r}, which is none")
+
+
+_ALGORITHMS = list_of(
+    Kind("an algorithm", _algorithm), f"a list of algorithms: {', '.join(JWT_ALGORITHMS)}"
 )
 
 

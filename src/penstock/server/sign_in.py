@@ -37,8 +37,9 @@ button {{ margin-top: .8rem; }} #status {{ color: #b3261e; min-height: 1.6em; }}
 @media (prefers-color-scheme: dark) {{ #status {{ color: #f2b8b5; }} }}
 </style><script src='{SCRIPT_PATH}' defer></script></head><body>
 <h1>Penstock</h1>
-<p>This broker needs a token. It is in the file that <code>token_file</code> names, or in
-<code>PENSTOCK_TOKEN</code>. This tab keeps it until you close it.</p>
+<p>This broker needs a token: the one that was created for you, or the static one in the file that
+<code>token_file</code> names or in <code>PENSTOCK_TOKEN</code>. This tab keeps it until you close
+it.</p>
 <form id='sign-in'><label>Token
 <input id='token' type='password' autocomplete='off' spellcheck='false' required autofocus></label>
 <button>Open the documentation</button></form>

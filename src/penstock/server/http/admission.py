@@ -1,4 +1,4 @@
-"""Admission: checks Host, Origin, bearer token and the headers that say where a body ends.
+"""Admission: checks Host, Origin, credentials and the headers that say where a body ends.
 
 A page of another site must not reach a broker on its user's machine: a foreign Origin is refused,
 and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request whose end
@@ -20,14 +20,20 @@ from penstock.model.errors import (
     Unauthenticated,
 )
 from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
+from penstock.model.principals import Principal
 from penstock.server.http.requests import NO_NOTES, Notes
+from penstock.server.http.scope_headers import NO_SCOPE, SCOPE_HEADERS, RequestScope, read_scope
+from penstock.server.identity.authenticator import Authenticator
+from penstock.server.identity.credentials import Credential, wall_ms
 
 _PRINTABLE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[A-Za-z0-9._~-]+(:[0-9]{1,5})?")
 _OWN_ORIGIN = re.compile(r"https?://([^/?#]+)/?", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 
-_NOTED = frozenset({b"accept", b"if-match", b"if-none-match", b"access-control-request-method"})
+_NOTED = frozenset(
+    {b"accept", b"if-match", b"if-none-match", b"last-event-id", b"access-control-request-method"}
+)
 """Headers that the answer depends on. The values of a repeated one are joined with commas."""
 
 _CORS = (
@@ -48,6 +54,8 @@ class RequestVerdict(msgspec.Struct):
     """The meaning of a request's headers and HTTP version.
 
     `content_length` is 0 without that header. `is_ambiguous`: it is not clear where the body ends.
+    `until_ms`: from this time on the same headers may mean something else; 0 for never.
+    `is_of_connection`: they may mean something else on another connection.
     """
 
     request_id: bytes = b""
@@ -59,6 +67,8 @@ class RequestVerdict(msgspec.Struct):
     notes: Notes = NO_NOTES
     refusal: PenstockError | None = None
     cross_site_refusal: PenstockError | None = None
+    until_ms: int = 0
+    is_of_connection: bool = False
 
     def is_preflight(self, method: bytes) -> bool:
         return method == b"OPTIONS" and self.notes.is_preflight
@@ -74,30 +84,50 @@ class RequestVerdict(msgspec.Struct):
 
 
 class Admission:
+    """With an `authenticator` every request needs a credential, and has a principal. Without one,
+    requests need the `token`, if there is one."""
+
     def __init__(
-        self, *, loopback_only: bool, token: str = "", allowed_origins: tuple[str, ...] = ()
+        self,
+        *,
+        loopback_only: bool,
+        token: str = "",
+        allowed_origins: tuple[str, ...] = (),
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._loopback_only = loopback_only
+        self._authenticator = authenticator
+        self.now_ms = wall_ms if authenticator is None else authenticator.now_ms
         self.generation = 0
         self._token = token.encode()
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
+
+    @property
+    def needs_token(self) -> bool:
+        return bool(self._token)
 
     def use_token(self, token: str) -> bool:
         """Replaces the token; returns whether it has changed."""
         before, self._token = self._token, token.encode()
         self.generation += 1
+        if self._authenticator is not None:
+            self._authenticator.use_token(token)
         return before != self._token
 
-    def judge(self, headers: Headers, http_version: str) -> RequestVerdict:
-        """Reads the headers and checks them. The verdict depends on nothing but the arguments, the
-        settings and the token, whose changes `generation` counts: `AdmissionCache` relies on it."""
+    def judge(
+        self, headers: Headers, http_version: str, certificate: Credential | None = None
+    ) -> RequestVerdict:
+        """Reads the headers and checks them. `certificate` is what the client's certificate proves.
+        Until `until_ms` the verdict depends on nothing but the arguments, the settings and what
+        credentials are valid, whose changes `generation` counts: `AdmissionCache` relies on it."""
         verdict = RequestVerdict()
         hosts: list[bytes] = []
         lengths: list[bytes] = []
         codings: list[bytes] = []
         origin: bytes | None = None
-        credentials = b""
+        credentials: list[bytes] = []
         noted: dict[bytes, bytes] = {}
+        scoping: Headers = []
         size = 0
         for name, value in headers:
             size += len(name) + len(value)
@@ -106,13 +136,15 @@ class Admission:
             elif name == b"origin":
                 origin = value
             elif name == b"authorization":
-                credentials = value
+                credentials.append(value)
             elif name == b"content-length":
                 lengths.append(value)
             elif name == b"transfer-encoding":
                 codings.append(value)
             elif name in _NOTED:
                 noted[name] = noted[name] + b", " + value if name in noted else value
+            elif name in SCOPE_HEADERS:
+                scoping.append((name, value))
             else:
                 _note(verdict, name, value)
         framing = _read_framing(verdict, lengths, codings, http_version)
@@ -124,6 +156,10 @@ class Admission:
                 or self._check_host(hosts, http_version)
                 or self._check_origin(origin, hosts)
             )
+        outcome = self._authenticate(credentials, certificate)
+        credential = outcome if isinstance(outcome, Credential) else None
+        principal = None if credential is None else credential.principal
+        scope = _scope_of(verdict, scoping, principal)
         accept = noted.get(b"accept", b"").lower()
         cors_head = self._cors_head(origin) if verdict.refusal is None else b""
         verdict.notes = Notes(
@@ -131,16 +167,22 @@ class Admission:
             wants_html=b"text/html" in accept,
             if_match=noted.get(b"if-match"),
             if_none_match=noted.get(b"if-none-match"),
+            last_event_id=noted.get(b"last-event-id"),
             is_preflight=b"access-control-request-method" in noted
             and cors_head.startswith(b"access-control"),
             cors_head=cors_head,
             host=hosts[0] if hosts else b"",
-            token_refusal=self._check_token(credentials),
+            token_refusal=outcome if isinstance(outcome, PenstockError) else None,
+            scope=scope.scope,
+            tenant=scope.tenant,
+            namespace=scope.namespace,
+            principal=principal,
+            credential=credential,
         )
+        verdict.until_ms = self._until_ms(credential)
+        verdict.is_of_connection = credential is not None and credential is certificate
         if verdict.is_cross_site and origin is None:
-            verdict.cross_site_refusal = PermissionDenied(
-                "a page from another site may not use the broker; see allowed_origins"
-            )
+            verdict.cross_site_refusal = _cross_site()
         return verdict
 
     def _check_host(self, hosts: list[bytes], http_version: str) -> PenstockError | None:
@@ -183,6 +225,20 @@ class Admission:
             _VARY,
         )
 
+    def _authenticate(
+        self, credentials: list[bytes], certificate: Credential | None
+    ) -> Credential | PenstockError | None:
+        if self._authenticator is None:
+            return self._check_token(credentials[-1] if credentials else b"")
+        return self._authenticator.authenticate(credentials, certificate)
+
+    def _until_ms(self, credential: Credential | None) -> int:
+        """Returns when a verdict ends. A refusal is not remembered: what is not yet valid becomes
+        so without a change that `generation` counts."""
+        if self._authenticator is None:
+            return 0
+        return 1 if credential is None else credential.principal.expires_ms
+
     def _check_token(self, credentials: bytes) -> PenstockError | None:
         if not self._token:
             return None
@@ -197,12 +253,28 @@ class Admission:
         )
 
 
+def _scope_of(
+    verdict: RequestVerdict, headers: Headers, principal: Principal | None
+) -> RequestScope:
+    """Returns the scope that headers and sender name. Refuses the request if it is wrong."""
+    scope = read_scope(headers, principal)
+    if isinstance(scope, PenstockError):
+        verdict.refusal = verdict.refusal or scope
+        return NO_SCOPE
+    return scope
+
+
+def _cross_site() -> PermissionDenied:
+    return PermissionDenied("a page from another site may not use the broker; see allowed_origins")
+
+
 class AdmissionCache:
     """The last verdict on a request of one connection. `is_welcome`: the request is admitted on
     every path under /v1.
 
     Most clients send the same headers again and again. So the last verdict is kept, together with
-    everything that it depends on: the headers, the HTTP version and the token in force.
+    everything that it depends on: the headers, the HTTP version, the credentials in force and, if
+    the credential expires, the time. `certificate` is what the client's certificate proves.
     """
 
     __slots__ = (
@@ -212,6 +284,7 @@ class AdmissionCache:
         "_is_remembering",
         "_max_body_bytes",
         "_version",
+        "certificate",
         "is_welcome",
         "verdict",
     )
@@ -219,6 +292,7 @@ class AdmissionCache:
     def __init__(self, admission: Admission, max_body_bytes: int, *, is_remembering: bool) -> None:
         self.verdict = RequestVerdict()
         self.is_welcome = False
+        self.certificate: Credential | None = None
         self._admission = admission
         self._max_body_bytes = max_body_bytes
         self._is_remembering = is_remembering
@@ -233,12 +307,13 @@ class AdmissionCache:
             and headers == self._headers
             and http_version == self._version
             and self._generation == self._admission.generation
+            and not 0 < self.verdict.until_ms <= self._admission.now_ms()
         )
 
     def judge(self, headers: Headers, http_version: str) -> RequestVerdict:
         self._headers, self._version = headers, http_version
         self._generation = self._admission.generation
-        verdict = self.verdict = self._admission.judge(headers, http_version)
+        verdict = self.verdict = self._admission.judge(headers, http_version, self.certificate)
         is_short = verdict.content_length <= self._max_body_bytes
         self.is_welcome = verdict.is_welcome() and is_short and http_version == "1.1"
         return verdict

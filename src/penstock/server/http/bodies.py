@@ -9,10 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.model.errors import PenstockError
+from penstock.model.limits import MIB
 
 if TYPE_CHECKING:
     from penstock.server.http.dispatch import RequestDispatch
     from penstock.server.http.response_order import Reply
+
+
+MAX_WAITING_BYTES = MIB
+"""Bodies of one connection that wait for their requests to start; beyond it, reading stops."""
 
 
 class RequestBodies:

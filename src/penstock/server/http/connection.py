@@ -20,22 +20,16 @@ from typing import Any
 import httptools
 
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.limits import MAX_HEADER_BYTES, MIB
+from penstock.model.limits import MAX_HEADER_BYTES
 from penstock.server.http.admission import Headers, RequestVerdict, check_request_line
-from penstock.server.http.bodies import RequestBodies
+from penstock.server.http.bodies import MAX_WAITING_BYTES, RequestBodies
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.flow import FlowControl
+from penstock.server.http.flow import LINGER_BYTES, LINGER_S, FlowControl
 from penstock.server.http.head_cache import CacheableRequest
 from penstock.server.http.requests import Request, origin_form
 from penstock.server.http.response_order import MAX_PIPELINED, Reply, ResponseOrder
+from penstock.server.identity.certificates import certificate_of
 from penstock.server.websocket import upgrade
-
-MAX_WAITING_BYTES = MIB
-"""Bodies of one connection that wait for their requests to start; beyond it, reading stops."""
-
-LINGER_S = 1.0
-LINGER_BYTES = MIB
-"""How long, and how much, the broker reads and discards after it has refused a request."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -55,7 +49,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_chunked = True
         self.is_half_closed = False
         self.touched = self._began = time.monotonic()
-        self._admissions = dispatch.new_admission_cache()
+        self.admissions = dispatch.new_admission_cache()
         # Of the request that is being received.
         self.is_receiving = False
         self._url = b""
@@ -77,6 +71,7 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
         self.flow = FlowControl(self.transport)
         self.order = ResponseOrder(self)
+        self.admissions.certificate = certificate_of(self.transport)
         self.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,9 +83,10 @@ class HttpConnection(asyncio.Protocol):
         self._close_source()
 
     def eof_received(self) -> bool:
-        """Keeps the connection for a client that still reads its answers, but not for a stream."""
+        """Keeps the connection for a client that still reads its answers, but not for a stream. TLS
+        cannot close one direction alone."""
         self.is_half_closed = True
-        is_kept = bool(self.order) and self.stream is None
+        is_kept = bool(self.order) and self.stream is None and not self.flow.is_tls
         self._close_source()
         return is_kept
 
@@ -204,7 +200,7 @@ class HttpConnection(asyncio.Protocol):
         self._wants_upgrade = self.parser.should_upgrade()
         if self._wants_upgrade:
             return
-        admission = self._admissions
+        admission = self.admissions
         if not admission.is_known(self._headers, version):
             admission.judge(self._headers, version)
         verdict = admission.verdict
@@ -214,9 +210,9 @@ class HttpConnection(asyncio.Protocol):
             reply = self._reply = Reply(self, request_id, self.parser.should_keep_alive())
             reply.cors_head = verdict.notes.cors_head
             reply.request = Request(method, path, query, verdict.notes)
-            # A chunked request, or one with its own id, differs when the same head comes again.
-            is_odd = verdict.is_chunked or verdict.request_id or not reply.keep_alive
-            self._is_cacheable = self._read_requests == 1 and not is_odd
+            # Chunked, with its own id, or from a certificate: the same head may mean another thing.
+            is_odd = verdict.is_chunked or verdict.request_id or verdict.is_of_connection
+            self._is_cacheable = self._read_requests == 1 and reply.keep_alive and not is_odd
             return
         self._receive_unusual(method, verdict, version)
 
@@ -256,7 +252,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self.is_receiving = False
         self._is_last = not self.parser.should_keep_alive()
-        verdict = self._admissions.verdict
+        verdict = self.admissions.verdict
         if self.bodies.nbytes != verdict.content_length and not verdict.is_chunked:
             self.refuse(InvalidArgument("the body is not as long as Content-Length says"))
             return
@@ -335,6 +331,7 @@ class HttpConnection(asyncio.Protocol):
 
     def close_with_stream(self) -> None:
         """Closes the connection in the middle of a stream."""
+        self._is_discarding = True
         self._close_source()
         self.transport.close()
 
@@ -381,11 +378,12 @@ class HttpConnection(asyncio.Protocol):
         self.bodies.drop()
         self._drop_replies()
         if is_refused and self.transport.can_write_eof():
-            # Closing on unread bytes would reset the connection, and the answer with it.
+            # Closing on unread bytes would reset the connection, and the answer with it. TLS reads
+            # them until the client has ended its side.
             self.transport.write_eof()
-            self.loop.call_later(LINGER_S, self.transport.close)
+            self.loop.call_later(LINGER_S, self.flow.close_when_written)
         else:
-            self.transport.close()
+            self.flow.close_when_written()
 
     def _drop_replies(self) -> None:
         for reply in self.order:
@@ -398,8 +396,8 @@ class HttpConnection(asyncio.Protocol):
         path = origin_form(self._url).partition(b"?")[0]
         if not upgrade.is_socket_wanted(self.parser.get_method(), path, self._headers):
             return False
-        verdict = self._admissions.judge(self._headers, self.parser.get_http_version())
-        if not self._admissions.is_welcome:
+        verdict = self.admissions.judge(self._headers, self.parser.get_http_version())
+        if not self.admissions.is_welcome:
             return False
         request_id = self.dispatch.request_id_of(verdict)
         reply = self._reply = Reply(self, request_id, keep_alive=True)
@@ -412,7 +410,8 @@ class HttpConnection(asyncio.Protocol):
         self._reply = None
         self.is_receiving = False
         self.flow.pause_reading()
-        self._hand_over = partial(upgrade.hand_over, self, handshake, request_id, bytes(rest))
+        then = partial(upgrade.hand_over, self, handshake, request_id, verdict.notes, bytes(rest))
+        self._hand_over = then
         self.order.add_waiting(reply)
         self.order.advance()
         return True

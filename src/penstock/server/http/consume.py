@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.api.consumers import Consumer
+from penstock.model.errors import PermissionDenied
 from penstock.model.item import Item
 from penstock.server.http.streamed_response import StreamedResponse
 
@@ -40,6 +41,12 @@ class ConsumeStream(StreamedResponse[Consumer]):
         self.detach()
         if connection is not None:
             connection.end_stream()
+
+    # -- called when access rules change ---------------------------------------------------------
+
+    def refuse(self, error: PermissionDenied) -> None:
+        """Ends the stream. A line cannot say why; the next request of the consumer is told."""
+        self.end(error.message)
 
     # -- called by the connection --------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB
 from penstock.server.http.admission import Admission, AdmissionCache, RequestVerdict
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.head_cache import MAX_HEADS, HeadCache
+from penstock.server.http.open_streams import OpenStreams
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ MAX_BODIES_BYTES = 512 * MIB
 PREFLIGHT_HEAD = (
     b"access-control-allow-methods: GET, HEAD, POST, PUT, PATCH, DELETE\r\n"
     b"access-control-allow-headers: accept, authorization, cache-control, content-type, if-match, "
-    b"if-none-match, last-event-id, x-request-id\r\n"
+    b"if-none-match, last-event-id, x-penstock-namespace, x-penstock-tenant, x-request-id\r\n"
     b"access-control-max-age: 600\r\n"
 )
 """Allows the requests that the API has. A browser asks again after ten minutes."""
@@ -82,9 +83,11 @@ class RequestDispatch:
         self.engine = engine
         self.admission = admission
         self._is_remembering = is_remembering
-        self.forget_heads()
+        self.forget_verdicts()
         self.answers = answers or AnswerBudget()
         self.instance = secrets.token_hex(8)
+        self.open_streams = OpenStreams()
+        engine.access.when_changed(self.open_streams.recheck)
         self.follower: Follower | None = None
         self.max_body_bytes = engine.limits.max_body_bytes
         self.body_bytes = 0
@@ -102,9 +105,11 @@ class RequestDispatch:
         self._last_id = 0
         self.tick(())
 
-    def forget_heads(self) -> None:
-        """Empties the cache of heads. Needed when the token has changed."""
-        self.head_cache = HeadCache(MAX_HEADS if self._is_remembering else 0)
+    def forget_verdicts(self) -> None:
+        """Forgets what was admitted earlier. Needed when the valid credentials have changed."""
+        self.admission.generation += 1
+        max_heads = MAX_HEADS if self._is_remembering else 0
+        self.head_cache = HeadCache(max_heads, self.admission.now_ms)
 
     def new_admission_cache(self) -> AdmissionCache:
         """Returns a cache for one connection."""
@@ -119,6 +124,7 @@ class RequestDispatch:
         reply.path = request.path
         reply.is_head = request.method == b"HEAD"
         reply.cors_head = request.notes.cors_head
+        reply.credential = request.notes.credential
         if request.method == b"OPTIONS" and request.notes.is_preflight:
             reply.send_nothing(204, PREFLIGHT_HEAD)
             return
@@ -177,7 +183,7 @@ class RequestDispatch:
             if connection.is_overdue():
                 connection.refuse(InvalidArgument("the request was not completed in time"))
             elif now - connection.touched > self._idle_timeout_s and connection.is_idle():
-                connection.transport.close()
+                connection.shutdown()
 
     def is_overdue(self, began: float, nbytes: int) -> bool:
         """Returns whether a request that began at `began`, with `nbytes` received, is too slow."""

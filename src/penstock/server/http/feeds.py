@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.api.caches import WatchHandle
 from penstock.api.streams import Subscription
-from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
 from penstock.model.streams import Lag
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
@@ -84,7 +84,9 @@ class SubscriptionSource:
     def __init__(self, subscription: Subscription, form: FeedFormat) -> None:
         self._subscription = subscription
         self._form = form
-        self._lines = EventLines(subscription.id, form.before("event"), form.after)
+        self._lines = EventLines(
+            subscription.id, form.before("event"), form.after, has_ids=form.is_sse
+        )
 
     def opening(self) -> bytes:
         return self._form.encode("subscribed", Subscribed(self._subscription.id))
@@ -187,6 +189,11 @@ class EventFeed(StreamedResponse[FeedSource]):
         if connection.flow.write_paused:
             connection.loop.call_later(END_GRACE_S, connection.transport.abort)
 
+    # -- called when access rules change ---------------------------------------------------------
+
+    def refuse(self, error: PermissionDenied) -> None:
+        self.ended(error)
+
     # -- called by the connection --------------------------------------------------------------
 
     def resume(self) -> None:
@@ -221,6 +228,14 @@ def open_feed(
     dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
 ) -> EventFeed:
     """The feed in the format that the request asks for; nothing is sent yet."""
+    form, heartbeat_ms = feed_format(dispatch, request, params)
+    return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)
+
+
+def feed_format(
+    dispatch: RequestDispatch, request: Request, params: dict[str, str]
+) -> tuple[FeedFormat, int]:
+    """Reads the format and the interval of heartbeats from the request."""
     check_streamable(dispatch, request)
     wanted = params.get("format") or ("sse" if request.notes.wants_events else "ndjson")
     if wanted not in ("sse", "ndjson"):
@@ -231,4 +246,4 @@ def open_feed(
         heartbeat_ms = SSE_HEARTBEAT_MS if form.is_sse else 0
     if not 0 <= heartbeat_ms <= MAX_HEARTBEAT_MS:
         raise InvalidArgument(f"heartbeat_ms must be 0 to {MAX_HEARTBEAT_MS}")
-    return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)
+    return form, heartbeat_ms

@@ -4,16 +4,19 @@ A busy client sends one head over and over, and parsing it costs more than answe
 Invariant: a cached head means exactly what the parser made of these bytes. A head is kept only if
 it is written in the one plain way (see `_is_plain`), so that it ends where the parser saw its end,
 and if its whole body, as announced, came in the same read. Everything else, and every request that
-comes in parts, goes to the parser.
+comes in parts, goes to the parser. A head with a credential that has expired is no longer known;
+whoever revokes a credential empties the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.model.limits import KIB
 from penstock.server.http.admission import Headers
 from penstock.server.http.requests import Request
+from penstock.server.identity.credentials import wall_ms
 
 MAX_HEADS = 4096
 MAX_HEAD_BYTES = 2 * KIB
@@ -23,8 +26,8 @@ _END = b"\r\n\r\n"
 
 
 class CacheableRequest(NamedTuple):
-    """A request as the parser reported it, body included: HTTP/1.1, admitted, kept alive, not
-    chunked and without a request id of its own."""
+    """A request as the parser reported it, body included: HTTP/1.1, admitted on any connection,
+    kept alive, not chunked and without a request id of its own."""
 
     target: bytes
     headers: Headers
@@ -34,10 +37,12 @@ class CacheableRequest(NamedTuple):
 class _Known(NamedTuple):
     request: Request
     body_bytes: int
+    until_ms: int
 
 
 class HeadCache:
-    def __init__(self, max_heads: int = MAX_HEADS) -> None:
+    def __init__(self, max_heads: int = MAX_HEADS, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._now_ms = now_ms
         self._heads: dict[bytes, _Known] = {}
         self._max_heads = max_heads
 
@@ -50,6 +55,8 @@ class HeadCache:
         body = data.find(_END, start) + len(_END)
         known = self._heads.get(data[start:body])
         if known is None or len(data) < (end := body + known[1]):
+            return None
+        if known[2] and known[2] <= self._now_ms():
             return None
         return known[0].with_body(data[body:end]), end
 
@@ -66,7 +73,9 @@ class HeadCache:
             return
         if len(self._heads) >= self._max_heads:
             self._heads.clear()
-        self._heads[data[:end]] = _Known(request.with_body(b""), body_bytes)
+        principal = request.notes.principal
+        until_ms = 0 if principal is None else principal.expires_ms
+        self._heads[data[:end]] = _Known(request.with_body(b""), body_bytes, until_ms)
 
 
 def _is_plain(head: bytes, first: CacheableRequest) -> bool:

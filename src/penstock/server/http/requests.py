@@ -8,8 +8,13 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_OFFSET
+from penstock.model.names import full_name_in
+from penstock.model.principals import Principal
+from penstock.model.scopes import DEFAULT_SCOPE, Scope, plain_name
+from penstock.server.identity.credentials import Credential
 
 T = TypeVar("T")
 
@@ -24,7 +29,11 @@ class Notes(msgspec.Struct, frozen=True):
     `is_preflight`: a browser asks, before it sends the request of a page, whether it may.
     `cors_head` are header lines for the answer that let a page of an allowed origin read it.
     `host` is the header of this name. `token_refusal` says why the token of the request, or the
-    lack of one, would be refused where a token is needed.
+    lack of one, would be refused where a token is needed. `scope` is the tenant and namespace that
+    plain names in the request belong to; `tenant` and `namespace` are None if neither a header nor
+    the sender names them. `principal` is the verified sender; None means that the broker does not
+    ask who sends. `credential` is what proved it. `last_event_id` is the header of this name, None
+    without.
     """
 
     wants_events: bool = False
@@ -35,6 +44,12 @@ class Notes(msgspec.Struct, frozen=True):
     cors_head: bytes = b""
     host: bytes = b""
     token_refusal: PenstockError | None = None
+    scope: Scope = DEFAULT_SCOPE
+    tenant: str | None = None
+    namespace: str | None = None
+    principal: Principal | None = None
+    credential: Credential | None = None
+    last_event_id: bytes | None = None
 
 
 NO_NOTES = Notes()
@@ -60,6 +75,14 @@ class Request:
     def with_body(self, body: bytes) -> Request:
         """Returns a copy with another body."""
         return Request(self.method, self.path, self.query, self.notes, body)
+
+    def full_name(self, raw: str | None, what: str = "topic") -> str:
+        """Returns the full name of a topic or producer that the request names plainly. Raises
+        InvalidArgument if that is no name. Every handler uses this for the names it passes on."""
+        full = full_name_in(self.notes.scope, raw, what)
+        # There is one audit log, which every namespace knows by the same name.
+        is_audit = what == "topic" and plain_name(full) == AUDIT_TOPIC
+        return AUDIT_TOPIC if is_audit else full
 
     def params(self) -> dict[str, str]:
         """Returns the query. The first value of a repeated parameter counts."""

@@ -25,6 +25,7 @@ from penstock.server.http.responses import (
     error_head,
     typed_error,
 )
+from penstock.server.identity.credentials import Credential
 from penstock.server.response_queue import Response, ResponseQueue
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Reply(Response):
         "_request_id",
         "_when_first",
         "cors_head",
+        "credential",
         "held_bytes",
         "is_head",
         "is_http_1_1",
@@ -64,6 +66,7 @@ class Reply(Response):
         self.is_http_1_1 = True
         self.path = b""
         self.cors_head = b""
+        self.credential: Credential | None = None
         # The body of a request that waits; counted towards what all connections may hold.
         self.held_bytes = 0
         self.request: Request | None = None
@@ -131,6 +134,11 @@ class Reply(Response):
                 self.send_error(internal)
             else:
                 self._connection.break_stream()
+
+    def peer(self) -> str:
+        """Returns the address of the client."""
+        peer = self._connection.transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
     def is_wanted(self) -> bool:
         """Returns False once the connection is gone."""

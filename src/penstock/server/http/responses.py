@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from penstock.model.errors import MethodNotAllowed, PenstockError, ResourceExhausted
+from penstock.model.errors import MethodNotAllowed, OutOfRange, PenstockError, ResourceExhausted
 
 JSON_TYPE = b"content-type: application/json\r\n"
 NDJSON_TYPE = b"content-type: application/x-ndjson; charset=utf-8\r\n"
@@ -26,8 +27,11 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class ErrorBody(msgspec.Struct):
+    """`operation` is the index of the operation that a transaction was refused for."""
+
     error: str
     message: str
+    operation: int | UnsetType = UNSET
 
 
 class OverloadBody(msgspec.Struct):
@@ -36,6 +40,7 @@ class OverloadBody(msgspec.Struct):
     reason: str
     retry_after_ms: int
     limit: str
+    operation: int | UnsetType = UNSET
 
 
 class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -53,6 +58,26 @@ class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
     watch_id: str | None = None
 
 
+class CursorErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The error of a subscription whose position the stream does not have."""
+
+    type: Literal["subscribe_cursor_error"]
+    error: str
+    message: str
+    request_id: str | int | None = None
+    subscription_id: str | None = None
+
+
+def subscribe_error(error: PenstockError, **ids: Any) -> TypedErrorBody | CursorErrorBody:
+    """Returns the error of a subscription. One about its position has a type of its own."""
+    if not isinstance(error, OutOfRange):
+        return typed_error(error, **ids)
+    _release(error)
+    return CursorErrorBody(
+        type="subscribe_cursor_error", error=error.code, message=error.message, **ids
+    )
+
+
 def typed_error(error: PenstockError, **ids: Any) -> TypedErrorBody:
     _release(error)
     body = TypedErrorBody(type="error", error=error.code, message=error.message, **ids)
@@ -64,11 +89,12 @@ def typed_error(error: PenstockError, **ids: Any) -> TypedErrorBody:
 
 def error_body(error: PenstockError) -> ErrorBody | OverloadBody:
     _release(error)
+    operation = UNSET if error.operation is None else error.operation
     if isinstance(error, ResourceExhausted):
         return OverloadBody(
-            error.code, error.message, error.reason, error.retry_after_ms, error.limit
+            error.code, error.message, error.reason, error.retry_after_ms, error.limit, operation
         )
-    return ErrorBody(error.code, error.message)
+    return ErrorBody(error.code, error.message, operation)
 
 
 def _release(error: PenstockError) -> None:
@@ -93,5 +119,7 @@ def error_head(error: PenstockError) -> bytes:
 def batch_error(error: PenstockError) -> dict[str, Any]:
     """Returns an error as one item of a batch's results."""
     body: dict[str, Any] = msgspec.structs.asdict(error_body(error))
+    if body["operation"] is UNSET:
+        del body["operation"]
     body["code"] = error.http_status
     return body

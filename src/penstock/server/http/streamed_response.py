@@ -8,13 +8,15 @@ accepts bytes. Must not know what a source gives.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from penstock.model.errors import MethodNotAllowed, PenstockError, Unavailable
+from penstock.model.errors import MethodNotAllowed, PenstockError, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.dispatch import RequestDispatch
+    from penstock.server.http.open_streams import OpenStreams
     from penstock.server.http.requests import Request
     from penstock.server.http.response_order import Reply
 
@@ -44,6 +46,9 @@ class StreamedResponse(Generic[S]):
         self._connection: HttpConnection | None = None
         self._source: S | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._guarded: OpenStreams | None = None
+        self.guard: Callable[[], None] | None = None
+        """Raises PermissionDenied once the reader may no longer have the stream."""
 
     # -- for subclasses ------------------------------------------------------------------------
 
@@ -63,9 +68,20 @@ class StreamedResponse(Generic[S]):
         if not self._reply.is_wanted():
             outcome.close()
             return
+        if self.guard is not None:
+            try:
+                # The rules may have changed while the engine opened it.
+                self.guard()
+            except PermissionDenied as error:
+                outcome.close()
+                self._reply.send_error(error)
+                return
         self._source = outcome
         connection = self._connection = self._reply.open_stream(self._head)
         connection.stream = self
+        if self.guard is not None:
+            self._guarded = connection.dispatch.open_streams
+            self._guarded.add(self)
         self.send_opening(connection, outcome)
         if connection.is_half_closed:
             # Nothing else would ever tell that this client is gone.
@@ -93,8 +109,25 @@ class StreamedResponse(Generic[S]):
     def detach(self) -> None:
         """Forgets connection and source, and stops all timers."""
         self._connection = self._source = None
+        if self._guarded is not None:
+            self._guarded.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+
+    # -- called when access rules change ---------------------------------------------------------
+
+    def recheck(self) -> None:
+        if self.guard is None or self._source is None:
+            return
+        try:
+            self.guard()
+        except PermissionDenied as error:
+            self._source.close()
+            self.refuse(error)
+
+    def refuse(self, error: PermissionDenied) -> None:
+        """Ends the stream. Its source is closed already."""
+        raise NotImplementedError
 
     # -- heartbeats ----------------------------------------------------------------------------
 

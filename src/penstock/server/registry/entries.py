@@ -15,6 +15,7 @@ from msgspec import UNSET
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name
+from penstock.model.quotas import Quota
 from penstock.model.tenancy import CacheConfig, Entry, Path, StreamConfig
 from penstock.model.units import parse_duration_ms, parse_size
 from penstock.server.members import Name, limits, required
@@ -23,7 +24,7 @@ from penstock.server.websocket.messages import Body
 MAX_TIMEOUT_MS = 600_000
 """Ten minutes: what waits longer than that is stuck."""
 
-C = TypeVar("C", StreamConfig, CacheConfig)
+C = TypeVar("C", StreamConfig, CacheConfig, Quota)
 
 EntryName = Annotated[Name | None, required("Its name: 1 to 200 bytes of UTF-8.")]
 DurationText = Annotated[

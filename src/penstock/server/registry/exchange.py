@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from penstock.api.outcomes import Done
+from penstock.model.access import BROKER_SCOPE, ResourceKind
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge, VersionMismatch
 from penstock.model.limits import KIB, Limits
+from penstock.model.permissions import Permission
+from penstock.model.scopes import Scope
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
+from penstock.server.access import HandlerNeeds, actor_of, check_request, seen
 from penstock.server.http.dispatch import Handler, RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import JSON_TYPE
@@ -75,6 +79,23 @@ class Exchange:
         else:
             self.refuse(outcome)
 
+    def is_followed(self) -> bool:
+        """Returns whether changes are the control plane's to make."""
+        return self.dispatch.follower is not None
+
+    def forward(self) -> None:
+        """Asks the control plane for the change, which may be in the audit log there too."""
+        follower = self.dispatch.follower
+        if follower is not None:
+            follower.forward(self.request, self.then(_pass_on(self.reply)))
+            text = self.request.path.decode("latin-1")[:200]
+            action = f"{self.request.method.decode()} {text}"
+            self.dispatch.engine.audit.note(action, "", BROKER_SCOPE, "forwarded")
+
+    def check(self, permission: Permission, kind: ResourceKind, scope: Scope, name: str) -> None:
+        needs = HandlerNeeds(permission, kind)
+        check_request(self.dispatch, self.request, self.reply, needs, scope, name)
+
     def then(self, use: Callable[[T], None]) -> Done[T]:
         """A callback for the engine: gives its outcome to `use`, or answers its error."""
 
@@ -108,11 +129,11 @@ def changing(act: Act) -> Handler:
         if len(body) > MAX_REGISTRY_BODY_BYTES:
             raise TooLarge(f"the body has {len(body)} bytes; {MAX_REGISTRY_BODY_BYTES} are allowed")
         exchange.request_id = request_id_of(body)
-        follower = exchange.dispatch.follower
-        if follower is None:
+        # With access control the body may name what is checked, so it is read before.
+        if exchange.dispatch.follower is None or exchange.request.notes.principal is not None:
             act(exchange)
         else:
-            follower.forward(exchange.request, exchange.then(_pass_on(exchange.reply)))
+            exchange.forward()
 
     return handle
 
@@ -146,11 +167,24 @@ def _pass_on(reply: Reply) -> Callable[[RemoteAnswer], None]:
 
 
 def create(exchange: Exchange, wanted: Entry, answer_of: AnswerOf) -> None:
+    if wanted.kind != "tenant":
+        permission: Permission = "registry" if wanted.kind == "namespace" else "manage"
+        exchange.check(permission, wanted.kind, *place_of(wanted))
+    if exchange.is_followed():
+        exchange.forward()
+        return
+
     def created(outcome: tuple[Entry, bool]) -> None:
         entry, is_new = outcome
         exchange.send(201 if is_new else 200, answer_of(entry, exchange.dispatch.engine.limits))
 
     exchange.registry.create(wanted, exchange.then(created))
+
+
+def place_of(entry: Entry) -> tuple[Scope, str]:
+    """Returns the scope and the name of an entry, as access rules know it."""
+    name = entry.name or entry.namespace or entry.tenant_id
+    return (entry.tenant_id, entry.namespace), name
 
 
 def send_list(
@@ -166,7 +200,10 @@ def send_list(
 
     def send(entries: list[Entry]) -> None:
         limits = exchange.dispatch.engine.limits
-        shown: list[Any] = [answer_of(entry, limits) for entry in entries if entry.kind == kind]
+        wanted = [entry for entry in entries if entry.kind == kind]
+        engine, notes = exchange.dispatch.engine, exchange.request.notes
+        visible = seen(engine.access, notes, kind, wanted, place_of)
+        shown: list[Any] = [answer_of(entry, limits) for entry in visible]
         exchange.send(200, list_of(shown))
 
     return exchange.then(found)
@@ -180,7 +217,11 @@ def change(
 ) -> None:
     """Changes the settings of an entry. If somebody else has changed it meanwhile, begins again, so
     that no change is lost."""
+    if exchange.is_followed():
+        exchange.forward()
+        return
     path = exchange.path()
+    actor = actor_of(exchange.request, exchange.reply)
 
     def read() -> None:
         exchange.registry.get(kind, path, exchange.then(found))
@@ -188,13 +229,14 @@ def change(
     def found(entry: Entry) -> None:
         config = configured(entry)
         check_lasting(entry, config)
-        exchange.registry.change(
-            path,
-            changed,
-            stream=config if isinstance(config, StreamConfig) else None,
-            cache=config if isinstance(config, CacheConfig) else None,
-            if_revision=entry.revision,
-        )
+        with exchange.dispatch.engine.audit.acting(actor):
+            exchange.registry.change(
+                path,
+                changed,
+                stream=config if isinstance(config, StreamConfig) else None,
+                cache=config if isinstance(config, CacheConfig) else None,
+                if_revision=entry.revision,
+            )
 
     def changed(outcome: Entry | PenstockError) -> None:
         if isinstance(outcome, VersionMismatch):
@@ -225,6 +267,9 @@ def deleting(kind: Kind) -> Handler:
         cascade = exchange.request.params().get("cascade", "false")
         if cascade not in ("true", "false"):
             raise InvalidArgument("cascade must be true or false")
+        if exchange.is_followed():
+            exchange.forward()
+            return
         exchange.registry.delete(kind, exchange.path(), cascade == "true", exchange.settle)
 
     return delete

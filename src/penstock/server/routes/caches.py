@@ -17,12 +17,14 @@ from penstock.api.caches import check_precondition
 from penstock.model.caching import CacheValue, Delete, Precondition, Written
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.tenancy import Path
+from penstock.server.access import Needs, guard
 from penstock.server.commands import put_of, version_of, watch_of
 from penstock.server.http.answer_budget import SMALL_ANSWER_BYTES
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.feeds import open_feed
 from penstock.server.http.requests import Request, check_raw_only, path_name, truth, whole_number
 from penstock.server.http.responses import JSON_TYPE, encode_json
+from penstock.server.message_access import check_transaction
 from penstock.server.message_actions import (
     get_many,
     increment,
@@ -57,6 +59,9 @@ if TYPE_CHECKING:
 
 CACHE = "/v1/tenants/{tenant_id}/namespaces/{namespace}/caches/{cache}"
 ENTRY = CACHE + "/entries/{key}"
+
+_READ = Needs("cache_read", "cache")
+_WRITE = Needs("cache_write", "cache")
 
 _BYTES_TYPE = b"content-type: application/octet-stream\r\nx-content-type-options: nosniff\r\n"
 
@@ -205,12 +210,16 @@ def post_get_many(path: Path, dispatch: RequestDispatch, request: Request, reply
 
 def post_txn(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = decode_body(_txn_decoder, request.body)
+    if request.notes.principal is not None:
+        check_transaction(dispatch.engine.access, request.notes.principal, path, body)
     transact(dispatch.engine, path, body, partial(send_answer, reply, body.request_id))
 
 
 def watch(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
     feed = open_feed(dispatch, request, params, reply)
+    if request.notes.principal is not None:
+        feed.guard = partial(guard, _READ, dispatch, request, reply)
     include = [text for each in request.every("include") for text in each.split(",") if text]
     since = whole_number(params, "since_version")
     command = watch_of(path, params.get("key"), params.get("prefix"), include, since)
@@ -239,6 +248,7 @@ ENDPOINTS = (
     Endpoint(
         route=f"GET {ENTRY}",
         handler=get_entry,
+        access=_READ,
         scope="cache",
         tag="Caches",
         summary="Get a value",
@@ -268,6 +278,7 @@ ENDPOINTS = (
     Endpoint(
         route=f"PUT {ENTRY}",
         handler=put_entry,
+        access=_WRITE,
         scope="cache",
         tag="Caches",
         summary="Put a value",
@@ -278,11 +289,12 @@ ENDPOINTS = (
         conditions=_CONDITIONS,
         example={"value": "aGVsbG8=", "ttl_ms": 60_000},
         answers={200: Answer("Put.", Ok, {"type": "ok", "version": _VERSION}, headers=_ETAG)},
-        errors=(400, 404, 409, 412, 413, 503),
+        errors=(400, 404, 409, 412, 413, 429, 503),
     ),
     Endpoint(
         route=f"DELETE {ENTRY}",
         handler=delete_entry,
+        access=_WRITE,
         scope="cache",
         tag="Caches",
         summary="Delete a value",
@@ -301,6 +313,7 @@ ENDPOINTS = (
     Endpoint(
         route=f"POST {ENTRY}/incr",
         handler=post_incr,
+        access=_WRITE,
         scope="cache",
         tag="Caches",
         summary="Add to a counter",
@@ -318,11 +331,12 @@ ENDPOINTS = (
                 headers=_ETAG,
             )
         },
-        errors=(400, 404, 409, 412, 413, 503),
+        errors=(400, 404, 409, 412, 413, 429, 503),
     ),
     Endpoint(
         route=f"POST {CACHE}/get_many",
         handler=post_get_many,
+        access=_READ,
         scope="cache",
         tag="Caches",
         summary="Get many values",
@@ -347,6 +361,7 @@ ENDPOINTS = (
     Endpoint(
         route=f"POST {CACHE}/txn",
         handler=post_txn,
+        access=_WRITE,
         scope="cache",
         tag="Caches",
         summary="Run a transaction",
@@ -371,11 +386,12 @@ ENDPOINTS = (
                 },
             )
         },
-        errors=(400, 404, 409, 412, 413, 503),
+        errors=(400, 404, 409, 412, 413, 429, 503),
     ),
     Endpoint(
         route=f"GET {CACHE}/watch",
         handler=watch,
+        access=_READ,
         scope="cache",
         tag="Caches",
         summary="Watch keys",
@@ -399,6 +415,6 @@ ENDPOINTS = (
                 media_type="application/x-ndjson",
             )
         },
-        errors=(400, 404, 413, 503),
+        errors=(400, 404, 413, 429, 503),
     ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.item import Item
 from penstock.model.names import clean_name
+from penstock.server.access import HandlerNeeds, check_consume
 from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
@@ -52,8 +54,11 @@ def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     prefetch = _not_negative(body.prefetch, "prefetch")
     heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
     stream = ConsumeStream(reply, NDJSON_TYPE, heartbeat_ms)
-    topic, group = clean_name(body.topic, "topic"), clean_name(body.group, "group")
+    topic, group = request.full_name(body.topic), clean_name(body.group, "group")
     owner = clean_name(body.owner, "owner")
+    if request.notes.principal is not None:
+        stream.guard = partial(check_consume, dispatch, request, topic)
+        stream.guard()
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
     reply.when_first(
         lambda: dispatch.engine.open_consumer(
@@ -72,6 +77,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/consume",
         handler=consume,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Consume as a stream",
         text="One JSON object per line, as long as the connection is open; headers come at "
@@ -88,9 +94,9 @@ ENDPOINTS = (
                 Item,
                 {
                     "partition": 0,
-                    "offset": 12,
+                    "offset": 0,
                     "attempts": 1,
-                    "key": "user-1",
+                    "key": "user-7",
                     "value": "hello",
                     "last_error": "",
                     "envelope": {"run_id": "run-1"},
@@ -99,6 +105,6 @@ ENDPOINTS = (
                 media_type="application/x-ndjson",
             )
         },
-        errors=(400, 404, 503),
+        errors=(400, 404, 429, 503),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,12 @@ import msgspec
 
 from penstock.api.messages import Settle, SettleOutcome
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_LEASE_MS, MAX_REASON_BYTES
-from penstock.model.names import clean_name
+from penstock.model.limits import MAX_LEASE_MS
+from penstock.model.names import clean_name, full_name_in
+from penstock.model.scopes import Scope
+from penstock.server.access import HandlerNeeds, consuming
 from penstock.server.batches import BatchDecoder, read_commands, send_results
+from penstock.server.commands import clean_reason
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, required_index
 from penstock.server.http.responses import batch_error
@@ -77,17 +81,17 @@ _batches = BatchDecoder(AckBody)
 
 
 def ack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.ack(_settle_of(_acks.read(request)), reply.settle)
+    dispatch.engine.ack(_settle(dispatch, request)(_acks.read(request)), reply.settle)
 
 
 def release(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.release(_settle_of(_acks.read(request)), reply.settle)
+    dispatch.engine.release(_settle(dispatch, request)(_acks.read(request)), reply.settle)
 
 
 def nack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _nacks.read(request)
     dispatch.engine.nack(
-        _settle_of(body),
+        _settle(dispatch, request)(body),
         clean_reason(body.reason),
         reply.settle,
         delay_ms=body.delay_ms,
@@ -98,17 +102,17 @@ def nack(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 def extend(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _extends.read(request)
     lease = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
-    dispatch.engine.extend(_settle_of(body), lease, reply.settle)
+    dispatch.engine.extend(_settle(dispatch, request)(body), lease, reply.settle)
 
 
 def ack_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = read_commands(_batches.decode(request.body), _settle_of)
+    commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
     results_of = partial(map, partial(_settled_item, AckedItem()))
     dispatch.engine.ack_many(commands, partial(send_results, reply, refused, results_of))
 
 
 def release_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = read_commands(_batches.decode(request.body), _settle_of)
+    commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
     results_of = partial(map, partial(_settled_item, ReleasedItem()))
     dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
 
@@ -117,9 +121,14 @@ def _settled_item(success: Any, outcome: SettleOutcome) -> Any:
     return success if outcome is None else batch_error(outcome)
 
 
-def _settle_of(body: AckBody) -> Settle:
+def _settle(dispatch: RequestDispatch, request: Request) -> Callable[[AckBody], Settle]:
+    """Returns the function that makes the command of a body, and checks that it is allowed."""
+    return consuming(dispatch, request, partial(settle_of, request.notes.scope))
+
+
+def settle_of(scope: Scope, body: AckBody) -> Settle:
     return Settle(
-        clean_name(body.topic, "topic"),
+        full_name_in(scope, body.topic),
         clean_name(body.group, "group"),
         required_index(body.partition, "partition"),
         required_index(body.offset, "offset"),
@@ -136,21 +145,14 @@ def lease_of(lease_ms: int | None, default_ms: int) -> int:
     return lease_ms or default_ms
 
 
-def clean_reason(raw: str | None) -> str:
-    """Trims the reason, and cuts it to what is worth keeping in memory."""
-    text = (raw or "").strip()
-    if len(text) * 4 > MAX_REASON_BYTES:
-        text = text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
-    return text
-
-
-_EXAMPLE = {"topic": "orders", "group": "billing", "partition": 0, "offset": 12, "owner": "w1"}
+_EXAMPLE = {"topic": "orders", "group": "billing", "partition": 0, "offset": 0, "owner": "w1"}
 _ERRORS = (400, 404, 409, 503)
 
 ENDPOINTS = (
     Endpoint(
         route="POST /v1/ack",
         handler=ack,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Ack a delivery",
         text="The message is done for the group. Another ack changes nothing.",
@@ -163,6 +165,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/ack/batch",
         handler=ack_batch,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Ack deliveries in one commit",
         text="A JSON array, or NDJSON. Each ack succeeds or fails by itself.",
@@ -179,6 +182,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/nack",
         handler=nack,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Nack a delivery",
         text="The attempt failed. The message is delivered again after delay_ms, else as its "
@@ -193,6 +197,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/release",
         handler=release,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Release a delivery that nobody began to handle",
         text="The owner gives the delivery back: the message is delivered again at once, in "
@@ -207,6 +212,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/release/batch",
         handler=release_batch,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Release deliveries in one commit",
         text="A JSON array, or NDJSON. Each release succeeds or fails by itself.",
@@ -225,6 +231,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/extend",
         handler=extend,
+        access=HandlerNeeds("consume", "topic"),
         tag="Messages",
         summary="Extend a lease",
         text="The lease then ends lease_ms from now.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -10,7 +11,10 @@ from msgspec import UNSET, UnsetType
 from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_RESULT_BYTES
-from penstock.model.names import clean_name
+from penstock.model.names import clean_name, full_name_in
+from penstock.model.scopes import Scope
+from penstock.server.access import HandlerNeeds, consuming
+from penstock.server.commands import clean_reason
 from penstock.server.envelopes import check_length
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request
@@ -26,7 +30,7 @@ from penstock.server.members import (
     required,
 )
 from penstock.server.queries import BodyOrQuery, body_of_query
-from penstock.server.routes.deliveries import clean_reason, lease_of
+from penstock.server.routes.deliveries import lease_of
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
 if TYPE_CHECKING:
@@ -85,7 +89,7 @@ _ANYBODY = "anybody"
 def begin(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased.read(request)
     dispatch.engine.begin_effect(
-        _effect_of(body),
+        _allowed(dispatch, request, body),
         lease_of(body.lease_ms, dispatch.engine.limits.lease_ms),
         lambda outcome: send_outcome(reply, outcome, 200, _begun),
     )
@@ -98,7 +102,8 @@ def _begun(effect: BegunEffect) -> Begun:
 
 
 def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    command = _effect_of(body_of_query(request.params(), EffectBody, owner=_ANYBODY))
+    body = body_of_query(request.params(), EffectBody, owner=_ANYBODY)
+    command = _allowed(dispatch, request, body)
     dispatch.engine.look_up_effect(
         command, lambda outcome: send_outcome(reply, outcome, 200, lambda report: report)
     )
@@ -107,27 +112,34 @@ def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 def renew(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased.read(request)
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
-    dispatch.engine.renew_effect(_effect_of(body), lease_ms, reply.settle)
+    dispatch.engine.renew_effect(_allowed(dispatch, request, body), lease_ms, reply.settle)
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _commits.read(request)
-    dispatch.engine.commit_effect(_effect_of(body), body.result or "", reply.settle)
+    dispatch.engine.commit_effect(
+        _allowed(dispatch, request, body), body.result or "", reply.settle
+    )
 
 
 def fail(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _failures.read(request)
-    dispatch.engine.fail_effect(_effect_of(body), clean_reason(body.reason), reply.settle)
+    command = _allowed(dispatch, request, body)
+    dispatch.engine.fail_effect(command, clean_reason(body.reason), reply.settle)
 
 
-def _effect_of(body: EffectBody) -> EffectCommand:
+def _allowed(dispatch: RequestDispatch, request: Request, body: EffectBody) -> EffectCommand:
+    return consuming(dispatch, request, partial(effect_of, request.notes.scope))(body)
+
+
+def effect_of(scope: Scope, body: EffectBody) -> EffectCommand:
     check_length(body.tenant_id, "tenant_id")
     check_length(body.key, "key")
     if not body.key:
         raise InvalidArgument("key is required")
     return EffectCommand(
         body.tenant_id or "",
-        clean_name(body.topic, "topic"),
+        full_name_in(scope, body.topic),
         clean_name(body.group, "group"),
         body.key,
         clean_name(body.owner, "owner"),
@@ -147,11 +159,13 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/idempotency",
         handler=look_up,
+        access=HandlerNeeds("consume", "topic"),
         tag="Effects",
         summary="Look up an effect",
         text="Its status (PENDING, COMMITTED or FAILED), its owner, the rest of the owner's "
         "lease, its result and its last error. 404 if it was never begun or is forgotten.",
         query=(EffectQuery,),
+        example=_EXAMPLE,
         answers={
             200: Answer(
                 "The effect.",
@@ -170,6 +184,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/idempotency/begin",
         handler=begin,
+        access=HandlerNeeds("consume", "topic"),
         tag="Effects",
         summary="Begin an effect",
         text="Asks whether to run the effect of a message for a group. After a failure the "
@@ -184,6 +199,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/idempotency/renew",
         handler=renew,
+        access=HandlerNeeds("consume", "topic"),
         tag="Effects",
         summary="Renew an effect's lease",
         body=LeasedEffectBody,
@@ -195,6 +211,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/idempotency/commit",
         handler=commit,
+        access=HandlerNeeds("consume", "topic"),
         tag="Effects",
         summary="Commit an effect with its result",
         text="Later messages with this key are finished for the group without delivery.",
@@ -207,6 +224,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/idempotency/fail",
         handler=fail,
+        access=HandlerNeeds("consume", "topic"),
         tag="Effects",
         summary="Say that an effect failed",
         body=FailEffectBody,

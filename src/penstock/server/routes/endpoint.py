@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from penstock.model.tenancy import Path
+from penstock.server.access import EndpointAccess
 from penstock.server.http.dispatch import Handler, RequestDispatch
 from penstock.server.http.requests import Request, path_name
 from penstock.server.members import CacheKey, Count, Name
@@ -41,6 +42,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     `body` is the struct that is decoded; `query` are structs whose plain members may be in the
     query: beside the body, or instead of it. `query_only`: the document leaves the body out.
 
+    `access`: what the sender needs, and who checks it.
+
     `scope`: the handler is a PathHandler, for the stream or the cache in the path.
 
     `example` is that of the body or, without one, of the query. `path_examples` replace those of
@@ -51,6 +54,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     route: str
     handler: Handler | PathHandler
+    access: EndpointAccess
     scope: Literal["", "stream", "cache"] = ""
     tag: str
     summary: str
@@ -84,10 +88,13 @@ TAGS = {
     "Writes": "Write rows in batches, each exactly once: stage them, then commit.",
     "Journal": "The events of messages, as data.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
-    "Streams": "Publish to all current subscribers, at most once; and the WebSocket.",
+    "Transactions": "Produces, acks, effects and cache operations that happen together.",
+    "Streams": "Publish to subscribers, at most once or until they ack; and the WebSocket.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
     "Tenants": "Tenants, their namespaces, and the streams and caches in those.",
+    "Access": "Access rules and roles.",
     "Registry": "The registry as a whole, for its followers.",
+    "Tokens": "Bearer tokens, where access is controlled.",
     "Broker": "Probes and version.",
 }
 
@@ -109,10 +116,14 @@ class PathNames(msgspec.Struct):
     ]
     part: Annotated[Count, _named("The number of the part in the batch.", "0")]
     piece: Annotated[Count, _named("The number of the piece in the part, from 0.", "0")]
+    rule: Annotated[Count, _named("The rule's id.", "1")]
+    role: Annotated[Name, _named("The role's name: 1 to 200 bytes of UTF-8.", "worker")]
     tenant_id: Annotated[Name, _named("The tenant's name: 1 to 200 bytes of UTF-8.", "default")]
     namespace: Annotated[Name, _named("The namespace's name.", "default")]
     stream: Annotated[Name, _named("The stream's name.", "default")]
+    subscription: Annotated[Name, _named("The name of a subscription.", "billing")]
     cache: Annotated[Name, _named("The cache's name.", "default")]
+    token_id: Annotated[Name, _named("The token's id.", "0b7d3f2a9c1e4d58")]
     key: Annotated[
         CacheKey, _named("1 to 1,024 bytes of UTF-8 without control characters.", "greeting")
     ]

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.model.access import ResourceKind
+from penstock.server.access import EndpointAccess, Filtered, HandlerNeeds, Needs
 from penstock.server.http.dispatch import Handler
 from penstock.server.members import optional
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint
@@ -17,6 +19,27 @@ NAMESPACE = TENANT + "/namespaces/{namespace}"
 EXAMPLE_AT = {"created_ms": 1_767_225_600_000, "revision": 5}
 
 
+_KINDS: dict[str, ResourceKind] = {
+    "tenant": "tenant",
+    "namespace": "namespace",
+    "stream": "stream",
+    "cache": "cache",
+}
+
+
+def _creates(kind: ResourceKind) -> EndpointAccess:
+    """A tenant is created by who may change the broker's registry: it has no rules before."""
+    if kind == "tenant":
+        return Needs("registry", "broker")
+    return HandlerNeeds("registry" if kind == "namespace" else "manage", kind)
+
+
+def _deletes(kind: ResourceKind) -> EndpointAccess:
+    if kind == "tenant":
+        return Needs("registry", "broker")
+    return Needs("registry" if kind == "namespace" else "manage", kind)
+
+
 class CascadeQuery(msgspec.Struct):
     cascade: Annotated[bool | None, optional("true: deletes its contents too.")] = None
 
@@ -25,6 +48,7 @@ def list_endpoint(path: str, handler: Handler, what: str, shape: Any, example: A
     return Endpoint(
         route=f"GET {path}",
         handler=handler,
+        access=Filtered(_KINDS[what.removesuffix("s")]),
         tag="Tenants",
         summary=f"List {what}",
         answers={200: Answer("Sorted by name.", shape, {what: [example]})},
@@ -39,6 +63,7 @@ def create_endpoint(
     return Endpoint(
         route=f"POST {path}",
         handler=handler,
+        access=_creates(_KINDS[what]),
         tag="Tenants",
         summary=f"Create a {what}",
         body=body,
@@ -57,6 +82,7 @@ def describe_endpoint(
     return Endpoint(
         route=f"GET {path}",
         handler=handler,
+        access=Needs("read", _KINDS[what]),
         tag="Tenants",
         summary=f"Describe a {what}",
         text=text,
@@ -71,6 +97,7 @@ def change_endpoint(
     return Endpoint(
         route=f"PATCH {path}",
         handler=handler,
+        access=Needs("manage", _KINDS[what]),
         tag="Tenants",
         summary=f"Change a {what}'s settings",
         text="Changes the settings that are named; null sets the default again.",
@@ -87,6 +114,7 @@ def delete_endpoint(
     return Endpoint(
         route=f"DELETE {path}",
         handler=handler,
+        access=_deletes(_KINDS[what]),
         tag="Tenants",
         summary=f"Delete a {what}",
         text=text,

@@ -10,6 +10,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_PARTITIONS
 from penstock.model.names import clean_name
 from penstock.model.progress import Reached
+from penstock.server.access import Needs
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, required_index
 from penstock.server.members import Count, StrictBody, limits, required
@@ -51,7 +52,7 @@ def set_progress(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
     topic, group = _topic_and_group(request)
     body = decode_body(_decoder, request.body)
     dispatch.engine.set_progress(
-        clean_name(topic, "topic"),
+        request.full_name(topic),
         clean_name(group, "group"),
         _reached(body),
         lambda outcome: send_outcome(reply, outcome, 200, GroupProgressAnswer),
@@ -61,9 +62,7 @@ def set_progress(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
 
 def delete_group(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     topic, group = _topic_and_group(request)
-    dispatch.engine.delete_group(
-        clean_name(topic, "topic"), clean_name(group, "group"), reply.settle
-    )
+    dispatch.engine.delete_group(request.full_name(topic), clean_name(group, "group"), reply.settle)
 
 
 def _topic_and_group(request: Request) -> tuple[str, str]:
@@ -86,6 +85,7 @@ ENDPOINTS = (
     Endpoint(
         route="DELETE /v1/topics/{topic}/groups/{group}",
         handler=delete_group,
+        access=Needs("manage", "topic"),
         tag="Topics",
         summary="Delete a group",
         text="Deletes its progress: a later consume starts at the oldest retained message.",
@@ -95,18 +95,19 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/topics/{topic}/groups/{group}/progress",
         handler=set_progress,
+        access=Needs("manage", "topic"),
         tag="Ranges",
         summary="Publish a group's progress",
         text="Everything below these offsets is done for the group, deliveries in flight "
         "included. For readers of ranges, which count their progress themselves. Progress only "
         "goes forward. Creates the group if there is none.",
         body=ProgressBody,
-        example={"partitions": [{"partition": 0, "next": 12}]},
+        example={"partitions": [{"partition": 0, "next": 1}]},
         answers={
             200: Answer(
                 "The group's progress now.",
                 GroupProgressAnswer,
-                {"partitions": [{"partition": 0, "next": 12}]},
+                {"partitions": [{"partition": 0, "next": 1}]},
             )
         },
         errors=(400, 404, 416, 503),

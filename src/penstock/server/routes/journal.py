@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from penstock.model.errors import InvalidArgument
+from penstock.model.access import TopicReach
+from penstock.model.errors import InvalidArgument, PermissionDenied
 from penstock.model.journal import (
     KINDS,
     JournalArchive,
@@ -15,6 +16,7 @@ from penstock.model.journal import (
     JournalSelection,
 )
 from penstock.model.splits import Splits
+from penstock.server.access import HandlerNeeds, Needs, journal_reach
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, truth
 from penstock.server.http.streamed_response import check_streamable
@@ -92,6 +94,7 @@ _decoder = msgspec.json.Decoder(ArchivedBody)
 def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
     params = request.params()
+    reach = journal_reach(dispatch.engine.access, request.notes)
     name, content_type = format_of(params)
     wanted = JournalRequest(
         start=not_negative(params, "from"),
@@ -102,17 +105,29 @@ def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
             kind=_kind(params.get("kind", "")),
             topic=params.get("topic", ""),
             group=params.get("group", ""),
+            tenant=request.notes.tenant or "",
+            namespace=request.notes.namespace or "",
             tenant_id=params.get("tenant_id", ""),
             run_id=params.get("run_id", ""),
             from_ms=not_negative(params, "from_ms"),
             to_ms=not_negative(params, "to_ms"),
+            reach=reach,
         ),
     )
     stream = RangeStream(reply, content_type)
+    if request.notes.principal is not None:
+        stream.guard = lambda: _check_reach(dispatch, request, reach)
     reply.when_first(lambda: dispatch.engine.journal.open(wanted, stream.opened))
 
 
+def _check_reach(dispatch: RequestDispatch, request: Request, reach: TopicReach | None) -> None:
+    """Raises if the principal may read other rows now than when the read began."""
+    if journal_reach(dispatch.engine.access, request.notes) != reach:
+        raise PermissionDenied("the access rules have changed; read the journal again")
+
+
 def read_positions(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    journal_reach(dispatch.engine.access, request.notes)
     params = request.params()
     dispatch.engine.journal.offsets(
         truth(params, "fresh"),
@@ -122,6 +137,7 @@ def read_positions(dispatch: RequestDispatch, request: Request, reply: Reply) ->
 
 
 def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    journal_reach(dispatch.engine.access, request.notes)
     params = request.params()
     rows, max_rows = split_sizes(params)
     dispatch.engine.journal.splits(
@@ -134,6 +150,11 @@ def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> No
 
 
 def set_archived(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    if (request.notes.tenant, request.notes.namespace) != (None, None):
+        raise InvalidArgument(
+            "the archived position is that of the whole journal, with the rows of all tenants: "
+            "report it without X-Penstock-Tenant and X-Penstock-Namespace"
+        )
     next_ = decode_body(_decoder, request.body).next
     if next_ is None or next_ < 0:
         raise InvalidArgument("next is required: a position of the journal, 0 or more")
@@ -153,6 +174,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/journal",
         handler=read_journal,
+        access=HandlerNeeds("journal", "topic"),
         tag="Journal",
         summary="Read the events of messages",
         text="One row per event, in the order in which they were recorded: its time, kind, "
@@ -173,6 +195,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/journal/offsets",
         handler=read_positions,
+        access=HandlerNeeds("journal", "topic"),
         tag="Journal",
         summary="First and next positions of the journal",
         text="The journal is written when the log is sealed. With fresh, the answer waits "
@@ -189,19 +212,21 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/journal/archived",
         handler=set_archived,
+        access=Needs("manage", "broker"),
         tag="Journal",
         summary="Say how far the journal is archived",
         text="Says that every row below the position next is kept elsewhere. With the setting "
         "journal_after_archive only such rows are removed. The position never goes back, and "
         "stays the same if there is no row in between; the answer has it.",
         body=ArchivedBody,
-        example={"next": 1342177280},
-        answers={200: Answer("The archived position now.", JournalArchive, {"next": 1342177280})},
+        example={"next": 268435456},
+        answers={200: Answer("The archived position now.", JournalArchive, {"next": 268435456})},
         errors=(400, 409, 416, 503),
     ),
     Endpoint(
         route="GET /v1/journal/splits",
         handler=read_splits,
+        access=HandlerNeeds("journal", "topic"),
         tag="Journal",
         summary="Split the journal for parallel reading",
         text="Splits the journal into neighbouring ranges with at most so many rows each.",

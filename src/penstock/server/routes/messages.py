@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,10 @@ import msgspec
 
 from penstock.api.messages import Produce, ProduceOutcome
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.names import clean_name
+from penstock.model.names import full_name_in
 from penstock.model.records import Message
+from penstock.model.scopes import Scope, plain_name
+from penstock.server.access import HandlerNeeds, check_produce
 from penstock.server.batches import BatchDecoder, read_commands, send_results
 from penstock.server.envelopes import (
     EnvelopeBody,
@@ -20,7 +23,7 @@ from penstock.server.envelopes import (
     envelope_of,
 )
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Request, decode_body, whole_number
+from penstock.server.http.requests import Notes, Request, decode_body, whole_number
 from penstock.server.http.responses import JSON_TYPE, batch_error, encode_json
 from penstock.server.members import StrictBody, TopicName, limits, optional, required
 from penstock.server.queries import body_of_query
@@ -79,7 +82,9 @@ def produce(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         body = decode_body(_decoder, request.body)
     else:
         body = _body_of_query(request.params())
-    command = produce_of(body)
+    command = produce_of(request.notes.scope, body)
+    if request.notes.principal is not None:
+        check_produce(dispatch.engine.access, request.notes, command)
     dispatch.engine.produce(command, partial(_send_produced, reply, command.topic))
 
 
@@ -94,25 +99,35 @@ def _send_produced(reply: Reply, topic: str, outcome: ProduceOutcome) -> None:
 
 @lru_cache(1024)
 def _produced_body(topic: str) -> bytes:
-    return encode_json(Produced("produced", topic))
+    """Takes the full name of the topic."""
+    return encode_json(Produced("produced", plain_name(topic)))
 
 
 def produce_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = read_commands(_batches.decode(request.body), produce_of)
+    notes = request.notes
+    command_of: Callable[[ProduceBody], Produce] = partial(produce_of, notes.scope)
+    if notes.principal is not None:
+        command_of = partial(_allowed, dispatch, notes)
+    commands, refused = read_commands(_batches.decode(request.body), command_of)
     results_of = partial(map, _produced_item, commands)
     dispatch.engine.produce_many(commands, partial(send_results, reply, refused, results_of))
 
 
+def _allowed(dispatch: RequestDispatch, notes: Notes, body: ProduceBody) -> Produce:
+    return check_produce(dispatch.engine.access, notes, produce_of(notes.scope, body))
+
+
 def _produced_item(command: Produce, outcome: ProduceOutcome) -> Any:
     if isinstance(outcome, Message):
-        return ProducedItem("produced", command.topic, outcome.partition, outcome.offset)
+        topic = plain_name(command.topic)
+        return ProducedItem("produced", topic, outcome.partition, outcome.offset)
     if outcome is None:
-        return ProducedItem("produced", command.topic, duplicate=True)
+        return ProducedItem("produced", plain_name(command.topic), duplicate=True)
     return batch_error(outcome)
 
 
-def produce_of(body: ProduceBody) -> Produce:
-    topic = clean_name(body.topic, "topic")
+def produce_of(scope: Scope, body: ProduceBody) -> Produce:
+    topic = full_name_in(scope, body.topic)
     if not body.value:
         raise InvalidArgument("value is required and must be a non-empty string")
     if body.envelope is None:
@@ -148,7 +163,7 @@ def _deadline_of_query(params: dict[str, str]) -> str | None:
 
 _EXAMPLE = {
     "topic": "orders",
-    "key": "user-1",
+    "key": "user-7",
     "value": "hello",
     "envelope": {
         "run_id": "run-1",
@@ -164,6 +179,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/produce",
         handler=produce,
+        access=HandlerNeeds("produce", "topic"),
         tag="Messages",
         summary="Produce a message",
         text="The answer comes when the message is as durable as the broker promises (see "
@@ -198,6 +214,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/produce/batch",
         handler=produce_batch,
+        access=HandlerNeeds("produce", "topic"),
         tag="Messages",
         summary="Produce messages in one commit",
         text="A JSON array, or NDJSON. Each message succeeds or fails by itself.",

@@ -8,17 +8,19 @@ whole one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from penstock.api.ranges import Range
-from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.model.audit import AUDIT_TOPIC
+from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
 from penstock.model.limits import KIB, MAX_OFFSET, MAX_POSITION
-from penstock.model.names import clean_name
 from penstock.model.ranges import (
     PIECE_BYTES,
+    NamedOffsets,
     OffsetsPage,
     RangeFormat,
     RangeRequest,
@@ -27,6 +29,7 @@ from penstock.model.ranges import (
     TopicOffsets,
 )
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Splits
+from penstock.server.access import Filtered, Needs, audit_tenant, guard, seen, sees
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
@@ -123,6 +126,8 @@ class RangeStream:
         self._range: Range | None = None
         self._left = _NOTHING
         self._is_reading = False
+        self.guard: Callable[[], None] | None = None
+        """Raises once the reader may not go on; asked before each piece."""
 
     def opened(self, outcome: Range | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
@@ -149,6 +154,8 @@ class RangeStream:
             self._left = self._left[WRITE_BYTES:] or _NOTHING
         if self._left or self._is_reading or connection.flow.write_paused:
             return
+        if self.guard is not None and not self._is_allowed(self.guard, connection):
+            return
         self._is_reading = True
         if source.is_over():
             self._got(None)
@@ -159,6 +166,15 @@ class RangeStream:
 
     def disconnected(self) -> None:
         self._connection = None
+
+    def _is_allowed(self, guard: Callable[[], None], connection: HttpConnection) -> bool:
+        try:
+            guard()
+        except PermissionDenied:
+            self._connection = None
+            connection.break_stream()
+            return False
+        return True
 
     # -- called by the range -------------------------------------------------------------------
 
@@ -183,13 +199,16 @@ class RangeStream:
             connection.break_stream()
 
 
+_READ = Needs("read", "topic")
+
+
 def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
     topic, partition = _topic_and_partition(request)
     params = request.params()
     name, content_type = format_of(params)
     wanted = RangeRequest(
-        topic=clean_name(topic, "topic"),
+        topic=request.full_name(topic),
         partition=_partition(partition),
         topic_id=not_negative(params, "topic_id"),
         start=not_negative(params, "start"),
@@ -198,14 +217,25 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
         omit_nulls=_omits_nulls(params),
         selection=Selection(
             columns=columns_of(params),
-            tenant_id=params.get("tenant_id", ""),
+            tenant_id=_tenant_of_rows(dispatch, request, topic) or params.get("tenant_id", ""),
             run_id=params.get("run_id", ""),
             from_ms=not_negative(params, "from_ms"),
             to_ms=not_negative(params, "to_ms"),
         ),
     )
     stream = RangeStream(reply, content_type)
+    if request.notes.principal is not None:
+        stream.guard = partial(guard, _READ, dispatch, request, reply)
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
+
+
+def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str) -> str:
+    """Returns the tenant whose rows of the audit log are shown; empty for all rows, and for other
+    topics."""
+    notes = request.notes
+    if topic.strip() != AUDIT_TOPIC or notes.principal is None:
+        return ""
+    return audit_tenant(dispatch.engine.access, notes.principal, notes.scope) or ""
 
 
 def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -213,7 +243,7 @@ def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> No
     params = request.params()
     rows, max_rows = split_sizes(params)
     wanted = SplitRequest(
-        topic=clean_name(topic, "topic"),
+        topic=request.full_name(topic),
         partition=_partition(partition),
         topic_id=not_negative(params, "topic_id"),
         start=not_negative(params, "start"),
@@ -230,17 +260,31 @@ def read_offsets(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
     topic = names_in_path(request)[1]
     time_ms = not_negative(request.params(), "time_ms")
     dispatch.engine.ranges.offsets(
-        clean_name(topic, "topic"),
+        request.full_name(topic),
         time_ms,
         lambda outcome: send_outcome(reply, outcome, 200, lambda offsets: offsets),
     )
 
 
 def read_all_offsets(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.ranges.all_offsets(
-        request.params().get("after", ""),
-        lambda outcome: send_outcome(reply, outcome, 200, lambda page: page),
-    )
+    notes, access = request.notes, dispatch.engine.access
+    shown: list[NamedOffsets] = []
+
+    def send(outcome: OffsetsPage | PenstockError) -> None:
+        if isinstance(outcome, PenstockError) or notes.principal is None:
+            send_outcome(reply, outcome, 200, lambda page: page)
+            return
+        shown.extend(
+            seen(access, notes, "topic", outcome.topics, lambda each: (notes.scope, each.topic))
+        )
+        after = outcome.after
+        if after is None or sees(access, notes, "topic", notes.scope, after):
+            reply.send_json(200, OffsetsPage(shown, after))
+        else:
+            # The page ends with a name that the principal must not see: add the next page.
+            dispatch.engine.ranges.all_offsets(notes.scope, after, send)
+
+    dispatch.engine.ranges.all_offsets(notes.scope, request.params().get("after", ""), send)
 
 
 def columns_of(params: dict[str, str]) -> tuple[str, ...]:
@@ -296,13 +340,14 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/topics/{topic}/partitions/{partition}/records",
         handler=read_range,
+        access=_READ,
         tag="Ranges",
         summary="Read a range of a partition",
         text="Needs no lease and no group, and can be read any number of times. The range is "
         "fixed when the answer begins, and has only durable messages. An answer that breaks "
         "off does not look complete.",
         query=(RangeQuery,),
-        example={"start": 0, "end": 100, "columns": "offset,value"},
+        example={"start": 0, "columns": "offset,value", "format": "ndjson"},
         answers={
             200: Answer(
                 "The rows, as an Arrow IPC stream or as lines of JSON.",
@@ -314,6 +359,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/topics/{topic}/partitions/{partition}/splits",
         handler=read_splits,
+        access=Needs("read", "topic"),
         tag="Ranges",
         summary="Split a range for parallel reading",
         text="Splits the range into neighbouring ranges with at most so many rows, to be read "
@@ -333,6 +379,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/topics/{topic}/offsets",
         handler=read_offsets,
+        access=Needs("read", "topic"),
         tag="Ranges",
         summary="First and next offsets of a topic",
         text="With time_ms, also the first offset of that time. A topic that is deleted and "
@@ -350,6 +397,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/offsets",
         handler=read_all_offsets,
+        access=Filtered("topic"),
         tag="Ranges",
         summary="First and next offsets of all topics",
         text="Topics in the order of their names, some thousands of partitions per page. If "

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.model.tenancy import Changes, Snapshot
+from penstock.server.access import Needs
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import required_index, whole_number
 from penstock.server.members import Count, limits, optional, required
@@ -118,6 +119,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/registry",
         handler=status,
+        access=Needs("registry", "broker"),
         tag="Registry",
         summary="Role and revision of the registry",
         text="A follower also names its control plane, and says whether it is connected.",
@@ -133,6 +135,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/registry/snapshot",
         handler=snapshot,
+        access=Needs("registry", "broker"),
         tag="Registry",
         summary="All entries at one revision",
         answers={
@@ -147,6 +150,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/registry/changes",
         handler=changes,
+        access=Needs("registry", "broker"),
         tag="Registry",
         summary="Changes after a revision",
         text="410 if the changes are no longer kept (10,000 are, and none across a restart "

@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.model.errors import PenstockError
 from penstock.model.tenancy import Path
+from penstock.server.access import (
+    CHANGES,
+    EndpointAccess,
+    Filtered,
+    HandlerNeeds,
+    Needs,
+    Open,
+    actor_of,
+    check_path,
+    guard,
+)
 from penstock.server.commands import path_of
 from penstock.server.http.dispatch import Handler, RequestDispatch, Routes
 from penstock.server.http.requests import Request, path_name
@@ -35,8 +46,30 @@ def plain_routes(endpoints: Iterable[Endpoint]) -> Routes:
     for endpoint in endpoints:
         if "{" not in endpoint.path:
             methods = routes.setdefault(endpoint.path.encode(), {})
-            methods[endpoint.method.encode()] = cast("Handler", endpoint.handler)
+            methods[endpoint.method.encode()] = guarded(endpoint)
     return routes
+
+
+def guarded(endpoint: Endpoint) -> Handler:
+    """Returns the endpoint's handler, with the check before it that its path allows, and with the
+    sender's name for the audit log if it changes something."""
+    access, handler = endpoint.access, cast("Handler", endpoint.handler)
+    if isinstance(access, Open | Filtered):
+        return handler
+    is_change = access.permission in CHANGES
+    if isinstance(access, HandlerNeeds) and not is_change:
+        return handler
+
+    def handle(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+        if request.notes.principal is None:
+            handler(dispatch, request, reply)
+            return
+        if isinstance(access, Needs):
+            guard(access, dispatch, request, reply)
+        with dispatch.engine.audit.acting(actor_of(request, reply) if is_change else None):
+            handler(dispatch, request, reply)
+
+    return handle
 
 
 class _Pattern:
@@ -50,10 +83,16 @@ class _Pattern:
         self.has_key = b"{key}" in parts
         self.scope = ""
         self.methods: Methods = {}
+        self._access: dict[bytes, EndpointAccess] = {}
 
     def add(self, endpoint: Endpoint) -> None:
         self.scope = endpoint.scope
-        self.methods[endpoint.method.encode()] = cast("Handler", endpoint.handler)
+        method = endpoint.method.encode()
+        self._access[method] = endpoint.access
+        if endpoint.scope:
+            self.methods[method] = cast("Handler", endpoint.handler)
+        else:
+            self.methods[method] = guarded(endpoint)
 
     def matches(self, parts: list[bytes]) -> bool:
         """`parts` are as many as the pattern has. A handler with a scope refuses empty names
@@ -64,7 +103,7 @@ class _Pattern:
 
     def methods_with(self, path: Path) -> Methods:
         return {
-            method: partial(_handle, cast("PathHandler", handler), path)
+            method: partial(_handle, cast("PathHandler", handler), self._access[method], path)
             for method, handler in self.methods.items()
         }
 
@@ -112,9 +151,17 @@ class PathRouter:
 
 
 def _handle(
-    handler: PathHandler, path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
+    handler: PathHandler,
+    access: EndpointAccess,
+    path: Path,
+    dispatch: RequestDispatch,
+    request: Request,
+    reply: Reply,
 ) -> None:
     try:
+        principal = request.notes.principal
+        if principal is not None and isinstance(access, Needs):
+            check_path(dispatch.engine.access, principal, access.permission, access.kind, path)
         handler(path, dispatch, request, reply)
     except PenstockError as error:
         reply.send_error(error, _request_id(request))

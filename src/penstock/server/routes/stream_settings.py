@@ -60,18 +60,28 @@ class StreamSettingsBody(Body):
 
     delivery: Annotated[
         DeliveryMode | UnsetType | None,
-        optional("at_most_once. at_least_once and exactly_once are refused: not available yet."),
+        optional(
+            "at_most_once: to those who are subscribed, without acks. at_least_once: named "
+            "subscriptions get each event until they ack it. exactly_once: publishes are "
+            "numbered too, and a repeat is not stored twice. The default is at_most_once."
+        ),
     ] = UNSET
     durable: Annotated[
         bool | UnsetType | None,
         optional(
-            "true: keeps its contents across restarts. For caches only; not available for "
-            "streams yet."
+            "true: keeps its events on disk. at_least_once and exactly_once streams are always "
+            "durable."
         ),
     ] = UNSET
     retention: Annotated[
         Count | DurationText | UnsetType | None,
-        optional("How long events are kept. Refused for now: streams do not keep events yet."),
+        optional(
+            "How long a durable stream keeps events, such as 7d. 0 or omitted: there is no limit."
+        ),
+    ] = UNSET
+    retention_bytes: Annotated[
+        Bytes | BytesText | UnsetType | None,
+        optional("How many bytes of events a durable stream keeps, such as 10GB."),
     ] = UNSET
     event_queue_depth: Annotated[QueueDepth | UnsetType | None, EVENT_QUEUE_DEPTH] = UNSET
     event_queue_bytes: Annotated[
@@ -115,6 +125,7 @@ class StreamAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     ordering: str
     retention: str | None
     retention_ms: int
+    retention_bytes: int
     event_queue_depth: int
     event_queue_bytes: int
     pub_queue_depth: int
@@ -139,6 +150,7 @@ _MEMBERS: dict[str, tuple[str, Read]] = {
     "delivery": ("delivery", as_it_is),
     "durable": ("durable", as_it_is),
     "retention": ("retention_ms", duration(0, MAX_OFFSET)),
+    "retention_bytes": ("retention_bytes", size),
     "event_queue_depth": ("event_queue_depth", whole_number(1, MAX_QUEUE_DEPTH)),
     "event_queue_bytes": ("event_queue_bytes", size),
     "pub_queue_depth": ("pub_queue_depth", whole_number(1, MAX_QUEUE_DEPTH)),
@@ -152,7 +164,10 @@ _MEMBERS: dict[str, tuple[str, Read]] = {
 
 
 def stream_config(body: StreamSettingsBody, now: StreamConfig | None = None) -> StreamConfig:
-    return read_config(body, _MEMBERS, now, StreamConfig())
+    config = read_config(body, _MEMBERS, now, StreamConfig())
+    if config.delivery != "at_most_once" and body.durable in (UNSET, None):
+        return msgspec.structs.replace(config, durable=True)
+    return config
 
 
 def stream_answer(entry: Entry, limits: Limits) -> StreamAnswer:
@@ -168,6 +183,7 @@ def stream_answer(entry: Entry, limits: Limits) -> StreamAnswer:
         ordering="per_stream",
         retention=format_duration(config.retention_ms) if config.retention_ms else None,
         retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
         **in_force,
         pub_workers_per_conn=limits.pub_workers_per_conn,
         origins=origins | {"pub_workers_per_conn": "broker"},
@@ -233,6 +249,7 @@ _EXAMPLE: dict[str, Any] = {
     "ordering": "per_stream",
     "retention": None,
     "retention_ms": 0,
+    "retention_bytes": 0,
     "event_queue_depth": 4096,
     "event_queue_bytes": 67_108_864,
     "pub_queue_depth": 1024,

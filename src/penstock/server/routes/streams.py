@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
 
+from penstock.api.topics import TopicReport
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.streams import Lag
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.streams import Lag, Start
 from penstock.model.tenancy import Path
-from penstock.server.commands import subscribe_of
+from penstock.server.access import Needs, guard
+from penstock.server.commands import named_of, start_of, subscribe_of
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.feeds import open_feed
+from penstock.server.http.feeds import feed_format, open_feed
+from penstock.server.http.named_feed import NamedFeed
 from penstock.server.http.requests import Request, check_raw_only, truth, whole_number
 from penstock.server.http.responses import encode_json
-from penstock.server.members import Count, limits, optional
+from penstock.server.members import Count, LeaseTime, limits, optional
+from penstock.server.message_access import check_invalidation
 from penstock.server.message_actions import publish, publish_batch
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.websocket import send_answer
@@ -27,14 +32,22 @@ from penstock.server.websocket.messages import (
     EVENT_QUEUE_DEPTH,
     INVALIDATE,
     LAG,
+    START,
+    OwnerOfName,
+    Prefetch,
+    ProducerId,
     PublishBatchBody,
     PublishBody,
     QueueDepth,
     RequestIdText,
+    Sequence,
+    SubscriptionName,
 )
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
+
+_SUBSCRIBE = Needs("subscribe", "stream")
 
 STREAM = "/v1/tenants/{tenant_id}/namespaces/{namespace}/streams/{stream}"
 
@@ -59,6 +72,8 @@ class RawPublishQuery(msgspec.Struct):
     ack: Annotated[str | None, ACK] = None
     invalidate: Annotated[str | None, INVALIDATE] = None
     request_id: RequestIdText = None
+    producer_id: ProducerId = None
+    sequence: Sequence = None
 
 
 class SubscribeQuery(msgspec.Struct):
@@ -66,10 +81,28 @@ class SubscribeQuery(msgspec.Struct):
     lag: Annotated[bool | None, LAG] = None
     format: FeedFormatName = None
     heartbeat_ms: FeedHeartbeat = None
+    name: SubscriptionName = None
+    start: Annotated[str | None, START] = None
+    owner: OwnerOfName = None
+    lease_ms: LeaseTime = None
+    prefetch: Prefetch = None
 
 
-class Subscriptions(msgspec.Struct):
+class NamedSubscription(msgspec.Struct):
+    """The progress of a named subscription. `unacked` events are delivered and not acked."""
+
+    name: str
+    subscribers: int
+    next_offset: int
+    unacked: int
+    messages_behind: int
+
+
+class Subscriptions(msgspec.Struct, omit_defaults=True):
+    """`named` is there if the stream is durable."""
+
     subscriptions: list[Lag]
+    named: list[NamedSubscription] | None = None
 
 
 _publish_decoder = msgspec.json.Decoder(PublishBody)
@@ -78,6 +111,8 @@ _publish_batch_decoder = msgspec.json.Decoder(PublishBatchBody)
 
 def post_publish(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = (request.query and _raw_publish(request)) or decode_body(_publish_decoder, request.body)
+    if request.notes.principal is not None:
+        check_invalidation(dispatch.engine.access, request.notes.principal, path, body)
     publish(dispatch.engine, path, body, partial(send_answer, reply, body.request_id))
 
 
@@ -86,7 +121,8 @@ def _raw_publish(request: Request) -> PublishBody | None:
     `invalidate` may be repeated."""
     params = request.params()
     if not truth(params, "raw"):
-        check_raw_only(params, ("ack", "invalidate", "request_id"))
+        names = ("ack", "invalidate", "request_id", "producer_id", "sequence")
+        check_raw_only(params, names)
         return None
     ack = params.get("ack")
     if ack is not None and ack not in ("none", "per_message"):
@@ -97,6 +133,8 @@ def _raw_publish(request: Request) -> PublishBody | None:
         ack=cast("Literal['none', 'per_message'] | None", ack),
         request_id=query_request_id(params),
         invalidate=msgspec.Raw(encode_json(targets)) if targets else ABSENT,
+        producer_id=params.get("producer_id"),
+        sequence=whole_number(params, "sequence"),
     )
 
 
@@ -104,31 +142,87 @@ def post_publish_batch(
     path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
     body = decode_body(_publish_batch_decoder, request.body)
+    if request.notes.principal is not None:
+        check_invalidation(dispatch.engine.access, request.notes.principal, path, body)
     publish_batch(dispatch.engine, path, body, partial(send_answer, reply, body.request_id))
 
 
 def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
+    start = _resumed(request) or start_of(params.get("start"))
+    streams = dispatch.engine.streams
+    if params.get("name"):
+        form, heartbeat_ms = feed_format(dispatch, request, params)
+        named = named_of(
+            path,
+            params["name"],
+            params.get("owner"),
+            start,
+            whole_number(params, "lease_ms"),
+            whole_number(params, "prefetch"),
+        )
+        sink = NamedFeed(reply, form, heartbeat_ms, named)
+        if request.notes.principal is not None:
+            sink.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
+        reply.when_first(partial(streams.consume, named, sink, sink.opened))
+        return
     feed = open_feed(dispatch, request, params, reply)
+    if request.notes.principal is not None:
+        feed.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
     depth = whole_number(params, "event_queue_depth")
-    command = subscribe_of(path, depth, truth(params, "lag"))
-    reply.when_first(partial(dispatch.engine.streams.subscribe, command, feed, feed.subscribed))
+    command = subscribe_of(path, depth, truth(params, "lag"), start)
+    reply.when_first(partial(streams.subscribe, command, feed, feed.subscribed))
+
+
+def _resumed(request: Request) -> Start | None:
+    """Returns the place behind the event that a browser got last, which it names when it connects
+    again."""
+    last = (request.notes.last_event_id or b"").strip()
+    if not last:
+        return None
+    if not last.isdigit() or int(last) >= MAX_OFFSET:
+        raise InvalidArgument("Last-Event-ID must be the id of an event, which is its offset")
+    return Start("offset", int(last) + 1)
 
 
 def list_subscriptions(
     path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
-    dispatch.engine.streams.subscriptions(path, partial(_send_list, reply))
+    dispatch.engine.streams.subscriptions(path, partial(_send_list, dispatch, path, reply))
 
 
-def _send_list(reply: Reply, outcome: list[Lag] | PenstockError) -> None:
+def _send_list(
+    dispatch: RequestDispatch, path: Path, reply: Reply, outcome: list[Lag] | PenstockError
+) -> None:
     if isinstance(outcome, PenstockError):
         reply.send_error(outcome)
-    else:
+        return
+    try:
+        log_name = dispatch.engine.streams.log_name(path)
+    except PenstockError:
         reply.send_json(200, Subscriptions(outcome))
+    else:
+        dispatch.engine.describe_topic(log_name, partial(_send_with_named, reply, outcome))
 
 
-_ERRORS = (400, 404, 413, 429, 503)
+def _send_with_named(reply: Reply, live: list[Lag], outcome: TopicReport | PenstockError) -> None:
+    if isinstance(outcome, PenstockError):
+        reply.send_error(outcome)
+        return
+    named = [
+        NamedSubscription(
+            group.name,
+            group.consumers,
+            group.partitions[0].next_offset,
+            group.partitions[0].unfinished,
+            group.partitions[0].lag,
+        )
+        for group in outcome.groups
+    ]
+    reply.send_json(200, Subscriptions(live, named))
+
+
+_ERRORS = (400, 404, 409, 413, 429, 503)
 _EVENT = {"type": "event", "subscription_id": "s1", "payload": "aGVsbG8="}
 _LAG = {
     "subscription_id": "s1",
@@ -144,12 +238,14 @@ ENDPOINTS = (
     Endpoint(
         route=f"POST {STREAM}/publish",
         handler=post_publish,
+        access=Needs("publish", "stream"),
         scope="stream",
         tag="Streams",
         summary="Publish an event",
-        text="Sends the event once to everybody who is subscribed now; it is not kept. The "
-        "answer does not wait for subscribers. With raw=true the body is the payload, and the "
-        "query has the other members; without raw=true such a query is refused.",
+        text="Sends the event once to everybody who is subscribed now. The answer does not wait "
+        "for subscribers. A durable stream also keeps the event, and answers with its offset when "
+        "it is on disk. With raw=true the body is the payload, and the query has the other "
+        "members; without raw=true such a query is refused.",
         body=PublishBody,
         query=(RawPublishQuery,),
         example={"payload": "aGVsbG8="},
@@ -159,6 +255,7 @@ ENDPOINTS = (
     Endpoint(
         route=f"POST {STREAM}/publish_batch",
         handler=post_publish_batch,
+        access=Needs("publish", "stream"),
         scope="stream",
         tag="Streams",
         summary="Publish events together",
@@ -172,13 +269,16 @@ ENDPOINTS = (
     Endpoint(
         route=f"GET {STREAM}/subscribe",
         handler=subscribe,
+        access=_SUBSCRIBE,
         scope="stream",
         tag="Streams",
         summary="Subscribe as a stream of lines",
         text="One JSON object per line: first subscribed, then every event that is accepted "
         "from then on. With format=sse or Accept: text/event-stream, server-sent events. A "
-        "subscriber that is further behind than event_queue_depth loses the newest events. If "
-        "the broker ends the subscription, the last line is an error.",
+        "subscriber that is further behind than event_queue_depth loses the newest events. With "
+        "start it reads a durable stream from there on, and loses nothing. With name it joins a "
+        "named subscription, whose events are acked. The header Last-Event-ID resumes behind the "
+        "event of this id. If the broker ends the subscription, the last line is an error.",
         query=(SubscribeQuery,),
         example={"heartbeat_ms": 15000},
         answers={
@@ -189,11 +289,12 @@ ENDPOINTS = (
                 media_type="application/x-ndjson",
             )
         },
-        errors=(400, 404, 503),
+        errors=(400, 404, 409, 410, 416, 429, 503),
     ),
     Endpoint(
         route=f"GET {STREAM}/subscriptions",
         handler=list_subscriptions,
+        access=Needs("read", "stream"),
         scope="stream",
         tag="Streams",
         summary="List the subscriptions and their lag",

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.model.errors import Unavailable
+from penstock.server.access import Open
 from penstock.server.build import COMMIT
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
@@ -15,6 +16,9 @@ from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
+
+
+PROBE = Open("probes have no token")
 
 
 class Status(msgspec.Struct):
@@ -70,6 +74,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/version",
         handler=version,
+        access=Open("says nothing about the data"),
         tag="Broker",
         summary="Version, durability and the largest message",
         answers={
@@ -90,6 +95,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/healthz",
         handler=healthz,
+        access=PROBE,
         tag="Broker",
         summary="Is it alive?",
         answers={200: Answer("It is.", Status, {"status": "ok"})},
@@ -97,6 +103,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/livez",
         handler=healthz,
+        access=PROBE,
         tag="Broker",
         summary="Is it alive? (the usual name of the probe)",
         answers={200: Answer("It is.", Status, {"status": "ok"})},
@@ -104,6 +111,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/readyz",
         handler=readyz,
+        access=PROBE,
         tag="Broker",
         summary="Is it ready for requests?",
         answers={

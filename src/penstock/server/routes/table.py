@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from penstock.server.routes import (
+    access,
+    apply,
     cache_settings,
     caches,
     consume,
@@ -11,13 +13,17 @@ from penstock.server.routes import (
     groups,
     journal,
     messages,
+    quotas,
     ranges,
     registry,
+    stream_deliveries,
     stream_settings,
     streams,
     system,
     tenants,
+    tokens,
     topics,
+    transactions,
     websocket,
     writes,
 )
@@ -33,13 +39,19 @@ MODULES = (
     writes,
     journal,
     effects,
+    transactions,
     streams,
+    stream_deliveries,
     websocket,
     caches,
     tenants,
+    quotas,
     stream_settings,
     cache_settings,
+    apply,
+    access,
     registry,
+    tokens,
     system,
 )
 """In the order of the documentation."""

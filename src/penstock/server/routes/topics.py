@@ -16,7 +16,8 @@ from penstock.api.topics import (
 )
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_PARTITIONS
-from penstock.model.names import clean_name
+from penstock.model.scopes import plain_name
+from penstock.server.access import Filtered, HandlerNeeds, Needs, check_request, seen
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request
 from penstock.server.members import Count, Name, StrictBody, Wait, limits, optional, required
@@ -26,22 +27,22 @@ from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_pat
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
-_Partitions = Annotated[int, limits(minimum=1, maximum=MAX_PARTITIONS)]
-_AfterArchive = Annotated[
+Partitions = Annotated[int, limits(minimum=1, maximum=MAX_PARTITIONS)]
+AfterArchive = Annotated[
     bool | None, optional("true: no message is removed before the group archive has finished it.")
 ]
-_MaxAttempts = Annotated[
+MaxAttempts = Annotated[
     Count | None,
     optional("The most deliveries of a message that names no max_attempts; 0 is no limit."),
 ]
-_RetryBackoff = Annotated[
+RetryBackoff = Annotated[
     Wait | None,
     optional(
         "The wait before the first retry of a message without a retry policy; it doubles for "
         "each further retry. 0 is the broker's retry_backoff_ms."
     ),
 ]
-_RetryMaxBackoff = Annotated[
+RetryMaxBackoff = Annotated[
     Wait | None, optional("The longest such wait; 0 is the broker's retry_max_backoff_ms.")
 ]
 
@@ -49,12 +50,12 @@ _RetryMaxBackoff = Annotated[
 class TopicBody(StrictBody):
     name: Annotated[Name | None, required("The topic's name: 1 to 200 bytes of UTF-8.")] = None
     partitions: Annotated[
-        _Partitions | None, optional("How many partitions, 1 to 1,024; 1 when omitted.")
+        Partitions | None, optional("How many partitions, 1 to 1,024; 1 when omitted.")
     ] = None
-    after_archive: _AfterArchive = None
-    max_attempts: _MaxAttempts = None
-    retry_backoff_ms: _RetryBackoff = None
-    retry_max_backoff_ms: _RetryMaxBackoff = None
+    after_archive: AfterArchive = None
+    max_attempts: MaxAttempts = None
+    retry_backoff_ms: RetryBackoff = None
+    retry_max_backoff_ms: RetryMaxBackoff = None
 
 
 class TopicSettingsBody(StrictBody):
@@ -64,10 +65,10 @@ class TopicSettingsBody(StrictBody):
     retention_bytes: Annotated[
         Count | None, optional("How many bytes of finished messages are kept; 0 is all.")
     ] = None
-    after_archive: _AfterArchive = None
-    max_attempts: _MaxAttempts = None
-    retry_backoff_ms: _RetryBackoff = None
-    retry_max_backoff_ms: _RetryMaxBackoff = None
+    after_archive: AfterArchive = None
+    max_attempts: MaxAttempts = None
+    retry_backoff_ms: RetryBackoff = None
+    retry_max_backoff_ms: RetryMaxBackoff = None
 
 
 class TopicNames(msgspec.Struct):
@@ -80,14 +81,22 @@ class TopicAnswer(msgspec.Struct):
     partitions: int
 
 
+_CREATE = HandlerNeeds("manage", "topic")
+
 _topics = BodyOrQuery(TopicBody)
 _settings = BodyOrQuery(TopicSettingsBody)
 
 
 def list_topics(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    dispatch.engine.list_topics(
-        lambda names: send_outcome(reply, names, 200, TopicNames, _names_bytes)
-    )
+    def send(names: list[str] | PenstockError) -> None:
+        if not isinstance(names, PenstockError):
+            notes = request.notes
+            names = seen(
+                dispatch.engine.access, notes, "topic", names, lambda name: (notes.scope, name)
+            )
+        send_outcome(reply, names, 200, TopicNames, _names_bytes)
+
+    dispatch.engine.list_topics(request.notes.scope, send)
 
 
 def _names_bytes(names: list[str]) -> int:
@@ -98,9 +107,10 @@ def create_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
     if not request.body and not request.params().get("partitions", "1").strip():
         raise InvalidArgument("partitions must be a whole number")
     body = _topics.read(request)
-    name = clean_name(body.name, "name")
+    name = request.full_name(body.name, "name")
+    check_request(dispatch, request, reply, _CREATE, request.notes.scope, plain_name(name))
     partitions = 1 if body.partitions is None else body.partitions
-    done = partial(_send_created, reply, name, partitions)
+    done = partial(_send_created, reply, plain_name(name), partitions)
     dispatch.engine.create_topic(
         name, partitions, done, after_archive=body.after_archive, retries=_retries(body)
     )
@@ -149,7 +159,7 @@ def delete_topic(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
 
 
 def _topic(request: Request) -> str:
-    return clean_name(names_in_path(request)[1], "topic")
+    return request.full_name(names_in_path(request)[1])
 
 
 _EXAMPLE = TopicReport(
@@ -169,17 +179,20 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/topics",
         handler=list_topics,
+        access=Filtered("topic"),
         tag="Topics",
         summary="List topics",
+        text="The topics of the request's namespace.",
         answers={200: Answer("The names, sorted.", TopicNames, {"topics": ["orders"]})},
     ),
     Endpoint(
         route="POST /v1/topics",
         handler=create_topic,
+        access=_CREATE,
         tag="Topics",
         summary="Create a topic",
         text="A topic that exists with the same settings is left unchanged. 409 if it exists "
-        "with other settings.",
+        "with other settings, 404 if the request's namespace does not exist.",
         body=TopicBody,
         query=(TopicBody,),
         example={"name": "orders", "partitions": 3},
@@ -193,11 +206,12 @@ ENDPOINTS = (
                 {"status": "exists", "name": "orders", "partitions": 3},
             ),
         },
-        errors=(400, 409, 503),
+        errors=(400, 404, 409, 429, 503),
     ),
     Endpoint(
         route="GET /v1/topics/{topic}",
         handler=describe_topic,
+        access=Needs("read", "topic"),
         tag="Topics",
         summary="Describe a topic",
         text="Its partitions, its groups and their progress.",
@@ -207,6 +221,7 @@ ENDPOINTS = (
     Endpoint(
         route="PATCH /v1/topics/{topic}",
         handler=configure_topic,
+        access=Needs("manage", "topic"),
         tag="Topics",
         summary="Change a topic's settings",
         text="Retention removes messages that every group has finished, once they are older or "
@@ -222,6 +237,7 @@ ENDPOINTS = (
     Endpoint(
         route="DELETE /v1/topics/{topic}",
         handler=delete_topic,
+        access=Needs("manage", "topic"),
         tag="Topics",
         summary="Delete a topic",
         text="Deletes its messages and groups, and ends open streams. The name can be used again.",

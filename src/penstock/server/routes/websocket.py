@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.engine import Engine
 from penstock.model.errors import PenstockError
+from penstock.model.principals import Principal
+from penstock.server.access import Open
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import encode_json, typed_error
-from penstock.server.message_actions import MESSAGES_WITHOUT_CONNECTION, Outcome, perform
+from penstock.server.message_access import check_message
+from penstock.server.message_actions import MESSAGES_WITHOUT_CONNECTION, Done, Outcome, perform
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.websocket.answers import Ok, PublishOk, Value, Values
 from penstock.server.websocket.arrays import answer_bytes, encode_outcomes, perform_all
@@ -22,13 +26,28 @@ if TYPE_CHECKING:
 
 
 def post_message(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    principal = request.notes.principal
     if is_array(request.body):
         messages = decode_many(request.body)
         done = partial(_send_all, reply, messages, dispatch.max_body_bytes)
-        perform_all(messages, partial(perform, dispatch.engine), done)
+        perform_all(messages, partial(_perform, dispatch.engine, principal), done)
     else:
         message = decode_one(request.body)
-        perform(dispatch.engine, message, partial(send_answer, reply, message.request_id))
+        _perform(
+            dispatch.engine, principal, message, partial(send_answer, reply, message.request_id)
+        )
+
+
+def _perform(
+    engine: Engine, principal: Principal | None, message: Message | Refused, done: Done
+) -> None:
+    try:
+        if principal is not None:
+            check_message(engine.access, principal, message)
+    except PenstockError as error:
+        done(error)
+    else:
+        perform(engine, message, done)
 
 
 def send_answer(reply: Reply, request_id: RequestId, outcome: Outcome) -> None:
@@ -60,6 +79,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/felix",
         handler=post_message,
+        access=Open("each message is checked by itself"),
         tag="Streams",
         summary="Any message of the WebSocket that needs no open connection",
         text="publish, publish_batch, ping, and every cache message except the watches; or an "
@@ -86,6 +106,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/felix/ws",
         handler=get_socket,
+        access=Open("each message is checked by itself"),
         tag="Streams",
         summary="The WebSocket",
         text="Ask for an upgrade, version 13, with subprotocol felix.v1 or felix.v1+binary. "

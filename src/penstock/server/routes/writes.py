@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import pyarrow as pa
 
+from penstock.api.access import AccessPart
 from penstock.api.rows import CheckedRows
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import MAX_COMMIT_PARTS, MIB, Limits
 from penstock.model.names import clean_name
+from penstock.model.principals import Principal
+from penstock.model.scopes import Scope, plain_name
 from penstock.model.tenancy import Path
 from penstock.model.writes import (
     CommitBatch,
@@ -20,8 +23,11 @@ from penstock.model.writes import (
     PartCommit,
     PieceName,
     PieceReport,
+    RowTarget,
     WriterReport,
 )
+from penstock.server.access import Needs, check_path
+from penstock.server.access import check as check_access
 from penstock.server.arrow_bodies import STREAM_MARK, read_table
 from penstock.server.commands import path_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
@@ -92,14 +98,21 @@ def stage(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     _, *names = names_in_path(request)
     params = request.params()
     piece = PieceName(
-        _producer(names[0]),
+        request.full_name(names[0], "producer"),
         _number(names[1], "batch"),
         _number(names[2], "part"),
         _attempt(params.get("attempt")),
         _number(names[3], "piece"),
     )
-    topic, cache = _target(params)
-    check = partial(_checked, request.body, topic, cache, dispatch.engine.limits)
+    topic, cache = _target(request, params)
+    principal, access, scope = request.notes.principal, dispatch.engine.access, request.notes.scope
+    approve: Callable[[list[RowTarget]], None] | None = None
+    if principal is not None and cache is not None:
+        check_path(access, principal, "cache_write", "cache", cache)
+    elif principal is not None:
+        approve = partial(_approve, access, principal, scope)
+    limits = dispatch.engine.limits
+    check = partial(_checked, request.body, scope, topic, cache, limits)
     dispatch.engine.writes.stage(
         piece,
         topic,
@@ -107,7 +120,16 @@ def stage(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         len(request.body),
         check,
         lambda outcome: send_outcome(reply, outcome, 200, _same),
+        approve=approve,
     )
+
+
+def _approve(
+    access: AccessPart, principal: Principal, scope: Scope, targets: list[RowTarget]
+) -> None:
+    """Raises unless the principal may produce to every topic that rows are for."""
+    for name in {plain_name(target.topic) for target in targets}:
+        check_access(access, principal, "produce", "topic", scope, name)
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -118,7 +140,7 @@ def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if len(body.parts) > MAX_COMMIT_PARTS:
         raise TooLarge(f"a batch has at most {MAX_COMMIT_PARTS} parts")
     command = CommitBatch(
-        _producer(names[0]),
+        request.full_name(names[0], "producer"),
         _number(names[1], "batch"),
         [_part(part) for part in body.parts],
         body.once,
@@ -128,12 +150,13 @@ def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 def abort(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     _, *names = names_in_path(request)
-    dispatch.engine.writes.abort(_producer(names[0]), _number(names[1], "batch"), reply.settle)
+    producer = request.full_name(names[0], "producer")
+    dispatch.engine.writes.abort(producer, _number(names[1], "batch"), reply.settle)
 
 
 def describe(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     dispatch.engine.writes.describe(
-        _producer(names_in_path(request)[1]),
+        request.full_name(names_in_path(request)[1], "producer"),
         lambda outcome: send_outcome(reply, outcome, 200, _same),
     )
 
@@ -144,14 +167,14 @@ def _committed(reply: Reply, outcome: CommitReport | PenstockError) -> None:
 
 
 def _checked(
-    body: bytes, topic: str, cache: Path | None, limits: Limits, now_ms: int
+    body: bytes, scope: Scope, topic: str, cache: Path | None, limits: Limits, now_ms: int
 ) -> CheckedRows:
     """Runs on a thread: returns the rows of the body, or raises if they cannot be written."""
     if cache is not None:
         table = _table(body, cache_table, limits.max_body_bytes)
         return check_cache_rows(table, limits.max_message_bytes)
     table = _table(body, produce_table, limits.max_body_bytes)
-    return check_topic_rows(table, topic, limits.max_message_bytes, now_ms)
+    return check_topic_rows(table, scope, topic, limits.max_message_bytes, now_ms)
 
 
 def _table(body: bytes, of_lines: Callable[[bytes], pa.Table], max_bytes: int) -> pa.Table:
@@ -159,11 +182,11 @@ def _table(body: bytes, of_lines: Callable[[bytes], pa.Table], max_bytes: int) -
     return read_table(body, max_bytes) if is_arrow else of_lines(body)
 
 
-def _target(params: dict[str, str]) -> tuple[str, Path | None]:
+def _target(request: Request, params: dict[str, str]) -> tuple[str, Path | None]:
     """The topic of rows that name none, or the cache."""
     topic, cache = params.get("topic", ""), params.get("cache", "")
     if not cache:
-        return clean_name(topic, "topic") if topic.strip() else "", None
+        return request.full_name(topic) if topic.strip() else "", None
     if topic:
         raise InvalidArgument("topic and cache are both given; a piece goes to one of them")
     parts = cache.split("/")
@@ -179,10 +202,6 @@ def _part(body: PartBody) -> PartCommit:
         required_index(body.pieces, "pieces"),
         required_index(body.rows, "rows"),
     )
-
-
-def _producer(raw: str) -> str:
-    return clean_name(raw, "producer")
 
 
 def _attempt(raw: str | None) -> str:
@@ -201,6 +220,7 @@ ENDPOINTS = (
     Endpoint(
         route="PUT /v1/writes/{producer}/{batch}/{part}/{piece}",
         handler=stage,
+        access=Needs("write", "producer"),
         tag="Writes",
         summary="Stage a piece of a batch",
         text="The body is an Arrow IPC stream of rows, or lines of JSON, each the body of a "
@@ -214,6 +234,7 @@ ENDPOINTS = (
     Endpoint(
         route="POST /v1/writes/{producer}/{batch}/commit",
         handler=commit,
+        access=Needs("write", "producer"),
         tag="Writes",
         summary="Commit a batch",
         text="Stores the rows of these parts exactly once. The numbers of a producer's batches "
@@ -238,6 +259,7 @@ ENDPOINTS = (
     Endpoint(
         route="DELETE /v1/writes/{producer}/{batch}",
         handler=abort,
+        access=Needs("write", "producer"),
         tag="Writes",
         summary="Drop the staged pieces of a batch",
         text="A batch that is committed stays.",
@@ -247,6 +269,7 @@ ENDPOINTS = (
     Endpoint(
         route="GET /v1/writes/{producer}",
         handler=describe,
+        access=Needs("write", "producer"),
         tag="Writes",
         summary="Describe a producer",
         text="404 if the producer has committed nothing, or its last commit is too long ago.",

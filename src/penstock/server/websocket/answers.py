@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.model.streams import Lag
-from penstock.server.http.responses import TypedErrorBody
+from penstock.server.http.responses import CursorErrorBody, TypedErrorBody
 from penstock.server.websocket.messages import RequestId
 
 
@@ -29,16 +29,22 @@ class Ok(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="ok
 
 
 class PublishOk(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="publish_ok"):
-    """`count` once for a batch; `index` once for each of its payloads."""
+    """`count` once for a batch; `index` once for each of its payloads. `offset` is that of the
+    event, or of the first one, in a durable stream."""
 
     count: int | None = None
     index: int | None = None
     request_id: RequestId = None
+    offset: int | None = None
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="subscribed"):
+    """`name` and `owner` are those of a named subscription."""
+
     subscription_id: str
     request_id: RequestId = None
+    name: str | None = None
+    owner: str | None = None
 
 
 class LagAnswer(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="lag"):
@@ -84,18 +90,26 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type",
     to_version: int | None = None
 
 
-class Event(msgspec.Struct):
-    """A line, or a frame, of a subscription."""
+class Event(msgspec.Struct, omit_defaults=True):
+    """A line, or a frame, of a subscription. Events of a durable stream have an `offset`, those of
+    a named subscription also what is needed to ack them."""
 
     type: Literal["event"]
     subscription_id: str
     payload: bytes
+    offset: int | None = None
+    attempt: int | None = None
+    delivery_id: str | None = None
+    last_error: str | None = None
 
 
-class EventBatch(msgspec.Struct):
+class EventBatch(msgspec.Struct, omit_defaults=True):
+    """`offset` is that of the first event; the others follow it without a gap."""
+
     type: Literal["event_batch"]
     subscription_id: str
     payloads: list[bytes]
+    offset: int | None = None
 
 
 Answer = Ok | PublishOk | Subscribed | LagAnswer | Value | Values
@@ -135,6 +149,12 @@ FRAMES: tuple[FrameDescription, ...] = (
     FrameDescription(Values, "cache_values", "Values in the order of their keys."),
     FrameDescription(Event, "event", "One event of a subscription."),
     FrameDescription(EventBatch, "event_batch", "Several events of a subscription, in order."),
+    FrameDescription(
+        CursorErrorBody,
+        "subscribe_cursor_error",
+        "The position asked for is older than what the stream keeps, or newer than its end; or "
+        "retention has passed the subscription that is named.",
+    ),
     FrameDescription(
         CacheEvent, "cache_event", "A change of a watched key: put, delete, expire, evict, gap."
     ),

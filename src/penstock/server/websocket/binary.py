@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -19,18 +20,19 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.model.streams import Publish
 from penstock.server.commands import path_of
-from penstock.server.message_actions import Done, published
+from penstock.server.message_actions import Done, answer_publish, published
 from penstock.server.websocket.messages import PublishBatchMessage, Refused
 
 Ack = Literal["none", "per_message", "per_batch"]
 
-EVENTS, PUBLISH = 1, 2
+EVENTS, PUBLISH, KEPT_EVENTS = 1, 2, 3
 ACKS: tuple[Ack, ...] = ("none", "per_message", "per_batch")
 
 _ENCODED = "binary"
 """The key under which a batch keeps its events in this encoding."""
 
 _events_head = struct.Struct("<BII").pack
+_kept_head = struct.Struct("<BIQI").pack
 _u32 = struct.Struct("<I")
 _publish_head = struct.Struct("<BBI")
 
@@ -43,13 +45,18 @@ class BinaryPublish(msgspec.Struct, gc=False):
 
 
 def encode_events(number: int, runs: Sequence[EventRun]) -> bytes:
-    """Encodes events of the subscription `s<number>` as the payload of one frame."""
+    """Encodes events of the subscription `s<number>` as the payload of one frame. Those of a
+    durable stream must follow each other without a gap."""
     count = 0
     parts = [b""]
     for run in runs:
         count += run.end - run.start
         parts.append(_encode_run(run))
-    parts[0] = _events_head(EVENTS, number, count)
+    offset = runs[0].offset
+    if offset < 0:
+        parts[0] = _events_head(EVENTS, number, count)
+    else:
+        parts[0] = _kept_head(KEPT_EVENTS, number, offset, count)
     return b"".join(parts)
 
 
@@ -72,10 +79,9 @@ def publish(engine: Engine, frame: BinaryPublish, done: Done) -> None:
     """Publishes, with the same outcome as a JSON publish; raises if the frame is refused."""
     message, payloads = frame.message, frame.payloads
     path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
-    answer = published(message.ack or "per_batch", len(payloads), message.request_id)
+    answer = partial(published, message.ack or "per_batch", len(payloads), message.request_id)
     engine.streams.publish(
-        Publish(path=path, payloads=payloads),
-        lambda outcome: done(answer if outcome is None else outcome),
+        Publish(path=path, payloads=payloads), partial(answer_publish, done, answer)
     )
 
 

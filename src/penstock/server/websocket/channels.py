@@ -9,88 +9,60 @@ does not hold up the others. Must not know the bytes of a connection.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from penstock.api.caches import WatchHandle
+from penstock.api.consumers import Consumer
 from penstock.api.engine import Engine
+from penstock.api.messages import Settle
 from penstock.api.streams import Subscription
-from penstock.model.errors import InvalidArgument, NotFound, PenstockError, ResourceExhausted
+from penstock.model.errors import (
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    ResourceExhausted,
+)
 from penstock.model.limits import MAX_SUBSCRIPTIONS
-from penstock.model.streams import Lag
-from penstock.server.commands import include_of, path_of, subscribe_of, watch_of
-from penstock.server.http.responses import encode_json, typed_error
+from penstock.model.principals import Principal
+from penstock.model.streams import Lag, Start
+from penstock.model.tenancy import Path
+from penstock.server.access import check_path
+from penstock.server.commands import (
+    check_offset,
+    clean_reason,
+    delivery_of,
+    include_of,
+    named_of,
+    path_of,
+    start_of,
+    subscribe_of,
+    watch_of,
+)
+from penstock.server.http.responses import encode_json, subscribe_error, typed_error
 from penstock.server.message_actions import Done
 from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
 from penstock.server.websocket.binary import encode_events
-from penstock.server.websocket.events import BurstSize, encode_runs, encode_singly, encode_watch
+from penstock.server.websocket.channel import SUBSCRIBE, WATCH, Channel, Outlet
+from penstock.server.websocket.events import (
+    encode_runs,
+    encode_singly,
+    encode_watch,
+    without_gaps,
+)
 from penstock.server.websocket.messages import (
     CacheUnwatchMessage,
     CacheWatchMessage,
+    EventAckMessage,
+    EventNackMessage,
     LagMessage,
     RequestId,
     SubscribeMessage,
     UnsubscribeMessage,
 )
-
-FIRST_FRAME_EVENTS = 64
-"""Events in the first frame of a channel, before it is known how large they are."""
-
-
-class Outlet(Protocol):
-    """The part of a connection that channels need."""
-
-    is_binary: bool
-
-    def has_room(self) -> bool: ...
-
-    def send_text(self, payload: bytes) -> None: ...
-
-    def send_binary(self, payload: bytes) -> None: ...
-
-    def schedule_turn(self) -> None: ...
-
-
-class Channel:
-    """The sink of a subscription or watch. `_end` is the error that ended it before its reply had
-    left."""
-
-    def __init__(self, channels: Channels) -> None:
-        self._channels = channels
-        self._outlet = channels.outlet
-        self.id = ""
-        self.is_open = False
-        self._burst = BurstSize(FIRST_FRAME_EVENTS)
-        self._end: PenstockError | None = None
-
-    def open(self) -> None:
-        """Lets events leave: the reply that names the channel has left."""
-        self.is_open = True
-        if self._end is not None:
-            self.ended(self._end)
-        else:
-            self.wake()
-
-    def wake(self) -> None:
-        if self.is_open:
-            self._channels.schedule(self)
-
-    def ended(self, error: PenstockError) -> None:
-        if not self.is_open:
-            self._end = error
-            return
-        self._channels.drop(self)
-        self.send_end(error)
-
-    def send_end(self, error: PenstockError) -> None:
-        raise NotImplementedError
-
-    def take(self) -> bool:
-        """Sends a frame of events. Returns False when there are no more."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+from penstock.server.websocket.named_channel import NamedChannel
 
 
 class EventChannel(Channel):
@@ -98,8 +70,8 @@ class EventChannel(Channel):
 
     subscription: Subscription
 
-    def __init__(self, channels: Channels, *, is_single: bool) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: Channels, path: Path, *, is_single: bool) -> None:
+        super().__init__(channels, SUBSCRIBE, path)
         self._is_single = is_single
         self._lag: Lag | None = None
 
@@ -118,22 +90,26 @@ class EventChannel(Channel):
             return False
         count = sum(run.end - run.start for run in runs)
         if self._outlet.is_binary:
-            payload = encode_events(int(self.id[1:]), runs)
-            self._outlet.send_binary(payload)
-            self._burst.learn(count, len(payload))
+            nbytes = 0
+            for part in without_gaps(runs):
+                payload = encode_events(int(self.id[1:]), part)
+                self._outlet.send_binary(payload)
+                nbytes += len(payload)
+            self._burst.learn(count, nbytes)
         elif self._is_single:
             payloads = encode_singly(self.id, runs)
             for payload in payloads:
                 self._outlet.send_text(payload)
             self._burst.learn(count, sum(map(len, payloads)))
         else:
-            payload = encode_runs(self.id, runs)
-            self._outlet.send_text(payload)
-            self._burst.learn(count, len(payload))
+            payloads = [encode_runs(self.id, part) for part in without_gaps(runs)]
+            for payload in payloads:
+                self._outlet.send_text(payload)
+            self._burst.learn(count, sum(map(len, payloads)))
         return count >= max_events
 
     def send_end(self, error: PenstockError) -> None:
-        self._outlet.send_text(encode_json(typed_error(error, subscription_id=self.id)))
+        self._outlet.send_text(encode_json(subscribe_error(error, subscription_id=self.id)))
 
     def close(self) -> None:
         self.subscription.close()
@@ -141,6 +117,9 @@ class EventChannel(Channel):
 
 class WatchChannel(Channel):
     handle: WatchHandle
+
+    def __init__(self, channels: Channels, path: Path) -> None:
+        super().__init__(channels, WATCH, path)
 
     def take(self) -> bool:
         max_events = self._burst.events
@@ -164,8 +143,9 @@ class WatchChannel(Channel):
 class Channels:
     """`_opening` counts those that the engine has not answered yet."""
 
-    def __init__(self, engine: Engine, outlet: Outlet) -> None:
+    def __init__(self, engine: Engine, outlet: Outlet, principal: Principal | None = None) -> None:
         self._engine = engine
+        self._principal = principal
         self.outlet = outlet
         self._channels: dict[str, Channel] = {}
         self._opening = 0
@@ -174,11 +154,27 @@ class Channels:
 
     # -- messages ------------------------------------------------------------------------------
 
+    def actions(self) -> dict[type[Any], Callable[[Any, Done], None]]:
+        """Returns the messages that need an open connection, with what performs each."""
+        return {
+            SubscribeMessage: self.subscribe,
+            UnsubscribeMessage: self.unsubscribe,
+            LagMessage: self.lag,
+            EventAckMessage: self.ack,
+            EventNackMessage: self.nack,
+            CacheWatchMessage: self.watch,
+            CacheUnwatchMessage: self.unwatch,
+        }
+
     def subscribe(self, message: SubscribeMessage, done: Done) -> None:
         path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
-        command = subscribe_of(path, message.event_queue_depth, message.lag)
+        start = start_of(message.start)
+        if message.name is not None:
+            self._join(path, message, start, done)
+            return
+        command = subscribe_of(path, message.event_queue_depth, message.lag, start)
         self._check_room()
-        channel = EventChannel(self, is_single=message.batch is False)
+        channel = EventChannel(self, path, is_single=message.batch is False)
         self._opening += 1
         self._engine.streams.subscribe(
             command, channel, partial(self._subscribed, channel, message.request_id, done)
@@ -196,15 +192,80 @@ class Channels:
             done(outcome)
             return
         channel.subscription = outcome
+        if (refusal := self._refusal(channel)) is not None:
+            outcome.close()
+            done(refusal)
+            return
         self._add(channel, outcome.id)
         done(Subscribed(outcome.id, request_id))
+
+    def _join(self, path: Path, message: SubscribeMessage, start: Start | None, done: Done) -> None:
+        """Joins a named subscription."""
+        command = named_of(
+            path, message.name or "", message.owner, start, message.lease_ms, message.prefetch
+        )
+        self._check_room()
+        channel = NamedChannel(self, command)
+        self._opening += 1
+        self._engine.streams.consume(
+            command, channel, partial(self._joined, channel, message.request_id, done)
+        )
+
+    def _joined(
+        self,
+        channel: NamedChannel,
+        request_id: RequestId,
+        done: Done,
+        outcome: Consumer | PenstockError,
+    ) -> None:
+        self._opening -= 1
+        if isinstance(outcome, PenstockError):
+            done(outcome)
+            return
+        channel.consumer = outcome
+        if (refusal := self._refusal(channel)) is not None:
+            outcome.close()
+            done(refusal)
+            return
+        self._add(channel, f"n{outcome.id}")
+        command = channel.command
+        done(Subscribed(channel.id, request_id, command.name, command.owner))
+
+    def ack(self, message: EventAckMessage, done: Done) -> None:
+        settle = self._delivery(message)
+        self._engine.ack(settle, partial(_settled, done, message.request_id))
+
+    def nack(self, message: EventNackMessage, done: Done) -> None:
+        settle = self._delivery(message)
+        self._engine.nack(
+            settle,
+            clean_reason(message.reason),
+            partial(_settled, done, message.request_id),
+            delay_ms=message.delay_ms,
+        )
+
+    def _delivery(self, message: EventAckMessage | EventNackMessage) -> Settle:
+        if message.subscription_id:
+            check_offset(message.offset)
+        channel = self._find(message.subscription_id, "subscription_id")
+        if not isinstance(channel, NamedChannel):
+            raise InvalidArgument("only events of a named subscription are acked")
+        command = channel.command
+        return delivery_of(
+            self._engine,
+            command.path,
+            command.name,
+            command.owner,
+            message.offset,
+            message.delivery_id,
+        )
 
     def watch(self, message: CacheWatchMessage, done: Done) -> None:
         path = path_of(message.tenant_id, message.namespace, message.cache, "cache")
         include = include_of(message.include)
         command = watch_of(path, message.key, message.prefix, include, message.since_version)
         self._check_room()
-        channel = WatchChannel(self)
+        channel = WatchChannel(self, path)
         self._opening += 1
         self._engine.caches.watch(
             command, channel, partial(self._watched, channel, message.request_id, done)
@@ -222,11 +283,18 @@ class Channels:
             done(outcome)
             return
         channel.handle = outcome
+        if (refusal := self._refusal(channel)) is not None:
+            outcome.close()
+            done(refusal)
+            return
         self._add(channel, outcome.id)
         done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
 
     def unsubscribe(self, message: UnsubscribeMessage, done: Done) -> None:
-        self._close(self._subscription(message.subscription_id))
+        channel = self._find(message.subscription_id, "subscription_id")
+        if isinstance(channel, WatchChannel):
+            raise NotFound(f"no subscription {channel.id!r} on this connection")
+        self._close(channel)
         done(Ok(request_id=message.request_id))
 
     def unwatch(self, message: CacheUnwatchMessage, done: Done) -> None:
@@ -266,6 +334,25 @@ class Channels:
     def is_waiting(self) -> bool:
         return bool(self._ready)
 
+    def recheck(self) -> None:
+        """Ends the channels that the principal may no longer have. Called after each change of the
+        access rules."""
+        for channel in list(self._channels.values()):
+            refusal = self._refusal(channel)
+            if refusal is not None:
+                channel.close()
+                channel.ended(refusal)
+
+    def _refusal(self, channel: Channel) -> PenstockError | None:
+        needs = channel.needs
+        try:
+            check_path(
+                self._engine.access, self._principal, needs.permission, needs.kind, channel.path
+            )
+        except PermissionDenied as error:
+            return error
+        return None
+
     def drop(self, channel: Channel) -> None:
         """Forgets a channel that the engine has ended."""
         self._channels.pop(channel.id, None)
@@ -277,7 +364,7 @@ class Channels:
         for channel in channels.values():
             channel.close()
 
-    def _add(self, channel: EventChannel | WatchChannel, channel_id: str) -> None:
+    def _add(self, channel: EventChannel | WatchChannel | NamedChannel, channel_id: str) -> None:
         if self._is_closed:
             # The connection was lost before the engine had answered.
             channel.close()
@@ -310,3 +397,7 @@ class Channels:
         if channel is None:
             raise NotFound(f"no {name} {channel_id[:40]!r} on this connection")
         return channel
+
+
+def _settled(done: Done, request_id: RequestId, outcome: PenstockError | None) -> None:
+    done(Ok(request_id=request_id) if outcome is None else outcome)

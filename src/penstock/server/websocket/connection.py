@@ -17,8 +17,10 @@ from penstock.model.errors import Internal, InvalidArgument, PenstockError, TooL
 from penstock.model.limits import KIB, MIB
 from penstock.server.http.answer_budget import Claim
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.responses import encode_json, typed_error
 from penstock.server.http.tcp_liveness import is_unreachable
+from penstock.server.message_access import check_message
 from penstock.server.message_actions import Done, perform
 from penstock.server.websocket.arrays import perform_all
 from penstock.server.websocket.binary import BinaryPublish, decode_publish, publish
@@ -43,13 +45,8 @@ from penstock.server.websocket.framing import (
 )
 from penstock.server.websocket.message_timer import MessageTimer
 from penstock.server.websocket.messages import (
-    CacheUnwatchMessage,
-    CacheWatchMessage,
-    LagMessage,
     Message,
     Refused,
-    SubscribeMessage,
-    UnsubscribeMessage,
 )
 from penstock.server.websocket.response_order import MessageOrder, MessageReply
 
@@ -77,7 +74,7 @@ _log = logging.getLogger("penstock.server")
 class WebSocketConnection(asyncio.Protocol):
     """Takes the transport over from an HTTP connection; `start` is given the bytes that were read
     after the request. `connections` are all that the server has open. `_last_frames` are sent at
-    the end; None before the end has begun."""
+    the end; None before the end has begun. `notes` are those of the request that opened it."""
 
     def __init__(
         self,
@@ -87,26 +84,24 @@ class WebSocketConnection(asyncio.Protocol):
         *,
         is_binary: bool,
         is_write_paused: bool = False,
+        notes: Notes = NO_NOTES,
     ) -> None:
+        self._principal = principal = notes.principal
         self._dispatch = dispatch
         self._connections = connections
-        self._transport = transport
+        self.transport = transport
         self.is_binary = is_binary
+        self.notes = notes
+        self.credential = notes.credential
         self._loop = asyncio.get_running_loop()
         self._answers = Claim(dispatch.answers, transport, self._is_answering)
         self._frames = FrameReader(dispatch.max_body_bytes)
         self._counted_bytes = 0
-        self._channels = Channels(dispatch.engine, self)
+        self._channels = Channels(dispatch.engine, self, principal)
         self._order = MessageOrder(
             self._answers, self._send_reply, self.has_room, dispatch.max_body_bytes
         )
-        self._channel_actions: dict[type, Callable[[Any, Done], None]] = {
-            SubscribeMessage: self._channels.subscribe,
-            UnsubscribeMessage: self._channels.unsubscribe,
-            LagMessage: self._channels.lag,
-            CacheWatchMessage: self._channels.watch,
-            CacheUnwatchMessage: self._channels.unwatch,
-        }
+        self._channel_actions: dict[type, Callable[[Any, Done], None]] = self._channels.actions()
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_turn_scheduled = False
@@ -126,8 +121,10 @@ class WebSocketConnection(asyncio.Protocol):
     def start(self, rest: bytes) -> None:
         if self._is_write_paused:
             self._answers.filled()
-        self._transport.set_protocol(self)
+        self.transport.set_protocol(self)
         self._connections.add(self)
+        if self._principal is not None:
+            self._dispatch.open_streams.add(self._channels)
         self._dispatch.sockets += 1
         self._watchdog = self._loop.call_later(self._dispatch.ws_ping_s, self._check_peer)
         if self._dispatch.is_draining:
@@ -138,6 +135,7 @@ class WebSocketConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = True
         self._channels.close()
+        self._dispatch.open_streams.discard(self._channels)
         self._order.clear()
         self._answers.close()
         self._out.clear()
@@ -151,7 +149,7 @@ class WebSocketConnection(asyncio.Protocol):
         """Closes: a peer that has closed its side reads no events either."""
         self._channels.close()
         self._close()
-        return True
+        return self.transport.get_extra_info("ssl_object") is None
 
     def shutdown(self, reason: str = "the broker is stopping") -> None:
         """Answers what is under way, then closes. Ignores new messages."""
@@ -217,10 +215,10 @@ class WebSocketConnection(asyncio.Protocol):
             return
         self._is_read_paused = is_paused
         if is_paused:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         else:
             self._touched = self._loop.time()
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     # -- input ----------------------------------------------------------------------------------
 
@@ -299,6 +297,9 @@ class WebSocketConnection(asyncio.Protocol):
     def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
         """Runs a message. Every outcome is a reply; a defect is logged."""
         try:
+            if self._principal is not None:
+                named = message.message if isinstance(message, BinaryPublish) else message
+                check_message(self._dispatch.engine.access, self._principal, named)
             action = self._channel_actions.get(type(message))
             if action is not None:
                 action(message, done)
@@ -352,7 +353,7 @@ class WebSocketConnection(asyncio.Protocol):
             data = b"".join(self._out)
             self._out.clear()
             self._out_bytes = 0
-            self._transport.write(data)
+            self.transport.write(data)
             if self._answers.held_bytes and not self._is_write_paused:
                 self._answers.hold(0)
 
@@ -372,24 +373,24 @@ class WebSocketConnection(asyncio.Protocol):
             last = encode_json(typed_error(error))
             self._last_frames = frame_head(TEXT, len(last)) + last + self._last_frames
         self._channels.close()
-        self._set_watchdog(self._loop.call_later(END_GRACE_S, self._transport.abort))
+        self._set_watchdog(self._loop.call_later(END_GRACE_S, self.transport.abort))
         self.schedule_turn()
 
     def _send_last_frames(self) -> None:
         if self._is_end_sent or self._order or self._last_frames is None:
             return
         self._is_end_sent = True
-        self._transport.write(self._last_frames)
+        self.transport.write(self._last_frames)
         if self._is_peer_done:
             self._close()
         else:
-            self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
+            self._set_watchdog(self._loop.call_later(LINGER_S, self.transport.abort))
 
     def _discard(self, data: bytes) -> None:
         """Discards input, but for the peer's close frame."""
         self._discarded_bytes += len(data)
         if self._discarded_bytes > LINGER_BYTES:
-            self._transport.abort()
+            self.transport.abort()
             return
         try:
             self._frames.feed(data)
@@ -404,8 +405,8 @@ class WebSocketConnection(asyncio.Protocol):
     def _close(self) -> None:
         """Closes the transport; what was written has a while to leave."""
         self._is_closed = True
-        self._set_watchdog(self._loop.call_later(LINGER_S, self._transport.abort))
-        self._transport.close()
+        self._set_watchdog(self._loop.call_later(LINGER_S, self.transport.abort))
+        self.transport.close()
 
     # -- a peer that is slow, or silent --------------------------------------------------------
 
@@ -423,8 +424,8 @@ class WebSocketConnection(asyncio.Protocol):
             return
         ping_s = self._dispatch.ws_ping_s
         silent_s = self._loop.time() - self._touched
-        if silent_s >= 2 * ping_s and is_unreachable(self._transport):
-            self._transport.abort()
+        if silent_s >= 2 * ping_s and is_unreachable(self.transport):
+            self.transport.abort()
             return
         if silent_s >= ping_s and not self._is_write_paused:
             self._send(PING, b"")

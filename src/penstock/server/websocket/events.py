@@ -21,7 +21,7 @@ BURST_BYTES = 64 * KIB
 MAX_BURST_EVENTS = 1024
 
 _KEY = "json"
-_EVENT = b'{"type":"event","subscription_id":"%b","payload":'
+_EVENT = b'{"type":"event","subscription_id":"%b",%b"payload":'
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,20 +40,43 @@ class BurstSize:
 
 
 def encode_runs(subscription_id: str, runs: Sequence[EventRun]) -> bytes:
-    """Returns a single event as `event`, several as one `event_batch`."""
+    """Returns a single event as `event`, several as one `event_batch`. Those of a durable stream
+    must follow each other without a gap."""
     payloads = _joined(runs)
+    offset = _offset_member(runs[0])
     if len(runs) == 1 and runs[0].end - runs[0].start == 1:
-        return b"%b%b}" % (_EVENT % subscription_id.encode(), payloads)
-    return b'{"type":"event_batch","subscription_id":"%b","payloads":[%b]}' % (
+        return b"%b%b}" % (_EVENT % (subscription_id.encode(), offset), payloads)
+    return b'{"type":"event_batch","subscription_id":"%b",%b"payloads":[%b]}' % (
         subscription_id.encode(),
+        offset,
         payloads,
     )
 
 
 def encode_singly(subscription_id: str, runs: Sequence[EventRun]) -> list[bytes]:
     """Returns an `event` for each."""
-    event = _EVENT % subscription_id.encode()
+    if runs[0].batch.offset >= 0:
+        return EventLines(subscription_id, b"", b"").each(runs)
+    event = _EVENT % (subscription_id.encode(), b"")
     return [b"%b%b}" % (event, payload) for payload in _joined(runs).split(b",")]
+
+
+def without_gaps(runs: list[EventRun]) -> list[list[EventRun]]:
+    """Divides runs of a durable stream where events were dropped between them. Others stay
+    together."""
+    parts: list[list[EventRun]] = []
+    expected = None
+    for run in runs:
+        if parts and (run.offset < 0 or run.offset == expected):
+            parts[-1].append(run)
+        else:
+            parts.append([run])
+        expected = run.offset + run.end - run.start
+    return parts
+
+
+def _offset_member(run: EventRun) -> bytes:
+    return b"" if run.offset < 0 else b'"offset":%d,' % run.offset
 
 
 def encode_watch(watch_id: str, events: Sequence[WatchEvent]) -> list[bytes]:
@@ -75,17 +98,39 @@ def _cache_event(watch_id: str, event: WatchEvent) -> CacheEvent:
 
 class EventLines:
     """Encodes the events of one subscription as one piece: an `event` for each, with `before` and
-    `after` around it."""
+    `after` around it. With `has_ids`, the offset of an event goes before it, as the `id` of a
+    server-sent event."""
 
-    __slots__ = ("_between", "_head", "_tail")
+    __slots__ = ("_between", "_has_ids", "_head", "_kept", "_tail")
 
-    def __init__(self, subscription_id: str, before: bytes, after: bytes) -> None:
-        self._head = before + _EVENT % subscription_id.encode()
+    def __init__(
+        self, subscription_id: str, before: bytes, after: bytes, *, has_ids: bool = False
+    ) -> None:
+        name = subscription_id.encode()
+        self._head = before + _EVENT % (name, b"")
         self._tail = b"}" + after
         self._between = self._tail + self._head
+        self._has_ids = has_ids
+        event = before + _EVENT % (name, b'"offset":%d,') + b"%b" + self._tail
+        self._kept = b"id: %d\n" + event if has_ids else event
 
     def encode(self, runs: Sequence[EventRun]) -> bytes:
+        if runs[0].batch.offset >= 0:
+            return b"".join(self.each(runs))
         return b"%b%b%b" % (self._head, _joined(runs).replace(b",", self._between), self._tail)
+
+    def each(self, runs: Sequence[EventRun]) -> list[bytes]:
+        """Returns a piece for each event of a durable stream."""
+        found: list[bytes] = []
+        kept = self._kept
+        for run in runs:
+            texts = _texts(run).split(b",")
+            offsets = range(run.offset, run.offset + len(texts))
+            if self._has_ids:
+                found += [kept % each for each in zip(offsets, offsets, texts, strict=True)]
+            else:
+                found += [kept % each for each in zip(offsets, texts, strict=True)]
+        return found
 
 
 def _joined(runs: Sequence[EventRun]) -> bytes:

@@ -26,7 +26,9 @@ from penstock.server.members import (
     Base64,
     CacheKey,
     Count,
+    LeaseTime,
     Name,
+    Wait,
     decoded_later,
     limits,
     optional,
@@ -58,7 +60,7 @@ EVENT_QUEUE_DEPTH = optional(
 _KEY_TEXT = "1 to 1,024 bytes of UTF-8 without control characters."
 _Key = Annotated[CacheKey | None, required(_KEY_TEXT)]
 _Value = Annotated[Base64 | None, required("The value, in base64; it may be empty.")]
-_Delta = Annotated[
+Delta = Annotated[
     _Int64 | None,
     optional("The number to add; 1 when omitted, negative to subtract."),
 ]
@@ -98,6 +100,34 @@ LAG = optional("true: sends a lag when the subscription's alert begins and ends.
 _Target = Annotated[str, limits(pattern=rf"^cache:\s*{NAME_PATTERN}\s*:[^{CONTROL}]{{1,1024}}$")]
 _Targets = Annotated[msgspec.Raw, INVALIDATE, decoded_later(list[_Target])]
 
+ProducerId = Annotated[
+    Name | None,
+    optional("Names a producer that numbers its publishes. exactly_once streams need it."),
+]
+Sequence = Annotated[
+    Count | None,
+    optional("The number of this publish: 0 for the producer's first, one more for each next."),
+]
+SubscriptionName = Annotated[
+    Name | None,
+    optional(
+        "Joins the subscription of this name. It shares the events of a durable stream among "
+        "those who join it, and delivers each until it is acked."
+    ),
+]
+START = optional(
+    "Where to begin in a durable stream: latest, earliest, an offset, or a time as RFC 3339. With "
+    "a name it counts only if the name is new; then the default is latest."
+)
+OwnerOfName = Annotated[
+    Name | None,
+    optional("The name under which events are acked; omitted, the broker makes one up."),
+]
+Prefetch = Annotated[
+    Count | None,
+    optional("How many events of a named subscription may be unacked here; 0 is the limit."),
+]
+
 # -- bodies ------------------------------------------------------------------------------------
 
 
@@ -113,6 +143,8 @@ class PublishBody(Body):
     payload: Annotated[Base64 | None, required("The event, in base64; it may be empty.")] = None
     ack: Annotated[Literal["none", "per_message"] | None, ACK] = None
     invalidate: _Targets = ABSENT
+    producer_id: ProducerId = None
+    sequence: Sequence = None
 
 
 _Payloads = Annotated[list[Base64], limits(minItems=1, maxItems=MAX_BATCH_ITEMS)]
@@ -126,6 +158,8 @@ class PublishBatchBody(Body):
     ] = ABSENT
     ack: Annotated[Literal["none", "per_message", "per_batch"] | None, ACK] = None
     invalidate: _Targets = ABSENT
+    producer_id: ProducerId = None
+    sequence: Sequence = None
 
 
 class PutBody(Body):
@@ -135,15 +169,15 @@ class PutBody(Body):
     if_version: IfVersion = None
 
 
-_Keys = Annotated[list[CacheKey], limits(minItems=1, maxItems=MAX_BATCH_ITEMS)]
+_Keys = Annotated[list[CacheKey], limits(maxItems=MAX_BATCH_ITEMS)]
 
 
 class GetManyBody(Body):
-    keys: Annotated[msgspec.Raw, required("1 to 10,000 keys."), decoded_later(_Keys)] = ABSENT
+    keys: Annotated[msgspec.Raw, required("Up to 10,000 keys."), decoded_later(_Keys)] = ABSENT
 
 
 class IncrBody(Body):
-    delta: _Delta = None
+    delta: Delta = None
     ttl_ms: Ttl = None
 
 
@@ -171,7 +205,7 @@ class TxnDelete(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field=
 class TxnIncr(msgspec.Struct, forbid_unknown_fields=True, gc=False, tag_field="op", tag="incr"):
     cache: _OtherCache = None
     key: _Key = None
-    delta: _Delta = None
+    delta: Delta = None
     ttl_ms: Ttl = None
 
 
@@ -214,6 +248,11 @@ class SubscribeMessage(Body, tag_field="type", tag="subscribe"):
     lag: Annotated[bool | None, LAG] = None
     event_queue_depth: Annotated[QueueDepth | None, EVENT_QUEUE_DEPTH] = None
     batch: Annotated[bool | None, optional("false: sends each event as its own frame.")] = None
+    name: SubscriptionName = None
+    start: Annotated[Count | str | None, START] = None
+    owner: OwnerOfName = None
+    lease_ms: LeaseTime = None
+    prefetch: Prefetch = None
 
 
 _SubscriptionId = Annotated[str | None, required("The id from the answer to subscribe.")]
@@ -225,6 +264,30 @@ class UnsubscribeMessage(Body, tag_field="type", tag="unsubscribe"):
 
 class LagMessage(Body, tag_field="type", tag="lag"):
     subscription_id: _SubscriptionId = None
+
+
+_Offset = Annotated[Count | None, required("The event's offset.")]
+_DeliveryId = Annotated[
+    str | None, optional("Names this delivery only; a later one of the event is refused.")
+]
+
+
+class EventAckMessage(Body, tag_field="type", tag="event_ack"):
+    subscription_id: _SubscriptionId = None
+    offset: _Offset = None
+    delivery_id: _DeliveryId = None
+
+
+class EventNackMessage(Body, tag_field="type", tag="event_nack"):
+    subscription_id: _SubscriptionId = None
+    offset: _Offset = None
+    delivery_id: _DeliveryId = None
+    reason: Annotated[
+        str | None, optional("Why it failed; the next delivery has it as last_error.")
+    ] = None
+    delay_ms: Annotated[
+        Wait | None, optional("How long the next delivery waits, up to a day; 0 is at once.")
+    ] = None
 
 
 class CachePutMessage(PutBody, tag_field="type", tag="cache_put"):
@@ -303,6 +366,8 @@ Message = (
     | SubscribeMessage
     | UnsubscribeMessage
     | LagMessage
+    | EventAckMessage
+    | EventNackMessage
     | CachePutMessage
     | CacheGetMessage
     | CacheGetManyMessage

@@ -9,12 +9,18 @@ from collections.abc import Callable
 
 from penstock.model.errors import PenstockError
 from penstock.server.http.answer_budget import Claim
-from penstock.server.http.responses import TypedErrorBody, encode_json, typed_error
+from penstock.server.http.responses import (
+    CursorErrorBody,
+    TypedErrorBody,
+    encode_json,
+    subscribe_error,
+    typed_error,
+)
 from penstock.server.message_actions import Outcome
 from penstock.server.response_queue import Response, ResponseQueue
 from penstock.server.websocket.answers import Ok, Subscribed
 from penstock.server.websocket.arrays import answer_bytes, encode_outcomes
-from penstock.server.websocket.messages import Message, Refused
+from penstock.server.websocket.messages import Message, Refused, SubscribeMessage
 
 
 class MessageReply(Response):
@@ -107,5 +113,9 @@ class MessageOrder(ResponseQueue[MessageReply]):
         self.held_bytes = 0
 
 
-def error_answer(message: Message | Refused, error: PenstockError) -> TypedErrorBody:
+def error_answer(
+    message: Message | Refused, error: PenstockError
+) -> TypedErrorBody | CursorErrorBody:
+    if isinstance(message, SubscribeMessage):
+        return subscribe_error(error, request_id=message.request_id)
     return typed_error(error, request_id=message.request_id)

@@ -17,7 +17,7 @@ import msgspec
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, UpgradeRequired
 from penstock.server.http.admission import Headers, RequestVerdict
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Request
+from penstock.server.http.requests import Notes, Request
 from penstock.server.websocket.connection import WebSocketConnection
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
 
 
 def hand_over(
-    connection: HttpConnection, handshake: Handshake, request_id: bytes, rest: bytes
+    connection: HttpConnection, handshake: Handshake, request_id: bytes, notes: Notes, rest: bytes
 ) -> None:
     """Makes the connection a WebSocket. Called when all responses before it have left."""
     transport, is_write_paused = connection.transport, connection.flow.write_paused
@@ -126,6 +126,7 @@ def hand_over(
         transport,
         is_binary=SUBPROTOCOLS[handshake.subprotocol],
         is_write_paused=is_write_paused,
+        notes=notes,
     ).start(rest)
 
 

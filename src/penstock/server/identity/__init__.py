@@ -1,0 +1,1 @@
+"""Identity: who sends a request, and for how long that is known."""

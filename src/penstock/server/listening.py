@@ -1,0 +1,134 @@
+"""Accepts connections until it is told to stop, then drains them.
+
+With TLS a handshake that is slow or fails delays nobody else, and has a time limit. New TLS files
+get a listener of their own on the same port, and the one before is closed: open connections are not
+touched. Must not know what requests do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from penstock.server.http.connection import HttpConnection
+from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles
+from penstock.server.websocket.connection import WebSocketConnection
+
+DRAIN_SECONDS = 2
+BACKLOG = 4096
+GOODBYE_S = 0.1
+"""Lets the system send the last bytes of connections with TLS."""
+
+_log = logging.getLogger("penstock.server")
+
+
+class BrokerServer:
+    """`sweeps` are called once a second."""
+
+    def __init__(self, dispatch: RequestDispatch, tls: TlsFiles | None = None) -> None:
+        self.connections: set[HttpConnection | WebSocketConnection] = set()
+        self.sweeps: list[Callable[[], None]] = []
+        self._dispatch = dispatch
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._is_stopping = asyncio.Event()
+        self._next_sweep: asyncio.TimerHandle | None = None
+        self._listener: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+
+    async def run(self, listener: socket.socket, started: Callable[[], None]) -> None:
+        """Calls `started` when clients can connect; returns when the broker has drained."""
+        self._listener = listener
+        if self._tls is not None:
+            self._loop.set_exception_handler(_log_unexpected)
+        self._server = await self._accept(None if self._tls is None else self._tls.context)
+        self._sweep()
+        try:
+            started()
+            await self._is_stopping.wait()
+            if self._reloading is not None:
+                await self._reloading
+            self._server.close()
+            listener.close()
+            await self._drain()
+        finally:
+            if self._next_sweep is not None:
+                self._next_sweep.cancel()
+
+    def reload_tls(self, *, is_asked: bool = False) -> None:
+        """Uses the TLS files for new connections, if they have changed or if `is_asked`."""
+        if self._tls is None or self._is_stopping.is_set():
+            return
+        if self._reloading is None or self._reloading.done():
+            context = self._tls.changed_context(is_asked=is_asked)
+            if context is not None:
+                self._reloading = self._loop.create_task(self._replace(context))
+
+    async def _replace(self, context: ssl.SSLContext) -> None:
+        """Accepts with the new context before the old listener is closed, so that at every moment
+        somebody accepts."""
+        before = self._server
+        self._server = await self._accept(context)
+        if before is not None:
+            before.close()
+
+    async def _accept(self, context: ssl.SSLContext | None) -> asyncio.Server:
+        if self._listener is None:
+            raise RuntimeError("there is no listening socket yet")
+        options: dict[str, Any] = {"sock": self._listener.dup(), "backlog": BACKLOG}
+        if context is not None:
+            options["ssl"] = context
+            options["ssl_handshake_timeout"] = HANDSHAKE_TIMEOUT_S
+            options["ssl_shutdown_timeout"] = SHUTDOWN_TIMEOUT_S
+        connect = partial(HttpConnection, self._dispatch, self.connections)
+        return await self._loop.create_server(connect, **options)
+
+    def _sweep(self) -> None:
+        self._next_sweep = self._loop.call_later(1, self._sweep)
+        self._dispatch.tick([each for each in self.connections if isinstance(each, HttpConnection)])
+        for sweep in self.sweeps:
+            sweep()
+        self.reload_tls()
+
+    async def _drain(self) -> None:
+        """Ends streams, and waits until connections have their answers and are closed."""
+        self._dispatch.is_draining = True
+        self._dispatch.engine.end_streams("the broker is stopping")
+        for connection in list(self.connections):
+            connection.shutdown()
+        deadline = self._loop.time() + DRAIN_SECONDS
+        while self._unfinished() and self._loop.time() < deadline:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+        left = self._unfinished()
+        if left:
+            _log.warning("%d connections did not close within %d s", left, DRAIN_SECONDS)
+        elif self.connections:
+            await asyncio.sleep(GOODBYE_S)
+
+    def _unfinished(self) -> int:
+        """Returns how many connections still have something to send. A client with TLS may leave
+        the end of its connection unanswered while it is idle."""
+        return sum(
+            not (each.transport.is_closing() and not each.transport.get_write_buffer_size())
+            for each in self.connections
+        )
+
+
+def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs a failed handshake in one line, since every client can cause one; all else as usual."""
+    error = context.get("exception")
+    is_of_connection = "transport" in context or "protocol" in context
+    if is_of_connection and isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
+        _log.debug("a TLS connection failed: %s", error)
+    else:
+        loop.default_exception_handler(context)

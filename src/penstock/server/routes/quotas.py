@@ -1,0 +1,222 @@
+"""Quotas of tenants and namespaces: read the limits and the use, and change the limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from penstock.api.quotas import QuotaReport
+from penstock.model.errors import InvalidArgument, PenstockError, VersionMismatch
+from penstock.model.limits import MAX_OFFSET
+from penstock.model.quotas import NO_QUOTA, Quota
+from penstock.model.tenancy import Entry, Kind, Path
+from penstock.model.units import format_duration, parse_size
+from penstock.server.access import Needs
+from penstock.server.members import Count, limits, optional
+from penstock.server.registry.entries import (
+    Bytes,
+    BytesText,
+    DurationText,
+    Read,
+    duration,
+    read_config,
+    size,
+    whole_number,
+)
+from penstock.server.registry.exchange import Exchange, changing, reading
+from penstock.server.routes.endpoint import Answer, Endpoint
+from penstock.server.routes.entry_endpoints import NAMESPACE, TENANT
+from penstock.server.websocket.messages import Body
+
+_RateText = Annotated[str, limits(pattern=r"^\s*[1-9]\d{0,14}\s*/s\s*$")]
+_BytesRateText = Annotated[
+    str, limits(pattern=r"^\s*[1-9]\d{0,11}\s*([Kk][Ii]?[Bb]|[Mm][Ii]?[Bb]|[Bb])?\s*/s\s*$")
+]
+_Limit = Annotated[int, limits(minimum=1, maximum=MAX_OFFSET)]
+
+
+class QuotaBody(Body):
+    """The limits of a tenant or namespace. `null` removes one; one that is left out stays."""
+
+    publish_rate_limit: Annotated[
+        _Limit | _RateText | UnsetType | None,
+        optional("Messages and events per second, such as 10000/s."),
+    ] = UNSET
+    publish_bytes_limit: Annotated[
+        _Limit | _BytesRateText | UnsetType | None,
+        optional("Their bytes per second, such as 10MB/s."),
+    ] = UNSET
+    subscribe_connections: Annotated[
+        _Limit | UnsetType | None, optional("Open subscriptions, consumers and watches.")
+    ] = UNSET
+    topics: Annotated[_Limit | UnsetType | None, optional("Topics.")] = UNSET
+    cache_memory: Annotated[
+        Bytes | BytesText | UnsetType | None,
+        optional("Bytes in caches, counted as for max_bytes of a cache. May have a unit."),
+    ] = UNSET
+    backlog_msgs: Annotated[
+        _Limit | UnsetType | None, optional("Messages that some group has not finished.")
+    ] = UNSET
+    backlog_bytes: Annotated[
+        Bytes | BytesText | UnsetType | None, optional("Their bytes. May have a unit.")
+    ] = UNSET
+    disk_bytes: Annotated[
+        Bytes | BytesText | UnsetType | None,
+        optional("Bytes of all messages that are kept. May have a unit, such as 10GB."),
+    ] = UNSET
+    stream_retention: Annotated[
+        Count | DurationText | UnsetType | None,
+        optional("The longest retention of a topic or stream, in milliseconds or as 7d."),
+    ] = UNSET
+
+
+class QuotaAnswer(msgspec.Struct, kw_only=True):
+    """`limits` has null where there is none. `refused` counts refusals since the start."""
+
+    tenant_id: str
+    namespace: str | None
+    limits: dict[str, int | str | None]
+    used: dict[str, int]
+    refused: dict[str, int]
+
+
+_decoder = msgspec.json.Decoder(QuotaBody)
+
+
+def _rate(name: str, value: int | str) -> int:
+    if not isinstance(value, str):
+        return _checked(name, value)
+    number, slash, unit = value.partition("/")
+    rate = parse_size(number) if name == "publish_bytes_limit" else _whole(number)
+    if rate is None or not slash or unit.strip() != "s":
+        raise InvalidArgument(f"{name}: {value!r} is no rate; it is a number, or such as 10000/s")
+    return _checked(name, rate)
+
+
+def _checked(name: str, rate: int) -> int:
+    _COUNT(name, rate)
+    return rate
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() and len(text) < 20 else None
+
+
+_COUNT = whole_number(1, MAX_OFFSET)
+_READ: dict[str, Read] = {
+    "publish_rate_limit": _rate,
+    "publish_bytes_limit": _rate,
+    "subscribe_connections": _COUNT,
+    "topics": _COUNT,
+    "cache_memory": size,
+    "backlog_msgs": _COUNT,
+    "backlog_bytes": size,
+    "disk_bytes": size,
+    "stream_retention": duration(0, MAX_OFFSET),
+}
+_MEMBERS = {name: (name, read) for name, read in _READ.items()}
+
+
+def quota_config(body: QuotaBody, now: Quota | None = None) -> Quota | None:
+    """Returns the quota that the body asks for, given the quota now; None for no limits."""
+    quota = read_config(body, _MEMBERS, now, NO_QUOTA)
+    return None if quota == NO_QUOTA else quota
+
+
+def quota_answer(report: QuotaReport) -> QuotaAnswer:
+    shown: dict[str, int | str | None] = {
+        name: value or None for name, value in msgspec.structs.asdict(report.quota).items()
+    }
+    if report.quota.stream_retention:
+        shown["stream_retention"] = format_duration(report.quota.stream_retention)
+    return QuotaAnswer(
+        tenant_id=report.scope[0],
+        namespace=report.scope[1] or None,
+        limits=shown,
+        used=report.used,
+        refused=report.refused,
+    )
+
+
+def _path(exchange: Exchange) -> Path:
+    tenant, namespace, _ = exchange.path()
+    return tenant, namespace, ""
+
+
+def _report(exchange: Exchange) -> None:
+    def send(report: QuotaReport) -> None:
+        exchange.send(200, quota_answer(report))
+
+    exchange.dispatch.engine.quotas.report(_path(exchange)[:2], exchange.then(send))
+
+
+@reading
+def describe_quota(exchange: Exchange) -> None:
+    _report(exchange)
+
+
+@changing
+def change_quota(exchange: Exchange) -> None:
+    """If somebody else has changed it meanwhile, begins again, so that no change is lost."""
+    body = exchange.body(_decoder)
+    path = _path(exchange)
+    kind: Kind = "namespace" if path[1] else "tenant"
+
+    def read() -> None:
+        exchange.registry.get(kind, path, exchange.then(found))
+
+    def found(entry: Entry) -> None:
+        quota = quota_config(body, entry.quota)
+        exchange.registry.change(path, changed, quota=quota, if_revision=entry.revision)
+
+    def changed(outcome: Entry | PenstockError) -> None:
+        if isinstance(outcome, VersionMismatch):
+            read()
+        else:
+            exchange.then(lambda _: _report(exchange))(outcome)
+
+    read()
+
+
+_EXAMPLE: dict[str, Any] = {
+    "tenant_id": "acme",
+    "namespace": "prod",
+    "limits": {"publish_rate_limit": 10_000, "topics": None, "stream_retention": "7d"},
+    "used": {"subscribe_connections": 3, "topics": 12, "backlog_msgs": 40},
+    "refused": {"publish_rate_limit": 2},
+}
+_LIMITS = {"publish_rate_limit": "10000/s", "cache_memory": "10GB", "stream_retention": "7d"}
+
+
+def _endpoints(path: str, what: Literal["tenant", "namespace"]) -> tuple[Endpoint, Endpoint]:
+    return (
+        Endpoint(
+            route=f"GET {path}/quota",
+            handler=describe_quota,
+            access=Needs("read", what),
+            tag="Tenants",
+            summary=f"Describe the quota of a {what}",
+            text="Its limits, how much is used, and how often something was refused.",
+            answers={200: Answer("The quota.", QuotaAnswer, _EXAMPLE)},
+            errors=(400, 404, 503),
+        ),
+        Endpoint(
+            route=f"PATCH {path}/quota",
+            handler=change_quota,
+            # Whoever has a quota must not raise it.
+            access=Needs("registry", "broker"),
+            tag="Tenants",
+            summary=f"Change the quota of a {what}",
+            text="Changes the limits that are named; null removes one. What exceeds a new limit "
+            "stays; nothing is added until there is room.",
+            body=QuotaBody,
+            example=_LIMITS,
+            answers={200: Answer("The new quota.", QuotaAnswer, _EXAMPLE)},
+            errors=(400, 404, 413, 429, 503),
+        ),
+    )
+
+
+ENDPOINTS = (*_endpoints(TENANT, "tenant"), *_endpoints(NAMESPACE, "namespace"))
