@@ -13,10 +13,15 @@
             client.stream("default").publish("hello")
             print(next(events))
 
+        with client.connect() as socket:  # the same over one WebSocket; extra `websocket`
+            socket.stream("default").publish("hello", ack="none")
+
 A name is imported when it is first used, so that a program which needs only errors and envelopes
 does not load an HTTP client. `requests`, `registry`, `ranges`, `journal`, `streams`, `caches`,
-`deliveries` and `feeds` decide what goes over the wire and do no IO; `aio` sends it, and so does
-`sync`, which `scripts/generate_sync_client.py` generates from `aio`. Errors are those of
+`transactions`, `deliveries` and `feeds` decide what goes over the wire and do no IO; `aio` sends
+it, and so does `sync`, which `scripts/generate_sync_client.py` generates from `aio`. Over the
+WebSocket, `socket_frames`, `socket_channels` and `socket_exchange` decide, `socket_core` keeps the
+connection, and `aio_socket` and `sync_socket` offer it. Errors are those of
 `penstock.model.errors`.
 """
 
@@ -27,13 +32,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client.aio import AsyncClient
+    from penstock.client.aio_socket import AsyncSocket
     from penstock.client.async_worker import AsyncWorker
     from penstock.client.caches import CacheCheck, CacheDelete, CacheIncr, CachePut
     from penstock.client.deliveries import Delivery, DeliveryRef
+    from penstock.client.positions import PositionFile
     from penstock.client.requests import EffectRef, NewMessage
     from penstock.client.sync import Client
+    from penstock.client.sync_events import Events, Producer, StreamEvent
     from penstock.client.sync_feeds import Subscription, Watch
     from penstock.client.sync_handles import CacheHandle, StreamHandle
+    from penstock.client.sync_socket import Socket
+    from penstock.client.sync_transactions import Transaction
     from penstock.client.work import Reject, RetryLater
     from penstock.client.worker import Worker
     from penstock.model.caching import CacheValue, WatchEvent
@@ -41,6 +51,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncClient": "penstock.client.aio",
+    "AsyncSocket": "penstock.client.aio_socket",
     "AsyncWorker": "penstock.client.async_worker",
     "CacheCheck": "penstock.client.caches",
     "CacheDelete": "penstock.client.caches",
@@ -53,12 +64,18 @@ _HOMES = {
     "DeliveryRef": "penstock.client.deliveries",
     "EffectRef": "penstock.client.requests",
     "Envelope": "penstock.model.envelope",
+    "Events": "penstock.client.sync_events",
     "NewMessage": "penstock.client.requests",
+    "PositionFile": "penstock.client.positions",
+    "Producer": "penstock.client.sync_events",
     "Reject": "penstock.client.work",
     "RetryLater": "penstock.client.work",
     "RetryPolicy": "penstock.model.envelope",
+    "Socket": "penstock.client.sync_socket",
+    "StreamEvent": "penstock.client.sync_events",
     "StreamHandle": "penstock.client.sync_handles",
     "Subscription": "penstock.client.sync_feeds",
+    "Transaction": "penstock.client.sync_transactions",
     "Watch": "penstock.client.sync_feeds",
     "WatchEvent": "penstock.model.caching",
     "Worker": "penstock.client.worker",
@@ -66,6 +83,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncClient",
+    "AsyncSocket",
     "AsyncWorker",
     "CacheCheck",
     "CacheDelete",
@@ -78,12 +96,18 @@ __all__ = [
     "DeliveryRef",
     "EffectRef",
     "Envelope",
+    "Events",
     "NewMessage",
+    "PositionFile",
+    "Producer",
     "Reject",
     "RetryLater",
     "RetryPolicy",
+    "Socket",
+    "StreamEvent",
     "StreamHandle",
     "Subscription",
+    "Transaction",
     "Watch",
     "WatchEvent",
     "Worker",

@@ -7,11 +7,15 @@ It can be used as long as its client is open.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from penstock.client import caches, streams
+from penstock.client.aio_events import AsyncEvents, AsyncProducer
 from penstock.client.aio_feeds import AsyncSubscription, AsyncWatch
 from penstock.client.calls import Call, named_like
+from penstock.client.deliveries import DEFAULT_LEASE_MS
+from penstock.client.positions import HandledEvents
+from penstock.client.streams import Start
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -21,53 +25,141 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class AsyncSender(Protocol):
+    """Sends calls: a client, or a socket."""
+
+    async def send(self, call: Call[T]) -> T: ...
+
+
 class AsyncHandle:
     """Remembers a path: tenant, namespace and name."""
 
-    def __init__(self, client: AsyncClient, path: Path) -> None:
-        self.client = client
+    def __init__(self, sender: AsyncSender, path: Path) -> None:
+        self._sender = sender
         self.path = path
 
 
-def _operation(
+def operation(
     build: Callable[Concatenate[Path, P], Call[T]],
 ) -> Callable[Concatenate[AsyncHandle, P], Coroutine[Any, Any, T]]:
     """Returns a method that sends the call which `build` makes from the path and its arguments."""
 
     async def method(self: AsyncHandle, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.client.send(build(self.path, *args, **kwargs))
+        return await self._sender.send(build(self.path, *args, **kwargs))
 
     return named_like(method, build, given=1)
 
 
-class AsyncStreamHandle(AsyncHandle):
+class AsyncStreamOperations(AsyncHandle):
+    """Subscriptions and producers of a stream. All of this goes over HTTP, also if the sender is a
+    socket: `client` is then the socket's."""
+
+    subscriptions = operation(streams.subscriptions)
+    delete_subscription = operation(streams.delete_subscription)
+
+    def __init__(self, sender: AsyncSender, path: Path, client: AsyncClient) -> None:
+        super().__init__(sender, path)
+        self.client = client
+
+    def events(
+        self,
+        *,
+        start: Start | None = None,
+        name: str | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+    ) -> AsyncEvents:
+        """Returns the events of a durable stream. Use it in an `async with`.
+
+        With a `name` it joins this subscription: events come until they are acked, and a new name
+        begins at `start`. Without one it reads from `start` on, to the newest event and further.
+        `start` is `latest`, `earliest`, an offset or a time; the default is `latest` for a new
+        name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
+        when nothing has arrived for that many seconds.
+        """
+        if name is None and start is None:
+            start = "earliest"
+        return AsyncEvents(
+            self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s
+        )
+
+    def producer(
+        self, producer_id: str | None = None, *, next_sequence: int = 0, retry_s: float = 60.0
+    ) -> AsyncProducer:
+        """Returns a producer that publishes each event once, and retries for `retry_s`. Without a
+        `producer_id` it makes one up."""
+        return AsyncProducer(self.client, self.path, producer_id, next_sequence, retry_s)
+
+
+class AsyncStreamHandle(AsyncStreamOperations):
     """A handle of a stream: `client.stream("orders")`."""
 
-    publish = _operation(streams.publish)
-    publish_batch = _operation(streams.publish_batch)
-    subscriptions = _operation(streams.subscriptions)
+    def __init__(self, client: AsyncClient, path: Path) -> None:
+        super().__init__(client, path, client)
 
+    publish = operation(streams.publish)
+    publish_batch = operation(streams.publish_batch)
+
+    @overload
     def subscribe(
         self, *, event_queue_depth: int | None = None, wait_s: float | None = None
-    ) -> AsyncSubscription:
+    ) -> AsyncSubscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        name: str,
+        start: Start | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+    ) -> AsyncEvents: ...
+
+    @overload
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
+
+    def subscribe(
+        self,
+        *,
+        event_queue_depth: int | None = None,
+        wait_s: float | None = None,
+        **durable: Any,
+    ) -> AsyncSubscription | AsyncEvents:
         """Returns a subscription. Use it in an `async with`. It begins when opened or first read.
+        With a `name` or a `start` it is one of a durable stream: see `events`.
 
         The broker keeps up to `event_queue_depth` unread events for it (None: the stream's
         setting) and drops newer ones while that many are unread. With `wait_s` the subscription
         ends when nothing has arrived for that many seconds.
         """
+        if durable:
+            return self.events(wait_s=wait_s, **durable)
         return AsyncSubscription(self.client, self.path, event_queue_depth, wait_s)
 
 
-class AsyncCacheHandle(AsyncHandle):
+class AsyncCacheOperations(AsyncHandle):
+    """Reads and writes the entries of a cache."""
+
+    get = operation(caches.get)
+    get_many = operation(caches.get_many)
+    put = operation(caches.put)
+    delete = operation(caches.delete)
+    incr = operation(caches.incr)
+    txn = operation(caches.txn)
+
+
+class AsyncCacheHandle(AsyncCacheOperations):
     """A handle of a cache: `client.cache("sessions")`."""
 
-    get = _operation(caches.get)
-    get_many = _operation(caches.get_many)
-    put = _operation(caches.put)
-    delete = _operation(caches.delete)
-    incr = _operation(caches.incr)
-    txn = _operation(caches.txn)
+    def __init__(self, client: AsyncClient, path: Path) -> None:
+        super().__init__(client, path)
+        self.client = client
 
     def watch(
         self,

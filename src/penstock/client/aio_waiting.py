@@ -15,6 +15,9 @@ time_limit = asyncio.timeout
 """Ends a block with TimeoutError after so many seconds."""
 
 
+pause = asyncio.sleep
+
+
 async def close_response(response: httpx.Response) -> None:
     await response.aclose()
 

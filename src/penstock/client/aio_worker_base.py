@@ -14,13 +14,15 @@ from typing import Literal, TypeVar
 from penstock.client.aio import AsyncClient, AsyncDeliveries
 from penstock.client.aio_waiting import AsyncStopFlag
 from penstock.client.deliveries import Delivery, new_owner
-from penstock.client.requests import EffectRef
+from penstock.client.requests import EffectRef, NewMessage
 from penstock.client.work import (
+    ACK_OPERATION,
     BUSY_WAIT_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NOT_BEGUN,
     NOT_BEGUN_REASON,
+    SETTLED,
     HandlerFailure,
     Outage,
     Outcome,
@@ -28,9 +30,11 @@ from penstock.client.work import (
     failure_of,
     is_waited_for,
     log,
+    messages_of,
     name_of,
     note_releases,
     place_of,
+    result_call,
 )
 from penstock.model.errors import (
     FailedPrecondition,
@@ -123,8 +127,9 @@ class AsyncWorkerBase:
         async with self._renewing(delivery):
             if self._effect:
                 return await self._attempt_effect(delivery)
-            failure, _ = await self._call(delivery)
-            return failure
+            failure, result = await self._call(delivery)
+            messages = messages_of(result)
+            return await self._send_results(delivery, messages) if messages else failure
 
     async def _attempt_effect(self, delivery: Delivery) -> Outcome:
         """Calls the handler unless its effect is already committed: then there is nothing to do."""
@@ -144,9 +149,28 @@ class AsyncWorkerBase:
         """Calls the handler. Returns why it failed, if it did, and its result."""
         self._not_begun.pop(name_of(delivery), None)
         try:
-            return None, await self._handler(delivery)
+            result = await self._handler(delivery)
+            messages_of(result)
+            return None, result
         except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
             return failure_of(delivery, error), None
+
+    async def _send_results(
+        self, delivery: Delivery, messages: list[NewMessage], effect: EffectRef | None = None
+    ) -> Outcome:
+        """Produces the messages that the handler returned, commits its effect and acks, all or
+        nothing. Repeated after a lost answer, it happens once."""
+        call = result_call(delivery, messages, effect)
+        try:
+            await self._insist(lambda: self._client.send(call))
+            return SETTLED
+        except PenstockError as error:
+            place = place_of(delivery)
+            log.warning("%s was not settled with its results: %s", place, error.message)
+            if isinstance(error, FailedPrecondition) and error.operation == ACK_OPERATION:
+                # Another worker has it, or has finished it.
+                return SETTLED
+            return HandlerFailure(f"its results were refused: {error.message}")
 
     def _is_begun(self, delivery: Delivery) -> bool:
         return name_of(delivery) not in self._not_begun
@@ -166,9 +190,20 @@ class AsyncWorkerBase:
                     return "STOPPED"
 
     async def _end_effect(
-        self, effect: EffectRef, failure: HandlerFailure | None, result: object = None
+        self,
+        delivery: Delivery,
+        effect: EffectRef,
+        failure: HandlerFailure | None,
+        result: object = None,
     ) -> Outcome:
-        """Commits the effect with the handler's text, or tells the broker why it failed."""
+        """Commits the effect with the handler's text or messages, or tells the broker why it
+        failed."""
+        messages = messages_of(result)
+        if messages:
+            outcome = await self._send_results(delivery, messages, effect)
+            if not isinstance(outcome, HandlerFailure):
+                return outcome
+            failure = outcome
         if failure is None:
             text = result if isinstance(result, str) else ""
             await self._insist(lambda: self._client.commit_effect(effect, text))
@@ -187,7 +222,7 @@ class AsyncWorkerBase:
         try:
             if outcome is None:
                 await self._insist(lambda: self._client.ack(delivery))
-            elif outcome is not NOT_BEGUN:
+            elif isinstance(outcome, HandlerFailure):
                 await self._nack(delivery, outcome)
         except PenstockError as error:
             log.warning("%s was not settled: %s", place_of(delivery), error.message)

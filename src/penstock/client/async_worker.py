@@ -181,7 +181,7 @@ class AsyncWorker(AsyncWorkerBase):
             failure, result = await self._call(delivery)
         except asyncio.CancelledError:
             failure, result = CANCELLED, None
-        return await self._end_effect(effect, failure, result)
+        return await self._end_effect(delivery, effect, failure, result)
 
     @asynccontextmanager
     async def _renewing(

@@ -7,12 +7,14 @@ itself, such as its settings, are in `registry`. A version counts the changes of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from penstock.client.calls import (
     Call,
     Payload,
+    SocketForm,
     bytes_of,
     encode,
     escaped,
@@ -22,7 +24,12 @@ from penstock.client.calls import (
 )
 from penstock.client.registry import cache_path
 from penstock.model.caching import CacheValue, Written
-from penstock.model.errors import InvalidArgument
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    PenstockError,
+    VersionMismatch,
+)
 from penstock.model.tenancy import Path
 
 # -- transactions --------------------------------------------------------------------------------
@@ -67,14 +74,16 @@ class CacheIncr(CacheOp, frozen=True, tag="incr"):
 
 def get(path: Path, key: str) -> Call[CacheValue | None]:
     """Returns the value under a key with its version and remaining time; None if there is none."""
-    return Call("GET", _entry(path, key), _value)
+    form = SocketForm("cache_get", cache_members(path) | {"key": key}, is_read=True)
+    return Call("GET", _entry(path, key), _value, form=form)
 
 
 def get_many(path: Path, keys: Iterable[str]) -> Call[dict[str, CacheValue]]:
     """Returns the values under these keys, all read at the same moment. Leaves out keys without a
     value, and does not tell the remaining time."""
     body = encode({"keys": list_of(keys, "keys")})
-    return Call("POST", f"{cache_path(*path)}/get_many", _values, body)
+    form = SocketForm("cache_get_many", cache_members(path), is_read=True)
+    return Call("POST", f"{cache_path(*path)}/get_many", _values, body, form=form)
 
 
 def put(
@@ -97,19 +106,22 @@ def put(
         "if_not_exists": if_not_exists,
         "if_version": if_version,
     }
+    form = SocketForm("cache_put", cache_members(path) | {"key": key}, refusal=_mismatch)
     read = reader(Written)
-    return Call("PUT", _entry(path, key), lambda data: read(data).version, encode(body))
+    return Call("PUT", _entry(path, key), lambda data: read(data).version, encode(body), form=form)
 
 
 def delete(path: Path, key: str, *, if_version: int | None = None) -> Call[bool]:
     """Deletes the value under a key. Returns whether there was one. Raises VersionMismatch as `put`
     does."""
     query = query_of(if_version=if_version)
+    members = cache_members(path) | {"key": key, "if_version": if_version}
     read = reader(Written)
     return Call(
         "DELETE",
         f"{_entry(path, key)}?{query}" if query else _entry(path, key),
         lambda body: bool(read(body).deleted),
+        form=SocketForm("cache_delete", members, refusal=_mismatch),
     )
 
 
@@ -119,15 +131,19 @@ def incr(path: Path, key: str, delta: int = 1, *, ttl_ms: int | None = None) -> 
     number."""
     read = reader(_Counter)
     body = encode({"delta": delta, "ttl_ms": ttl_ms})
-    return Call("POST", f"{_entry(path, key)}/incr", lambda data: read(data).number, body)
+    form = SocketForm("cache_incr", cache_members(path) | {"key": key})
+    url_path = f"{_entry(path, key)}/incr"
+    return Call("POST", url_path, lambda data: read(data).number, body, form=form)
 
 
 def txn(path: Path, checks: Iterable[CacheCheck], ops: Iterable[CacheOp]) -> Call[list[Written]]:
     """Executes all of `ops`, or none of them: raises VersionMismatch if one of `checks` does not
     hold. Returns the result of each step, in order."""
-    body = {"checks": list(checks), "ops": [_encodable(op) for op in ops]}
+    body = encode({"checks": list(checks), "ops": [_encodable(op) for op in ops]})
+    form = SocketForm("cache_txn", cache_members(path), refusal=_mismatch)
     read = reader(_TxnResults)
-    return Call("POST", f"{cache_path(*path)}/txn", lambda data: read(data).results, encode(body))
+    url_path = f"{cache_path(*path)}/txn"
+    return Call("POST", url_path, lambda data: read(data).results, body, form=form)
 
 
 def watch_path(
@@ -186,7 +202,24 @@ def _values(body: bytes) -> dict[str, CacheValue]:
     }
 
 
+_OF_COUNTERS = ("is not a number", "would leave the range")
+
+
+def _mismatch(error: PenstockError) -> PenstockError:
+    """Returns VersionMismatch for a condition that does not hold. Over HTTP the status tells it
+    from a counter that cannot be incremented; a message has only the text."""
+    if type(error) is not FailedPrecondition or any(t in error.message for t in _OF_COUNTERS):
+        return error
+    return VersionMismatch(error.message)
+
+
 # -- requests ------------------------------------------------------------------------------------
+
+
+def cache_members(path: Path) -> dict[str, Any]:
+    """Returns the members of a message that name a cache."""
+    tenant_id, namespace, cache = path
+    return {"tenant_id": tenant_id, "namespace": namespace, "cache": cache}
 
 
 def _entry(path: Path, key: str) -> str:

@@ -67,11 +67,23 @@ _encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
+class SocketForm:
+    """The same request as a message of the WebSocket, whose members are these and those of the
+    body. `is_read`: it changes nothing, so it may be sent again when its outcome is unknown.
+    `refusal` makes the error more exact, because messages have no status."""
+
+    type: str
+    members: dict[str, Any]
+    is_read: bool = False
+    refusal: Callable[[PenstockError], PenstockError] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """One request, and how to read its answer.
 
     The broker may take `wait_s` to answer. `add_headers` adds to the result what the answer's
-    headers say. JSON bodies need no `content_type`.
+    headers say. JSON bodies need no `content_type`. `form` None: not a message of the WebSocket.
     """
 
     method: str
@@ -81,6 +93,7 @@ class Call(Generic[T]):
     wait_s: float = 0.0
     add_headers: Callable[[T, Mapping[str, str]], T] | None = None
     content_type: str = ""
+    form: SocketForm | None = None
 
     def answer(self, status: int, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> T:
         """Returns the result, or raises the error that the answer means. The names in `headers` are
@@ -115,7 +128,8 @@ def named_like(method: M, build: Callable[..., object], given: int = 0) -> M:
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The body of an error. As an item of a batch it has a `code`: its HTTP status."""
+    """The body of an error. As an item of a batch it has a `code`: its HTTP status. The refusal of
+    a transaction has the index of an `operation`."""
 
     error: str = ""
     message: str = ""
@@ -123,6 +137,7 @@ class ErrorAnswer(msgspec.Struct):
     limit: str = ""
     retry_after_ms: int = 1000
     code: int = 0
+    operation: int | None = None
 
 
 read_error_answer = msgspec.json.Decoder(ErrorAnswer).decode
@@ -143,6 +158,12 @@ def error_of(status: int, body: bytes) -> PenstockError:
 
 
 def error_from(status: int, failure: ErrorAnswer) -> PenstockError:
+    error = _error_from(status, failure)
+    error.operation = failure.operation
+    return error
+
+
+def _error_from(status: int, failure: ErrorAnswer) -> PenstockError:
     message = failure.message or failure.error
     if failure.error == ResourceExhausted.code:
         return ResourceExhausted(

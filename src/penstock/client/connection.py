@@ -16,6 +16,7 @@ import httpx
 
 from penstock import __version__
 from penstock.client.credentials import DEFAULT_URL
+from penstock.client.scope import ClientScope
 from penstock.client.tls import context_for, refusal_of
 from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
 
@@ -28,11 +29,21 @@ HEARTBEAT_MS = 5000
 
 MIN_HEARTBEAT_MS = 100
 
+PING_S = 10.0
+"""How long the broker may be silent before a WebSocket sends it a ping."""
+
 _CLOSED = re.compile(r"peer closed connection|server disconnected", re.IGNORECASE)
 """The HTTP library's words for a connection that was closed before the end of an answer."""
 
 
-def http_options(url: str, timeout_s: float, user_agent: str) -> dict[str, Any]:
+def http_options(
+    url: str,
+    timeout_s: float,
+    user_agent: str,
+    scope: ClientScope,
+    client_cert: str | None = None,
+    client_key: str | None = None,
+) -> dict[str, Any]:
     """Returns the arguments of httpx's clients. Ignores proxy settings of the environment, because
     a broker is on the same network."""
     parts = urlsplit(url)
@@ -42,12 +53,12 @@ def http_options(url: str, timeout_s: float, user_agent: str) -> dict[str, Any]:
         )
     return {
         "base_url": url.rstrip("/"),
-        "headers": {"User-Agent": user_agent},
+        "headers": {"User-Agent": user_agent, **scope.headers()},
         "timeout": timeout_s,
         # Each open stream needs a connection of its own; the caller decides how many there are.
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         "trust_env": False,
-        "verify": context_for(parts.scheme),
+        "verify": context_for(parts.scheme, client_cert, client_key),
     }
 
 
@@ -107,3 +118,13 @@ def lost(url: str, error: Exception) -> PenstockError:
     if isinstance(error, httpx.RemoteProtocolError) and _CLOSED.search(str(error)):
         return Unavailable(f"the broker at {url} closed the connection")
     return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")
+
+
+def lost_socket(url: str, error: Exception) -> PenstockError:
+    """Returns the error to raise for a WebSocket that could not be opened."""
+    refusal = refusal_of(url, error)
+    if refusal is not None:
+        return refusal
+    if isinstance(error, TimeoutError):
+        return Unavailable(f"the broker at {url} did not answer in time")
+    return Unavailable(f"no broker answers at {url} ({error}); `penstock serve` starts one")

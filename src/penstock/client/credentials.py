@@ -27,9 +27,10 @@ def url_of(url: str | None) -> str:
 
 
 class Credentials:
-    """The `token` that requests are sent with; empty means none."""
+    """The `token` that requests are sent with; empty means none. `can_change`: it is not a text."""
 
     def __init__(self, token: Token | None) -> None:
+        self.can_change = not isinstance(token, str)
         if token is None:
             self._read = _token_of_environment
         elif isinstance(token, str):

@@ -7,7 +7,7 @@ feed is an error unless the caller closed it, because it would miss later events
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from penstock.client.calls import ErrorAnswer, error_from
 from penstock.client.lines import LineBuffer
 from penstock.model.caching import WatchEvent, WatchKind
 from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.tenancy import Path
 
 T = TypeVar("T")
 
@@ -29,6 +30,32 @@ class _Line(ErrorAnswer):
 class _StreamLine(_Line):
     subscription_id: str = ""
     payload: bytes = b""
+    offset: int = -1
+    attempt: int = 0
+    delivery_id: str = ""
+    last_error: str = ""
+    name: str = ""
+    owner: str = ""
+
+
+class EventRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of a delivered event: all that ack, nack and extend need. `name` and `owner` are
+    empty if the subscription has no name; such events are not acked."""
+
+    stream: Path
+    offset: int
+    name: str = ""
+    owner: str = ""
+    delivery_id: str = ""
+
+
+class ReceivedEvent(EventRef, frozen=True, kw_only=True):
+    """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
+    before failed."""
+
+    payload: bytes
+    attempt: int = 0
+    last_error: str = ""
 
 
 class _CacheLine(_Line):
@@ -84,6 +111,38 @@ class PayloadBuffer(FeedBuffer[bytes]):
                 yield line.payload
             elif line.type == "subscribed":
                 self.subscription_id, self.is_open = line.subscription_id, True
+            else:
+                self._note(line)
+
+
+class ReceivedEventBuffer(FeedBuffer[T]):
+    """Reads the events of a durable stream. `make` wraps each of them for its client."""
+
+    def __init__(self, stream: Path, make: Callable[[ReceivedEvent], T]) -> None:
+        super().__init__()
+        self._make = make
+        self.subscription_id = ""
+        self.name = ""
+        self.owner = ""
+        self._stream = stream
+
+    def _read(self, lines: bytes) -> Iterator[T]:
+        for line in _stream_lines(lines):
+            if line.type == "event":
+                event = ReceivedEvent(
+                    stream=self._stream,
+                    offset=line.offset,
+                    name=self.name,
+                    owner=self.owner,
+                    delivery_id=line.delivery_id,
+                    payload=line.payload,
+                    attempt=line.attempt,
+                    last_error=line.last_error,
+                )
+                yield self._make(event)
+            elif line.type == "subscribed":
+                self.subscription_id, self.is_open = line.subscription_id, True
+                self.name, self.owner = line.name, line.owner
             else:
                 self._note(line)
 

@@ -6,12 +6,21 @@ Settings have the names of the HTTP API. Durations and sizes may have a unit:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.client.calls import Call, encode, nothing, reader, segment
-from penstock.client.results import Cache, Namespace, RegistryStatus, Stream, Tenant
+from penstock.client.results import (
+    AppliedPlan,
+    Cache,
+    Namespace,
+    RegistryStatus,
+    Stream,
+    Tenant,
+    TenantQuota,
+)
 
 Setting = int | str | bool | None
 
@@ -126,6 +135,37 @@ def delete_cache(tenant_id: str, namespace: str, name: str) -> Call[None]:
     return _delete(cache_path(tenant_id, namespace, name))
 
 
+# -- quotas --------------------------------------------------------------------------------------
+
+
+def describe_quota(tenant_id: str, namespace: str | None = None) -> Call[TenantQuota]:
+    """Returns the limits and the use of a tenant or, with `namespace`, of a namespace."""
+    return Call("GET", _quota(tenant_id, namespace), reader(TenantQuota))
+
+
+def change_quota(
+    tenant_id: str, namespace: str | None = None, **limits: Setting
+) -> Call[TenantQuota]:
+    """Changes the limits that are given; None removes a limit."""
+    return Call("PATCH", _quota(tenant_id, namespace), reader(TenantQuota), encode(limits))
+
+
+# -- declared resources --------------------------------------------------------------------------
+
+
+def apply(
+    resources: Mapping[str, Any], *, dry_run: bool = False, changes: bool = False
+) -> Call[AppliedPlan]:
+    """Creates the resources that are missing and, with `changes`, changes those that differ.
+
+    `resources` has the lists `tenants`, `streams`, `caches` and `topics`, each with the members of
+    `POST /v1/apply`. With `dry_run` only returns the plan. With `changes` and a conflict raises
+    FailedPrecondition, and nothing is done.
+    """
+    body = dict(resources) | {"dry_run": dry_run, "changes": changes}
+    return Call("POST", "/v1/apply", reader(AppliedPlan), encode(body))
+
+
 # -- the registry itself -------------------------------------------------------------------------
 
 
@@ -156,6 +196,11 @@ def _tenant(tenant_id: str) -> str:
 
 def _namespace(tenant_id: str, namespace: str) -> str:
     return f"{_tenant(tenant_id)}/namespaces/{segment(namespace)}"
+
+
+def _quota(tenant_id: str, namespace: str | None) -> str:
+    at = _tenant(tenant_id) if namespace is None else _namespace(tenant_id, namespace)
+    return f"{at}/quota"
 
 
 def stream_path(tenant_id: str, namespace: str, name: str) -> str:

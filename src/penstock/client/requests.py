@@ -199,12 +199,12 @@ def _has_passed(deadline: str) -> bool:
 
 def ack(delivery: DeliveryRef) -> Call[None]:
     """Finishes a message for its group."""
-    return Call("POST", "/v1/ack", nothing, encode(_ref(delivery)))
+    return Call("POST", "/v1/ack", nothing, encode(delivery_members(delivery)))
 
 
 def ack_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
     """Acks deliveries in one commit. Returns None or an error for each, in order."""
-    body = encode([_ref(delivery) for delivery in deliveries])
+    body = encode([delivery_members(delivery) for delivery in deliveries])
     return Call("POST", "/v1/ack/batch", _settled, body)
 
 
@@ -215,24 +215,28 @@ def nack(
     `delay_ms` (0: at once). With `dead` it goes to the dead letters instead."""
     require_text("reason", reason)
     how = _if_given(delay_ms=delay_ms, dead=dead or None)
-    return Call("POST", "/v1/nack", nothing, encode(_ref(delivery) | {"reason": reason} | how))
+    return Call(
+        "POST", "/v1/nack", nothing, encode(delivery_members(delivery) | {"reason": reason} | how)
+    )
 
 
 def release(delivery: DeliveryRef) -> Call[None]:
     """Gives a delivery back that nobody began to handle. It is delivered again at once, in its old
     place, and the attempt does not count."""
-    return Call("POST", "/v1/release", nothing, encode(_ref(delivery)))
+    return Call("POST", "/v1/release", nothing, encode(delivery_members(delivery)))
 
 
 def release_batch(deliveries: Iterable[DeliveryRef]) -> Call[list[PenstockError | None]]:
     """Releases deliveries in one commit. Returns None or an error for each, in order."""
-    body = encode([_ref(delivery) for delivery in deliveries])
+    body = encode([delivery_members(delivery) for delivery in deliveries])
     return Call("POST", "/v1/release/batch", _settled, body)
 
 
 def extend(delivery: DeliveryRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease: it ends `lease_ms` from now."""
-    return Call("POST", "/v1/extend", nothing, encode(_ref(delivery) | {"lease_ms": lease_ms}))
+    return Call(
+        "POST", "/v1/extend", nothing, encode(delivery_members(delivery) | {"lease_ms": lease_ms})
+    )
 
 
 def consume_path(
@@ -349,7 +353,7 @@ def _if_given(**members: int | None) -> dict[str, int]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _ref(delivery: DeliveryRef) -> dict[str, Any]:
+def delivery_members(delivery: DeliveryRef) -> dict[str, Any]:
     """Returns the members that name a delivery."""
     return {name: getattr(delivery, name) for name in DeliveryRef.__struct_fields__}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -134,6 +134,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     ordering: str
     retention: str | None
     retention_ms: int
+    retention_bytes: int = 0
     event_queue_depth: int
     event_queue_bytes: int
     pub_queue_depth: int
@@ -168,6 +169,27 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
 
 
+class BearerToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token without its secret. `expires_ms` is 0 if it never expires; the secret before the last
+    rotation is valid until `old_until_ms`."""
+
+    id: str
+    principal: str
+    roles: list[str]
+    admin: bool
+    created_ms: int
+    tenant_id: str | None = None
+    namespace: str | None = None
+    expires_ms: int = 0
+    old_until_ms: int = 0
+
+
+class NewBearerToken(BearerToken, frozen=True, kw_only=True):
+    """`token` is the text to send."""
+
+    token: str
+
+
 class RegistryStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`follower`: the registry is a copy of the one at `control_plane`, as of `last_sync_ms`."""
 
@@ -179,3 +201,73 @@ class RegistryStatus(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool = True
     last_sync_ms: int | None = None
     last_error: str | None = None
+
+
+class AppliedChange(msgspec.Struct, frozen=True, rename={"before": "from", "after": "to"}):
+    setting: str
+    before: Any
+    after: Any
+
+
+class AppliedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource of a plan. `conflict`: it cannot be created or changed, for this `reason`."""
+
+    action: Literal["create", "change", "keep", "conflict"]
+    kind: str
+    name: str
+    changes: list[AppliedChange] = []
+    reason: str = ""
+
+
+class AppliedPlan(msgspec.Struct, frozen=True):
+    """`applied` is False for a dry run."""
+
+    applied: bool
+    steps: list[AppliedStep]
+
+
+class TenantQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's quota, or a namespace's. A limit of None is none. `refused` counts refusals since
+    the broker started."""
+
+    tenant_id: str
+    namespace: str | None
+    limits: dict[str, int | str | None]
+    used: dict[str, int]
+    refused: dict[str, int]
+
+
+class GrantedRule(msgspec.Struct, frozen=True, kw_only=True):
+    """An access rule. One without `tenant_id` is about the broker itself."""
+
+    id: int
+    tenant_id: str = ""
+    namespace: str = ""
+    resource: str
+    principal: str = ""
+    role: str = ""
+    permissions: list[str]
+    created_ms: int
+
+
+class RoleDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A role and its permissions."""
+
+    name: str
+    permissions: list[str]
+
+
+class AccessDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether something is allowed, and why. `rule` is the one that allows it, if one does."""
+
+    allowed: bool
+    reason: str
+    rule: GrantedRule | None = None
+
+
+class PublishedAt(msgspec.Struct, frozen=True):
+    """The place of events in a durable stream. `offset` is that of the first; -1 for a `duplicate`,
+    which was stored by an earlier publish."""
+
+    offset: int = -1
+    duplicate: bool = False

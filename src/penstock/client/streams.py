@@ -1,4 +1,4 @@
-"""The calls that publish events and list subscriptions. No IO.
+"""The calls that publish events, ack them and list subscriptions. No IO.
 
 The first argument is the stream's path; the handles of both clients add it. Calls on the stream
 itself, such as its settings, are in `registry`.
@@ -7,6 +7,7 @@ itself, such as its settings, are in `registry`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -14,33 +15,54 @@ import msgspec
 from penstock.client.calls import (
     Call,
     Payload,
+    SocketForm,
     bytes_of,
     encode,
     list_of,
     nothing,
     query_of,
     reader,
+    require_text,
+    segment,
 )
+from penstock.client.deliveries import DEFAULT_LEASE_MS
+from penstock.client.feeds import EventRef
 from penstock.client.registry import stream_path
 from penstock.model.errors import NotFound
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
+
+Start = int | str | datetime
+"""The place where a subscription begins: `latest`, `earliest`, an offset, or a time."""
 
 Ack = Literal["none", "per_message"]
 BatchAck = Literal["none", "per_message", "per_batch"]
 
 
 def publish(
-    path: Path, payload: Payload, *, ack: Ack = "per_message", invalidate: Iterable[str] = ()
-) -> Call[None]:
+    path: Path,
+    payload: Payload,
+    *,
+    ack: Ack = "per_message",
+    invalidate: Iterable[str] = (),
+    producer_id: str | None = None,
+    sequence: int | None = None,
+) -> Call[int | None]:
     """Publishes one event. When this returns, the broker sends it to all subscribers. In the same
-    step it removes the keys of `invalidate` (`cache:<cache>:<key>`) from their caches.
+    step it removes the keys of `invalidate` (`cache:<cache>:<key>`) from their caches. If the
+    stream is durable, the event is on disk then, and the result is its offset.
+
+    An `exactly_once` stream needs a `producer_id`, and as `sequence` the number of this publish,
+    which counts from 0; `producer()` does that for you.
 
     Raises ResourceExhausted if the stream is overloaded; the event is then not published. HTTP
     always answers; with an `ack` of `none` the answer is empty.
     """
     body: dict[str, Any] = {"payload": bytes_of(payload), "ack": ack}
-    return Call("POST", f"{stream_path(*path)}/publish", nothing, _with(invalidate, body))
+    body |= _numbers(producer_id, sequence)
+    url_path = f"{stream_path(*path)}/publish"
+    form = SocketForm("publish", stream_members(path))
+    return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
 def publish_batch(
@@ -49,11 +71,17 @@ def publish_batch(
     *,
     ack: BatchAck = "per_batch",
     invalidate: Iterable[str] = (),
-) -> Call[None]:
-    """Publishes events in their order as one step: all of them, or none if this raises."""
+    producer_id: str | None = None,
+    sequence: int | None = None,
+) -> Call[int | None]:
+    """Publishes events in their order as one step: all of them, or none if this raises. Returns the
+    offset of the first if the stream is durable."""
     events = [bytes_of(payload) for payload in list_of(payloads, "payloads")]
     body: dict[str, Any] = {"payloads": events, "ack": ack}
-    return Call("POST", f"{stream_path(*path)}/publish_batch", nothing, _with(invalidate, body))
+    body |= _numbers(producer_id, sequence)
+    url_path = f"{stream_path(*path)}/publish_batch"
+    form = SocketForm("publish_batch", stream_members(path))
+    return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
 def subscriptions(path: Path) -> Call[list[Lag]]:
@@ -62,10 +90,40 @@ def subscriptions(path: Path) -> Call[list[Lag]]:
     return Call("GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions)
 
 
-def subscribe_path(path: Path, event_queue_depth: int | None, heartbeat_ms: int) -> str:
+def ack_event(ref: EventRef) -> Call[None]:
+    """Finishes an event for its named subscription."""
+    return Call("POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(_ref(ref)))
+
+
+def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) -> Call[None]:
+    """Reports that an event could not be handled. It is delivered again after `delay_ms`, or after
+    the broker's backoff."""
+    require_text("reason", reason)
+    body = _ref(ref) | {"reason": reason, "delay_ms": delay_ms}
+    return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, encode(body))
+
+
+def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
+    """Extends the lease of an event: it ends `lease_ms` from now."""
+    body = _ref(ref) | {"lease_ms": lease_ms}
+    return Call("POST", f"{stream_path(*ref.stream)}/extend", nothing, encode(body))
+
+
+def delete_subscription(path: Path, name: str) -> Call[None]:
+    """Deletes a named subscription and its position. Retention no longer waits for it."""
+    return Call("DELETE", f"{stream_path(*path)}/subscriptions/{segment(name)}", nothing)
+
+
+def subscribe_path(path: Path, **parameters: str | int | None) -> str:
     """Returns the address of a subscription."""
-    query = query_of(event_queue_depth=event_queue_depth, heartbeat_ms=heartbeat_ms)
-    return f"{stream_path(*path)}/subscribe?{query}"
+    return f"{stream_path(*path)}/subscribe?{query_of(**parameters)}"
+
+
+def start_text(start: Start | None) -> str | None:
+    """Returns a start as the API spells it. A time without a zone is local."""
+    if isinstance(start, datetime):
+        return start.astimezone(UTC).isoformat()
+    return None if start is None else str(start)
 
 
 def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
@@ -74,6 +132,64 @@ def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
         if lag.subscription_id == subscription_id:
             return lag
     raise NotFound("the subscription is not open, or has ended")
+
+
+def stream_members(path: Path) -> dict[str, Any]:
+    """Returns the members of a message that name a stream."""
+    tenant_id, namespace, stream = path
+    return {"tenant_id": tenant_id, "namespace": namespace, "stream": stream}
+
+
+class SocketLag(msgspec.Struct):
+    """The broker's report on a subscription of a WebSocket."""
+
+    subscription_id: str
+    messages_behind: int
+    dropped: int
+    delivered: int
+    event_queue_depth: int
+    alert: bool
+
+    def lag(self, unread: int, dropped: int, since_ms: int) -> Lag:
+        """Adds the events that are unread, or were dropped, on this side."""
+        return Lag(
+            subscription_id=self.subscription_id,
+            messages_behind=self.messages_behind + unread,
+            dropped=self.dropped + dropped,
+            delivered=self.delivered,
+            event_queue_depth=self.event_queue_depth,
+            alert=self.alert,
+            since_ms=since_ms,
+        )
+
+
+class _Published(msgspec.Struct):
+    offset: int | None = None
+
+
+_published = msgspec.json.Decoder(_Published).decode
+_published_each = msgspec.json.Decoder(list[_Published]).decode
+
+
+def _offset(body: bytes) -> int | None:
+    """Reads the offset of the first event from one answer, or from one for each event."""
+    if body[:1] == b"[":
+        return _published_each(body)[0].offset
+    return _published(body).offset
+
+
+def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:
+    numbers = {"producer_id": producer_id, "sequence": sequence}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _ref(ref: EventRef) -> dict[str, Any]:
+    return {
+        "name": ref.name,
+        "owner": ref.owner,
+        "offset": ref.offset,
+        "delivery_id": ref.delivery_id,
+    }
 
 
 class _Subscriptions(msgspec.Struct):

@@ -1,22 +1,23 @@
 # Generated from aio.py by scripts/generate_sync_client.py: edit that, run this.
 """The client for blocking code.
 
-Sends the calls that `requests`, `registry`, `ranges` and `journal` build, and hands their answers
-back. Must not know what a call means.
+Sends the calls that `requests`, `registry`, `access`, `ranges`, `journal` and `tokens` build, and
+hands their answers back. Must not know what a call means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import journal, ranges, registry, requests
+from penstock.client import access, journal, ranges, registry, requests, tokens
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
+    PING_S,
     USER_AGENT,
     answer_timeout,
     heartbeat_of,
@@ -26,9 +27,14 @@ from penstock.client.connection import (
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
+from penstock.client.scope import ClientScope
 from penstock.client.sync_feeds import LineStream, OpenRows
 from penstock.client.sync_handles import CacheHandle, StreamHandle
-from penstock.model.tenancy import DEFAULT
+from penstock.client.sync_transactions import Transaction
+
+if TYPE_CHECKING:
+    from penstock.client.socket_core import OnError
+    from penstock.client.sync_socket import Socket
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +60,10 @@ class Client:
     is the token or a function that returns it. It defaults to the contents of the file that
     PENSTOCK_TOKEN_FILE names, else to PENSTOCK_TOKEN. After a 401 the client reads a token that
     can change again, and if it has changed, sends the request once more.
+    `tenant` and `namespace` say where topics, producers, streams and caches are that are given by
+    name alone. They default to PENSTOCK_TENANT and PENSTOCK_NAMESPACE, else to `default`.
+    `client_cert` and `client_key` are PEM files, for a broker that asks for a certificate. They
+    default to PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY.
     `transport` is an httpx transport, for tests that need no socket.
     """
 
@@ -100,7 +110,22 @@ class Client:
     describe_cache = _operation(registry.describe_cache)
     change_cache = _operation(registry.change_cache)
     delete_cache = _operation(registry.delete_cache)
+    describe_quota = _operation(registry.describe_quota)
+    change_quota = _operation(registry.change_quota)
+    apply = _operation(registry.apply)
     registry_status = _operation(registry.registry_status)
+    grant_access = _operation(access.grant_access)
+    revoke_access = _operation(access.revoke_access)
+    list_access_rules = _operation(access.list_access_rules)
+    check_access = _operation(access.check_access)
+    set_role = _operation(access.set_role)
+    remove_role = _operation(access.remove_role)
+    list_roles = _operation(access.list_roles)
+    create_token = _operation(tokens.create_token)
+    list_tokens = _operation(tokens.list_tokens)
+    describe_token = _operation(tokens.describe_token)
+    rotate_token = _operation(tokens.rotate_token)
+    revoke_token = _operation(tokens.revoke_token)
     version = _operation(requests.version)
     health = _operation(requests.health)
     ready = _operation(requests.ready)
@@ -110,14 +135,21 @@ class Client:
         url: str | None = None,
         *,
         token: Token | None = None,
+        tenant: str | None = None,
+        namespace: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
         user_agent: str = USER_AGENT,
+        client_cert: str | None = None,
+        client_key: str | None = None,
     ) -> None:
         self.url = url = url_of(url)
         self._timeout_s = timeout_s
+        self._user_agent = user_agent
+        self._certificate = (client_cert, client_key)
         self._credentials = Credentials(token)
-        options = http_options(url, timeout_s, user_agent)
+        self.scope = ClientScope.of(tenant, namespace)
+        options = http_options(url, timeout_s, user_agent, self.scope, client_cert, client_key)
         try:
             self._http = httpx.Client(**options, transport=transport)
         except httpx.InvalidURL as error:
@@ -183,16 +215,44 @@ class Client:
         return OpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
-        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+        self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> StreamHandle:
-        """Returns a handle of a stream, to publish and subscribe. Sends nothing to the broker."""
-        return StreamHandle(self, (tenant_id, namespace, name))
+        """Returns a handle of a stream, to publish and subscribe. Its tenant and namespace are the
+        client's, unless they are given. Sends nothing to the broker."""
+        return StreamHandle(self, (*self.scope.path_scope(tenant_id, namespace), name))
 
     def cache(
-        self, name: str, *, tenant_id: str = DEFAULT, namespace: str = DEFAULT
+        self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> CacheHandle:
-        """Returns a handle of a cache, to read and write it. Sends nothing to the broker."""
-        return CacheHandle(self, (tenant_id, namespace, name))
+        """Returns a handle of a cache, to read and write it. Its tenant and namespace are the
+        client's, unless they are given. Sends nothing to the broker."""
+        return CacheHandle(self, (*self.scope.path_scope(tenant_id, namespace), name))
+
+    def transaction(self, transaction_id: str = "") -> Transaction:
+        """Returns a transaction. Use it in a `with`, which commits it at its end, or sends
+        nothing if the block raises. An empty id is replaced by a unique one."""
+        return Transaction(self, transaction_id)
+
+    def connect(self, *, on_error: OnError | None = None, ping_s: float = PING_S) -> Socket:
+        """Returns a WebSocket for streams and caches. Use it in a `with`, which connects.
+
+        It needs the extra `websocket`. `on_error` gets the errors of publishes with ack `none`.
+        After `ping_s` without a byte from the broker the socket sends a ping, and it reconnects if
+        the client's `timeout_s` passes without an answer.
+        """
+        # Imported here, so that programs without a socket do not load it.
+        from penstock.client.socket_connection import SocketEndpoint
+        from penstock.client.sync_socket import Socket
+
+        endpoint = SocketEndpoint(
+            self.url,
+            self._credentials,
+            self._timeout_s,
+            self._user_agent,
+            ping_s,
+            self._certificate,
+        )
+        return Socket(self, endpoint, on_error)
 
     def redrive(self, letter: Delivery) -> Produced:
         """Produces a dead letter to its original topic again, with its original retry policy, then

@@ -192,7 +192,9 @@ class Subscription(LineStream[bytes]):
         heartbeat_ms = heartbeat_of(wait_s)
         self._events = PayloadBuffer()
         self._stream = path
-        url_path = subscribe_path(path, event_queue_depth, heartbeat_ms)
+        url_path = subscribe_path(
+            path, event_queue_depth=event_queue_depth, heartbeat_ms=heartbeat_ms
+        )
         super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
 
     @property

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 
 import httpx
 
+pause = time.sleep
+
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:

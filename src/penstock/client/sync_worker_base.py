@@ -13,15 +13,17 @@ from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
 
 from penstock.client.deliveries import Delivery, new_owner
-from penstock.client.requests import EffectRef
+from penstock.client.requests import EffectRef, NewMessage
 from penstock.client.sync import Client, Deliveries
 from penstock.client.sync_waiting import StopFlag
 from penstock.client.work import (
+    ACK_OPERATION,
     BUSY_WAIT_S,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NOT_BEGUN,
     NOT_BEGUN_REASON,
+    SETTLED,
     HandlerFailure,
     Outage,
     Outcome,
@@ -29,9 +31,11 @@ from penstock.client.work import (
     failure_of,
     is_waited_for,
     log,
+    messages_of,
     name_of,
     note_releases,
     place_of,
+    result_call,
 )
 from penstock.model.errors import (
     FailedPrecondition,
@@ -124,8 +128,9 @@ class WorkerBase:
         with self._renewing(delivery):
             if self._effect:
                 return self._attempt_effect(delivery)
-            failure, _ = self._call(delivery)
-            return failure
+            failure, result = self._call(delivery)
+            messages = messages_of(result)
+            return self._send_results(delivery, messages) if messages else failure
 
     def _attempt_effect(self, delivery: Delivery) -> Outcome:
         """Calls the handler unless its effect is already committed: then there is nothing to do."""
@@ -145,9 +150,28 @@ class WorkerBase:
         """Calls the handler. Returns why it failed, if it did, and its result."""
         self._not_begun.pop(name_of(delivery), None)
         try:
-            return None, self._handler(delivery)
+            result = self._handler(delivery)
+            messages_of(result)
+            return None, result
         except Exception as error:  # noqa: BLE001 - the handler is somebody else's code
             return failure_of(delivery, error), None
+
+    def _send_results(
+        self, delivery: Delivery, messages: list[NewMessage], effect: EffectRef | None = None
+    ) -> Outcome:
+        """Produces the messages that the handler returned, commits its effect and acks, all or
+        nothing. Repeated after a lost answer, it happens once."""
+        call = result_call(delivery, messages, effect)
+        try:
+            self._insist(lambda: self._client.send(call))
+            return SETTLED
+        except PenstockError as error:
+            place = place_of(delivery)
+            log.warning("%s was not settled with its results: %s", place, error.message)
+            if isinstance(error, FailedPrecondition) and error.operation == ACK_OPERATION:
+                # Another worker has it, or has finished it.
+                return SETTLED
+            return HandlerFailure(f"its results were refused: {error.message}")
 
     def _is_begun(self, delivery: Delivery) -> bool:
         return name_of(delivery) not in self._not_begun
@@ -165,9 +189,20 @@ class WorkerBase:
                     return "STOPPED"
 
     def _end_effect(
-        self, effect: EffectRef, failure: HandlerFailure | None, result: object = None
+        self,
+        delivery: Delivery,
+        effect: EffectRef,
+        failure: HandlerFailure | None,
+        result: object = None,
     ) -> Outcome:
-        """Commits the effect with the handler's text, or tells the broker why it failed."""
+        """Commits the effect with the handler's text or messages, or tells the broker why it
+        failed."""
+        messages = messages_of(result)
+        if messages:
+            outcome = self._send_results(delivery, messages, effect)
+            if not isinstance(outcome, HandlerFailure):
+                return outcome
+            failure = outcome
         if failure is None:
             text = result if isinstance(result, str) else ""
             self._insist(lambda: self._client.commit_effect(effect, text))
@@ -186,7 +221,7 @@ class WorkerBase:
         try:
             if outcome is None:
                 self._insist(lambda: self._client.ack(delivery))
-            elif outcome is not NOT_BEGUN:
+            elif isinstance(outcome, HandlerFailure):
                 self._nack(delivery, outcome)
         except PenstockError as error:
             log.warning("%s was not settled: %s", place_of(delivery), error.message)

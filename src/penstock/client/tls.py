@@ -1,4 +1,4 @@
-"""TLS to a broker: which certificates are trusted, and which failures are final.
+"""TLS to a broker: which certificates are trusted and shown, and which failures are final.
 
 Every client and the Spark connector trust the system's authorities or, where they are set, those in
 SSL_CERT_FILE and SSL_CERT_DIR. Must not know how requests are sent.
@@ -6,6 +6,7 @@ SSL_CERT_FILE and SSL_CERT_DIR. Must not know how requests are sent.
 
 from __future__ import annotations
 
+import os
 import ssl
 
 from penstock.model.errors import InvalidArgument
@@ -17,12 +18,34 @@ _NO_TLS = ("wrong version number", "record layer failure")
 """OpenSSL's words for an answer that is not TLS, before 3.2 and since."""
 
 
-def context_for(scheme: str) -> ssl.SSLContext:
-    """Returns the TLS context for a scheme. Loading the system's authorities takes tens of
-    milliseconds, so the context for plain HTTP has none."""
-    if scheme == "https":
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_NO_CERTIFICATE = ("certificate required", "bad certificate", "unknown ca", "certificate unknown")
+"""OpenSSL's words for a broker that does not accept the client's certificate, or lack of one."""
+
+
+def context_for(
+    scheme: str, client_cert: str | None = None, client_key: str | None = None
+) -> ssl.SSLContext:
+    """Returns the TLS context for a scheme, with the client's certificate if there is one: the
+    arguments, else PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY. Loading the system's authorities
+    takes tens of milliseconds, so the context for plain HTTP has none."""
+    if scheme != "https":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.create_default_context()
+    if client_cert is None and client_key is None:
+        client_cert = os.environ.get("PENSTOCK_CLIENT_CERT")
+        client_key = os.environ.get("PENSTOCK_CLIENT_KEY")
+    if client_cert:
+        try:
+            context.load_cert_chain(client_cert, client_key or None, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(f"client certificate {client_cert}: {error}") from error
+    elif client_key:
+        raise InvalidArgument("a client key needs a client certificate")
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password; store it without one, readable by you only")
 
 
 def refusal_of(url: str, error: BaseException) -> InvalidArgument | None:
@@ -35,9 +58,18 @@ def refusal_of(url: str, error: BaseException) -> InvalidArgument | None:
         return InvalidArgument(
             f"the certificate of {url} does not hold: {cause.verify_message}{cure}"
         )
-    if cause is not None and any(text in str(cause).lower() for text in _NO_TLS):
+    if cause is not None and any(text in _words(cause) for text in _NO_CERTIFICATE):
+        return InvalidArgument(
+            f"{url} wants a client certificate that it trusts; PENSTOCK_CLIENT_CERT and "
+            "PENSTOCK_CLIENT_KEY may name one"
+        )
+    if cause is not None and any(text in _words(cause) for text in _NO_TLS):
         return InvalidArgument(f"{url} does not speak TLS; is it {with_scheme('http', url)}?")
     return None
+
+
+def _words(error: ssl.SSLError) -> str:
+    return str(error).lower().replace("_", " ")
 
 
 def with_scheme(scheme: str, url: str) -> str:

@@ -1,7 +1,8 @@
 """The decisions that both workers share. No IO.
 
-An attempt to handle a message has an outcome: the message is done (None), its handler failed
-(`HandlerFailure`), or its handler never began (`NOT_BEGUN`). The error that a handler raises
+An attempt to handle a message has an outcome: the message is done (None) and has to be acked, its
+handler failed (`HandlerFailure`), its handler never began (`NOT_BEGUN`), or it was settled together
+with the messages that its handler returned (`SETTLED`). The error that a handler raises
 decides what follows. `Reject` sends the message to the dead letters, `RetryLater` says when it is
 delivered again, and any other error leaves that to the message's retry policy.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from penstock.client.calls import Call
 from penstock.client.deliveries import Delivery
-from penstock.client.requests import EffectRef
+from penstock.client.requests import EffectRef, NewMessage
+from penstock.client.transactions import TransactionOperations, TransactionResult
 from penstock.model.errors import NotFound, PenstockError, Unauthenticated
 from penstock.model.limits import MAX_BACKOFF_MS
 from penstock.model.names import is_dead_letter_topic
@@ -71,13 +74,45 @@ class HandlerFailure(NamedTuple):
     dead: bool = False
 
 
-class _Unhandled(Enum):
+class _Ended(Enum):
     NOT_BEGUN = "not begun"
+    SETTLED = "settled"
 
 
-NOT_BEGUN = _Unhandled.NOT_BEGUN
+NOT_BEGUN = _Ended.NOT_BEGUN
+SETTLED = _Ended.SETTLED
 
-Outcome = HandlerFailure | Literal[_Unhandled.NOT_BEGUN] | None
+Outcome = HandlerFailure | _Ended | None
+
+
+def messages_of(result: object) -> list[NewMessage]:
+    """Returns the messages that a handler returned: one, or a list of them. Anything else that it
+    returns means none. Raises TypeError for a list with messages and other things in it."""
+    if isinstance(result, NewMessage):
+        return [result]
+    if not isinstance(result, list | tuple):
+        return []
+    messages = [each for each in result if isinstance(each, NewMessage)]
+    if messages and len(messages) < len(result):
+        raise TypeError("a handler returned a list with messages and other things in it")
+    return messages
+
+
+def result_call(
+    delivery: Delivery, messages: list[NewMessage], effect: EffectRef | None
+) -> Call[list[TransactionResult]]:
+    """Returns the call that produces a handler's messages and acks its delivery, in one
+    transaction. The ack is operation `ACK_OPERATION`."""
+    operations = TransactionOperations()
+    operations.ack(delivery)
+    if effect is not None:
+        operations.commit_effect(effect)
+    for message in messages:
+        operations.produce_message(message)
+    return operations.call()
+
+
+ACK_OPERATION = 0
 
 
 def failure_of(delivery: Delivery, error: BaseException) -> HandlerFailure:

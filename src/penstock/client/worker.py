@@ -124,9 +124,9 @@ class Worker(WorkerBase):
             failure, result = self._call(delivery)
         except BaseException as error:
             self.stop()
-            self._end_effect(effect, HandlerFailure(type(error).__name__))
+            self._end_effect(delivery, effect, HandlerFailure(type(error).__name__))
             raise
-        return self._end_effect(effect, failure, result)
+        return self._end_effect(delivery, effect, failure, result)
 
     @contextmanager
     def _renewing(self, delivery: Delivery, effect: EffectRef | None = None) -> Iterator[None]:

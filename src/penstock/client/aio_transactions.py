@@ -1,0 +1,48 @@
+"""Transactions for asyncio: collects operations and commits all of them together."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.client.transactions import TransactionOperations, TransactionResult
+
+if TYPE_CHECKING:
+    from penstock.client.aio import AsyncClient
+
+
+class AsyncTransaction(TransactionOperations):
+    """A transaction that is committed at the end of an `async with`, unless the block raises:
+
+    tx.produce("invoices", "17 EUR")
+    tx.ack(delivery)
+
+    After that, `results` has a result for each operation, in order. If the answer was lost
+    (Unavailable), it is not known whether the transaction happened. `commit` may then be called
+    again: the broker does it once, and gives the same results.
+    """
+
+    def __init__(self, client: AsyncClient, transaction_id: str = "") -> None:
+        super().__init__(transaction_id)
+        self._client = client
+
+    async def commit(self) -> list[TransactionResult]:
+        """Sends the operations and returns their results. Raises the error of the first that the
+        broker refuses, with its index as `operation`; then nothing was done. A transaction without
+        operations sends nothing."""
+        if len(self) and not self.is_committed:
+            self.results = await self._client.send(self.call())
+        self.is_committed = True
+        return self.results
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.commit()

@@ -1,0 +1,158 @@
+# Generated from aio_events.py by scripts/generate_sync_client.py: edit that, run this.
+"""Durable streams for blocking code: events that are acked or read again, and a producer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.client import streams
+from penstock.client.calls import Payload, bytes_of, list_of
+from penstock.client.connection import heartbeat_of
+from penstock.client.deliveries import DEFAULT_LEASE_MS
+from penstock.client.feeds import ReceivedEvent, ReceivedEventBuffer
+from penstock.client.positions import HandledEvents
+from penstock.client.streams import Start
+from penstock.client.sync_feeds import LineStream
+from penstock.client.sync_waiting import pause
+from penstock.model.errors import PenstockError
+from penstock.model.tenancy import Path
+
+if TYPE_CHECKING:
+    from penstock.client.sync import Client
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 2.0
+
+
+class StreamEvent:
+    """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
+    before failed. Events of a subscription without a name are not acked, and have attempt 0."""
+
+    __slots__ = ("_client", "_once", "_ref", "attempt", "last_error", "offset", "payload")
+
+    def __init__(self, client: Client, once: HandledEvents | None, received: ReceivedEvent) -> None:
+        self.payload = received.payload
+        self.offset = received.offset
+        self.attempt = received.attempt
+        self.last_error = received.last_error
+        self._client = client
+        self._once = once
+        self._ref = received
+
+    def ack(self) -> None:
+        """Finishes the event: it does not come again."""
+        if self._once is not None:
+            self._once.add(self.offset)
+        if self._ref.name:
+            self._client.send(streams.ack_event(self._ref))
+
+    def nack(self, reason: str = "", *, delay_ms: int | None = None) -> None:
+        """Reports that the event could not be handled. It comes again after `delay_ms`, or after
+        the broker's backoff."""
+        self._client.send(streams.nack_event(self._ref, reason, delay_ms=delay_ms))
+
+    def extend(self, lease_ms: int = DEFAULT_LEASE_MS) -> None:
+        """Extends the lease: it ends `lease_ms` from now."""
+        self._client.send(streams.extend_event(self._ref, lease_ms))
+
+
+class Events(LineStream[StreamEvent]):
+    """The events of a durable stream. Iterate over it in a `with`.
+
+    With a name, ack every event: what is not acked comes again. Those who use the same name share
+    its events. If the connection is lost, subscribe again with the same name to go on. With `once`,
+    events that were handled before are acked and left out, and `ack` remembers the event first.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: Path,
+        name: str | None,
+        start: Start | None,
+        owner: str | None,
+        lease_ms: int,
+        prefetch: int,
+        once: HandledEvents | None,
+        wait_s: float | None,
+    ) -> None:
+        heartbeat_ms = heartbeat_of(wait_s)
+        self._once = once
+        self._events = ReceivedEventBuffer(
+            path, lambda received: StreamEvent(client, once, received)
+        )
+        numbers = {"lease_ms": lease_ms, "prefetch": prefetch} if name is not None else {}
+        url_path = streams.subscribe_path(
+            path,
+            name=name,
+            start=streams.start_text(start),
+            owner=owner,
+            heartbeat_ms=heartbeat_ms,
+            **numbers,
+        )
+        super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
+
+    @property
+    def subscription_id(self) -> str:
+        """Empty until the stream is open."""
+        return self._events.subscription_id
+
+    def poll(self) -> StreamEvent | None:
+        while True:
+            event = super().poll()
+            if event is None or self._once is None or not self._once.has(event.offset):
+                return event
+            event.ack()
+
+
+class Producer:
+    """Publishes to a durable stream, each event once: it numbers its publishes, and repeats one
+    whose answer did not come.
+
+    One thread at a time may use it. After an error that it raises, call `publish` again with the
+    same payload, or give up this producer: until that is repeated, its number is taken.
+    `next_sequence` counts the publishes that were answered. A program that goes on with the same
+    `producer_id` after a restart passes the number it had reached.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: Path,
+        producer_id: str | None,
+        next_sequence: int,
+        retry_s: float,
+    ) -> None:
+        self.producer_id = producer_id or secrets.token_hex(12)
+        self.next_sequence = next_sequence
+        self._client = client
+        self._path = path
+        self._retry_s = retry_s
+
+    def publish(self, payload: Payload) -> int | None:
+        """Publishes one event and returns its offset. Repeats the publish while the broker cannot
+        be reached or is overloaded, up to `retry_s` seconds."""
+        return self.publish_batch([payload])
+
+    def publish_batch(self, payloads: Iterable[Payload]) -> int | None:
+        """Publishes events as one step and returns the offset of the first."""
+        events = [bytes_of(payload) for payload in list_of(payloads, "payloads")]
+        until = time.monotonic() + self._retry_s
+        wait_s = FIRST_RETRY_S
+        while True:
+            call = streams.publish_batch(
+                self._path, events, producer_id=self.producer_id, sequence=self.next_sequence
+            )
+            try:
+                offset = self._client.send(call)
+            except PenstockError as error:
+                if not error.retryable or time.monotonic() + wait_s > until:
+                    raise
+                pause(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+            else:
+                self.next_sequence += 1
+                return offset
