@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from penstock import __version__
+from penstock.cli.access import access
+from penstock.cli.apply import apply
 from penstock.cli.cache import cache
 from penstock.cli.config import config
 from penstock.cli.delivery import ack, extend, nack, release
@@ -21,10 +23,12 @@ from penstock.cli.journal import journal
 from penstock.cli.message import consume, produce
 from penstock.cli.namespace import namespace
 from penstock.cli.pipeline import pipeline
+from penstock.cli.quota import quota
 from penstock.cli.serve import serve
 from penstock.cli.stream import stream
 from penstock.cli.tenant import tenant
 from penstock.cli.terminal import CommandFailed
+from penstock.cli.token import token
 from penstock.cli.topic import topic
 from penstock.cli.version import version
 from penstock.cli.wal import wal
@@ -64,6 +68,7 @@ def penstock() -> None:
 
 for command in (
     serve, topic, produce, consume, ack, nack, release, extend, effect, group, journal, pipeline,
-    stream, publish, subscribe, cache, namespace, tenant, config, wal, version,
+    stream, publish, subscribe, cache, namespace, tenant, quota, access, token, apply, config, wal,
+    version,
 ):  # fmt: skip
     penstock.add_command(command)

@@ -37,9 +37,29 @@ _FLAGS: dict[str, tuple[str, str | tuple[str, ...]]] = {
     "router_timeout_ms": ("Longest wait for the router's decision.", "MS"),
     "idempotency_ttl_ms": ("How long the broker remembers an idempotency key.", "MS"),
     "token_file": ("File with the bearer token that every request must have.", "FILE"),
+    "access_control": ("Ask every request for a credential, and who sends it.", ""),
+    "jwt_keys": (
+        "Accept JWTs signed by these keys: a JWKS file or URL, or a shared key.",
+        "SOURCE",
+    ),
+    "jwt_issuer": ("Issuer that a JWT must name.", "TEXT"),
+    "jwt_audience": ("Audience that a JWT must name.", "TEXT"),
+    "tls_cert": ("Serve TLS with this certificate chain, a PEM file.", "FILE"),
+    "tls_key": ("Private key of the certificate, a PEM file.", "FILE"),
+    "tls_client_ca": (
+        "Ask clients for a certificate that one of these authorities signed.",
+        "FILE",
+    ),
+    "tls_client_auth": (
+        "Whether every client needs a certificate, if tls_client_ca is set.",
+        ("required", "optional"),
+    ),
     "control_plane": ("Follow the registry of the broker at this address.", "URL"),
     "control_plane_token_file": ("File with the bearer token for the control plane.", "FILE"),
-    "allow_insecure_bind": ("Allow other machines to connect although there is no token.", ""),
+    "allow_insecure_bind": (
+        "Allow other machines to connect although nobody is asked for a token.",
+        "",
+    ),
     "log_level": ("Lowest level that is logged to stderr.", ("debug", "info", "warning", "error")),
     "log_format": ("Log lines as text, or as JSON objects.", ("text", "json")),
 }

@@ -1,4 +1,6 @@
-"""The broker that a command talks to: --url, --token and --token-file, or the environment.
+"""The broker that a command talks to: its address, and what shows who we are.
+
+--url, --token, --token-file, --client-cert and --client-key, or the environment.
 
 Invariant: an option wins over the environment. In the environment the token file wins over the
 token, as in the SDK.
@@ -12,6 +14,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.scope import scope_options
 from penstock.cli.terminal import CommandFailed
 from penstock.client.credentials import DEFAULT_URL, Credentials, Token, read_token_file
 from penstock.client.sync import Client
@@ -41,6 +44,15 @@ def with_token(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def with_scoped_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Does the same as `with_client`, for commands on topics: adds --tenant and --namespace, which
+    the client sends with every request."""
+    found = with_client(command)
+    for option in reversed(scope_options):
+        found = option(found)
+    return found
+
+
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
     """Passes the command a client as its first argument, and closes it afterwards."""
 
@@ -48,11 +60,40 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
         "--url", envvar="PENSTOCK_URL", default=DEFAULT_URL, show_default=True, show_envvar=True,
         help="Address of the broker.",
     )  # fmt: skip
+    @click.option(
+        "--client-cert",
+        envvar="PENSTOCK_CLIENT_CERT",
+        default=None,
+        metavar="FILE",
+        help="Certificate to show to a broker that asks for one.",
+        show_envvar=True,
+    )
+    @click.option(
+        "--client-key", envvar="PENSTOCK_CLIENT_KEY", default=None, metavar="FILE",
+        help="Private key of --client-cert.", show_envvar=True,
+    )  # fmt: skip
     @with_token
     @functools.wraps(command)
-    def run(url: str, token: Token | None, **arguments: Any) -> None:
+    def run(
+        url: str,
+        token: Token | None,
+        client_cert: str | None,
+        client_key: str | None,
+        scope_tenant: str | None = None,
+        scope_namespace: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        # Commands on streams and caches name their tenant and namespace in the path.
+        tenant, namespace = scope_tenant or "", scope_namespace or ""
         try:
-            with Client(url, token=token) as client:
+            with Client(
+                url,
+                token=token,
+                tenant=tenant,
+                namespace=namespace,
+                client_cert=client_cert,
+                client_key=client_key,
+            ) as client:
                 command(client, **arguments)
         except Unauthenticated as error:
             is_given = Credentials(token).token != ""

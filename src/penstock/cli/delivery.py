@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.connection import group_option, owner_option, topic_argument, with_client
+from penstock.cli.connection import group_option, owner_option, topic_argument, with_scoped_client
 from penstock.cli.terminal import printable, show
 from penstock.cli.units import MILLISECONDS
 from penstock.client.deliveries import DEFAULT_LEASE_MS, DeliveryRef
@@ -27,7 +27,7 @@ def _of_delivery(command: Callable[..., None]) -> Callable[..., None]:
     )
     @owner_option
     @click.option("--delivery-id", default="", help="Only this delivery, not a later one.")
-    @with_client
+    @with_scoped_client
     @functools.wraps(command)
     def run(client: Client, **arguments: Any) -> None:
         names = {name: arguments.pop(name) for name in DeliveryRef.__struct_fields__}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -12,8 +13,9 @@ from penstock.cli.connection import json_flag, with_client
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
 from penstock.cli.stdin import batches_of_lines
-from penstock.cli.terminal import CommandFailed, data_text, show, show_data, show_json
+from penstock.cli.terminal import CommandFailed, data_text, show, show_data, show_json, show_result
 from penstock.client.sync import Client
+from penstock.client.sync_events import StreamEvent
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS
 
@@ -27,6 +29,14 @@ from penstock.model.limits import MAX_BATCH_ITEMS
     "--invalidate", multiple=True, metavar="cache:CACHE:KEY",
     help="Also remove this key from its cache, in the same step. May be repeated.",
 )  # fmt: skip
+@click.option(
+    "--producer-id", metavar="NAME",
+    help="Name of this producer, which numbers its publishes. exactly_once streams need it.",
+)  # fmt: skip
+@click.option(
+    "--sequence", type=click.IntRange(min=0),
+    help="Number of the first publish; 0 for a new producer. Each next one has one more.",
+)  # fmt: skip
 @json_flag
 @with_client
 def publish(
@@ -37,29 +47,35 @@ def publish(
     namespace: str,
     batch: bool,
     invalidate: tuple[str, ...],
+    producer_id: str | None,
+    sequence: int | None,
     as_json: bool,
 ) -> None:
     """Publish each PAYLOAD to STREAM. If it is - or missing, publish each line of stdin.
 
-    Only those who subscribe at that moment get the event. It is not stored.
+    Only those who subscribe at that moment get the event, unless the stream is durable.
     """
     if not payloads and sys.stdin.isatty():
         raise click.UsageError("give a PAYLOAD, or - to read lines from stdin")
     handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)
     count = 0
+    numbers: dict[str, Any] = {"producer_id": producer_id, "sequence": sequence}
     for events in _steps(payloads, batch):
         try:
-            handle.publish_batch(events, invalidate=invalidate)
+            handle.publish_batch(events, invalidate=invalidate, **numbers)
         except PenstockError as error:
             if not count:
                 raise
             text = f"{error.code}: {error.message}; {_events(count)} published before"
             raise CommandFailed(text) from error
         count += len(events)
-    if as_json:
-        show_json({"count": count})
-    else:
-        show(f"published {_events(count)} to {path_text(tenant_id, namespace, stream)}")
+        if sequence is not None:
+            numbers["sequence"] += 1
+    show_result(
+        {"count": count},
+        f"published {_events(count)} to {path_text(tenant_id, namespace, stream)}",
+        as_json,
+    )
 
 
 def _steps(payloads: tuple[str, ...], batch: bool) -> Iterator[list[bytes]]:
@@ -90,6 +106,14 @@ def _events(count: int) -> str:
 @click.command()
 @click.argument("stream")
 @in_namespace
+@click.option(
+    "--name", metavar="NAME",
+    help="Join the subscription NAME of a durable stream. Each event is acked when it is printed.",
+)  # fmt: skip
+@click.option(
+    "--start", metavar="WHERE",
+    help="Begin here in a durable stream: latest, earliest, an offset or a time.",
+)  # fmt: skip
 @with_end
 @in_form
 @with_client
@@ -98,6 +122,8 @@ def subscribe(
     stream: str,
     tenant_id: str,
     namespace: str,
+    name: str | None,
+    start: str | None,
     most: int | None,
     wait_s: float | None,
     raw: bool,
@@ -106,19 +132,31 @@ def subscribe(
     """Print each new event of STREAM on a line, until Ctrl-C.
 
     If the connection is lost, the command ends with an error. Events that are published until you
-    start it again are not shown.
+    start it again are not shown, unless the stream is durable and you give --name or --start.
     """
     check_form(raw, as_json)
     handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)
-    subscription = handle.subscribe(wait_s=wait_s)
 
-    def show_event(payload: bytes) -> None:
+    def show_payload(payload: bytes, **more: Any) -> None:
         if as_json:
-            subscription_id = subscription.subscription_id
-            show_json({"subscription_id": subscription_id, "payload": payload})
+            show_json(more | {"payload": payload})
         elif raw:
             show_data(payload + b"\n")
         else:
             show(data_text(payload))
 
-    follow(subscription, most, wait_s, show_event)
+    if name is None and start is None:
+        plain = handle.subscribe(wait_s=wait_s)
+
+        def show_event(payload: bytes) -> None:
+            show_payload(payload, subscription_id=plain.subscription_id)
+
+        follow(plain, most, wait_s, show_event)
+        return
+    events = handle.events(name=name, start=start, wait_s=wait_s)
+
+    def show_and_ack(event: StreamEvent) -> None:
+        show_payload(event.payload, offset=event.offset)
+        event.ack()
+
+    follow(events, most, wait_s, show_and_ack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.connection import confirm, json_flag, topic_argument, with_client, yes_flag
+from penstock.cli.connection import confirm, json_flag, topic_argument, with_scoped_client, yes_flag
 from penstock.cli.terminal import printable, show, show_json, show_table
 from penstock.client.sync import Client
 from penstock.model.progress import Reached
@@ -20,7 +20,7 @@ def group() -> None:
 @click.argument("name")
 @click.argument("nexts", metavar="PARTITION=OFFSET...", nargs=-1, required=True)
 @json_flag
-@with_client
+@with_scoped_client
 def progress(client: Client, topic: str, name: str, nexts: tuple[str, ...], as_json: bool) -> None:
     """Mark everything in TOPIC below these offsets as finished for the group NAME.
 
@@ -38,7 +38,7 @@ def progress(client: Client, topic: str, name: str, nexts: tuple[str, ...], as_j
 @topic_argument
 @click.argument("name")
 @yes_flag
-@with_client
+@with_scoped_client
 def delete(client: Client, topic: str, name: str, yes: bool) -> None:
     """Delete the group NAME of TOPIC and its progress.
 

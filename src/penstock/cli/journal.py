@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.connection import json_flag, with_client
+from penstock.cli.connection import json_flag, with_scoped_client
 from penstock.cli.terminal import CommandFailed, printable, show, show_json
 from penstock.client.ranges import Row
 from penstock.client.sync import Client
@@ -21,14 +21,14 @@ FOLLOW_S = 1.0
 @click.option("--topic", metavar="NAME", help="Only events of this topic.")
 @click.option("--group", metavar="NAME", help="Only events of this group.")
 @click.option("--run", "run_id", metavar="ID", help="Only messages of this run.")
-@click.option("--tenant", "tenant_id", metavar="ID", help="Only messages of this tenant.")
+@click.option("--tenant-id", metavar="ID", help="Only messages whose envelope has this tenant_id.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only events of this kind.")
 @click.option(
     "--since", metavar="TIME", help="Only since this time: RFC 3339, or an age: 90s, 15m, 2h."
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @json_flag
-@with_client
+@with_scoped_client
 def journal(client: Client, since: str | None, follow: bool, as_json: bool, **only: Any) -> None:
     """Print what happened to messages.
 
@@ -54,6 +54,8 @@ def _line(row: Row) -> str:
     words = [row["timestamp"], f"{row['kind']:<13}", f"{row['topic']}/{row['partition']}"]
     words.append(f"@{row['offset']}")
     names = ("group", "owner", "attempt", "reason", "retry_at", "run_id", "step_id", "tenant_id")
+    if "tenant" in row:
+        words.append(f"in={row['tenant']}/{row['namespace']}")
     words += [f"{name}={row[name]}" for name in names if name in row]
     return printable(" ".join(words))
 

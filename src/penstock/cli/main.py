@@ -8,15 +8,7 @@ from __future__ import annotations
 import sys
 
 EXTRA = frozenset(
-    {
-        "click",
-        "fnv_hash_fast",
-        "httptools",
-        "prometheus_client",
-        "pyarrow",
-        "rich",
-        "uvloop",
-    }
+    {"click", "fnv_hash_fast", "httptools", "prometheus_client", "pyarrow", "rich", "uvloop"}
 )
 """The packages that the command needs and the bare SDK does not install."""
 

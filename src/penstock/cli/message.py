@@ -13,7 +13,7 @@ from penstock.cli.connection import (
     json_flag,
     owner_option,
     topic_argument,
-    with_client,
+    with_scoped_client,
 )
 from penstock.cli.feed import with_end
 from penstock.cli.stdin import batches_of_lines, text_of
@@ -52,7 +52,7 @@ from penstock.model.item import Item
     help="Longest wait between retries.",
 )  # fmt: skip
 @json_flag
-@with_client
+@with_scoped_client
 def produce(
     client: Client, topic: str, value: str | None, key: str, as_json: bool, **fields: Any
 ) -> None:
@@ -68,8 +68,7 @@ def produce(
 
 
 def _produce_lines(client: Client, like: NewMessage, as_json: bool) -> None:
-    """Produces the lines of stdin. Stops after the first request in which a line is refused, and
-    names that line."""
+    """Produces the lines of stdin, up to the first request with a refused line. Names the line."""
     stored = 0
     number = 0
     for lines in batches_of_lines():
@@ -130,7 +129,7 @@ def _show_produced(outcome: Produced | PenstockError, as_json: bool) -> None:
 @click.option("--ack", "acks", is_flag=True, help="Ack each message after printing it.")
 @with_end
 @json_flag
-@with_client
+@with_scoped_client
 def consume(
     client: Client,
     topic: str,

@@ -6,7 +6,7 @@ import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
 from penstock.cli.scope import cascade_flag, path_text, tenant_option
-from penstock.cli.terminal import printable, show, show_json
+from penstock.cli.terminal import printable, show, show_json, show_names, show_result
 from penstock.client.sync import Client
 
 
@@ -23,10 +23,7 @@ def namespace() -> None:
 def create(client: Client, name: str, tenant_id: str, as_json: bool) -> None:
     """Create the namespace NAME. One that exists is left as it is."""
     found = client.create_namespace(tenant_id, name)
-    if as_json:
-        show_json(found)
-    else:
-        show(f"namespace {path_text(found.tenant_id, found.namespace)} is there")
+    show_result(found, f"namespace {path_text(found.tenant_id, found.namespace)} is there", as_json)
 
 
 @namespace.command("list")
@@ -36,11 +33,7 @@ def create(client: Client, name: str, tenant_id: str, as_json: bool) -> None:
 def list_(client: Client, tenant_id: str, as_json: bool) -> None:
     """List the namespaces of a tenant."""
     found = client.list_namespaces(tenant_id)
-    if as_json:
-        show_json({"namespaces": found})
-        return
-    for each in found:
-        show(printable(each.namespace))
+    show_names("namespaces", found, (each.namespace for each in found), as_json)
 
 
 @namespace.command()

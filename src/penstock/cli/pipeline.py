@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from penstock.cli.connection import json_flag, with_token
 from penstock.cli.terminal import BadSettings, CommandFailed, printable, show, show_json, show_table
@@ -108,6 +109,14 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
     "--url", envvar="PENSTOCK_URL", default=None, show_envvar=True,
     help="Address of the broker.  [default: http://127.0.0.1:8080]",
 )  # fmt: skip
+@click.option(
+    "--tenant", "-t", envvar="PENSTOCK_TENANT", default=None, show_envvar=True, metavar="NAME",
+    help="Tenant of the topics.  [default: default]",
+)  # fmt: skip
+@click.option(
+    "--namespace", "-n", envvar="PENSTOCK_NAMESPACE", default=None, show_envvar=True,
+    metavar="NAME", help="Namespace of the tenant.  [default: default]",
+)  # fmt: skip
 @with_token
 @click.option("--verbose", "-v", is_flag=True, help="Also show the log of Spark.")
 def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
@@ -153,7 +162,7 @@ def status(show_all: bool, as_json: bool) -> None:
     entries = known if show_all else [each for each in known if _concerns(each, known)]
     if as_json:
         for each in entries:
-            show_json(_told(each))
+            show_json(msgspec.structs.asdict(each) | {"state": each.state})
         return
     if not entries:
         show("nothing runs on this machine" + ("" if show_all else "; --all shows what has ended"))
@@ -194,12 +203,9 @@ def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
                 "its batch. Wait, or run the command again"
             )
         ended = register.find(each.id) or each
-        failed = "" if ended.exit_code == 0 else f", {_end_of(ended)}"
-        show(f"stopped {printable(each.name)} (process {each.pid}{failed})")
-
-
-def _end_of(entry: RunEntry) -> str:
-    return "killed" if entry.exit_code is None else f"exit code {entry.exit_code}"
+        failed = "killed" if ended.exit_code is None else f"exit code {ended.exit_code}"
+        end = "" if ended.exit_code == 0 else f", {failed}"
+        show(f"stopped {printable(each.name)} (process {each.pid}{end})")
 
 
 def _spark(module: str) -> Any:
@@ -256,11 +262,7 @@ def _show_options(each: Pipeline) -> None:
     show_table(
         ("option", "takes", "default"),
         [
-            (
-                option.name,
-                option.takes,
-                "required" if option.is_required else option.default or "",
-            )
+            (option.name, option.takes, "required" if option.is_required else option.default or "")
             for option in each.options
         ],
     )
@@ -301,12 +303,6 @@ def _rows(entry: RunEntry) -> list[tuple[object, ...]]:
         )
         for each in entry.activities
     ]
-
-
-def _told(entry: RunEntry) -> dict[str, Any]:
-    import msgspec
-
-    return msgspec.structs.asdict(entry) | {"state": entry.state}
 
 
 def _ago(seconds: float) -> str:

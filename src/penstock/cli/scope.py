@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from penstock.cli.terminal import printable, setting_text, show, show_table
+from penstock.cli.terminal import printable, setting_text, show, show_json, show_table
 from penstock.client.registry import Setting
 from penstock.client.results import Cache, Stream
 from penstock.model.tenancy import DEFAULT
@@ -24,6 +24,19 @@ namespace_option = click.option(
     "--namespace", "-n", envvar="PENSTOCK_NAMESPACE", default=DEFAULT, show_default=True,
     show_envvar=True, metavar="NAME", help="Namespace of the tenant.",
 )  # fmt: skip
+
+scope_options = (
+    click.option(
+        "--tenant", "-t", "scope_tenant", envvar="PENSTOCK_TENANT", default=None, show_envvar=True,
+        metavar="NAME", help="Tenant of the topic.  [default: default]",
+    ),
+    click.option(
+        "--namespace", "-n", "scope_namespace", envvar="PENSTOCK_NAMESPACE", default=None,
+        show_envvar=True, metavar="NAME", help="Namespace of the tenant.  [default: default]",
+    ),
+)  # fmt: skip
+"""--tenant and --namespace of the commands on topics. The client sends them only if they are
+given: the journal then shows one tenant instead of all."""
 
 cascade_flag = click.option("--cascade", is_flag=True, help="Also delete everything in it.")
 
@@ -68,8 +81,11 @@ def path_text(*names: str) -> str:
     return printable("/".join(names))
 
 
-def show_settings(found: Stream | Cache) -> None:
-    """Shows every setting in force, and where it comes from."""
+def show_settings(found: Stream | Cache, as_json: bool, more: str = "") -> None:
+    """Shows every setting in force and where it comes from, and `more` below them."""
+    if as_json:
+        show_json(found)
+        return
     kind = type(found).__name__.lower()
     show(f"{kind} {path_text(found.tenant_id, found.namespace, found.name)}\n")
     rows = [
@@ -78,6 +94,8 @@ def show_settings(found: Stream | Cache) -> None:
         if name not in _NOT_SETTINGS
     ]
     show_table(("setting", "value", "origin"), rows)
+    if more:
+        show(f"\n{more}")
 
 
 _NOT_SETTINGS = frozenset(

@@ -36,16 +36,23 @@ _log = logging.getLogger("penstock.server")
 
 @click.command()
 @setting_flags
-def serve(file: str | None, **flags: Any) -> None:
+@click.option(
+    "--apply", "apply_changes", is_flag=True,
+    help="Change resources that differ from their declaration in the TOML file.",
+)  # fmt: skip
+def serve(file: str | None, apply_changes: bool, **flags: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     Settings also come from a TOML file (--config) and the environment (PENSTOCK_<NAME>).
     `penstock config` shows the settings in force. Sizes may have a unit: 64MiB.
+
+    The file may also declare [[tenants]], [[streams]], [[caches]] and [[topics]]. Missing ones are
+    created. Differences are logged, and changed only with --apply; see `penstock apply`.
     """
     settings, _ = settings_of(file, flags)
     configure_logging(settings.log_level, settings.log_format)
     try:
-        _serve(settings)
+        _serve(settings, file or "", apply_changes)
     except (CommandFailed, click.Abort, KeyboardInterrupt) as error:
         if settings.log_format != "json":
             raise
@@ -53,7 +60,7 @@ def serve(file: str | None, **flags: Any) -> None:
         raise click.exceptions.Exit(getattr(error, "exit_code", 1)) from error
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, file: str, apply_changes: bool) -> None:
     try:
         token = read_token(settings)
         for secret in (token, read_control_plane_token(settings)):
@@ -62,9 +69,12 @@ def _serve(settings: Settings) -> None:
             # Lets the router be a module in the current directory, as with `python -m`.
             sys.path.append(os.getcwd())
         # Imported here because the other commands do not need it and start faster without it.
+        from penstock.server.declarations import read_resources
         from penstock.server.serve import serve as run_broker
 
-        run_broker(settings, functools.partial(_announce, settings, bool(token)))
+        resources = read_resources(file)
+        announce = functools.partial(_announce, settings, bool(token))
+        run_broker(settings, announce, resources, apply_changes=apply_changes)
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
     except PenstockError as error:
@@ -77,10 +87,12 @@ def _serve(settings: Settings) -> None:
     _log.info("the broker has stopped")
 
 
-def _announce(settings: Settings, has_token: bool, address: str, engine: Engine) -> None:
+def _announce(
+    settings: Settings, has_token: bool, address: str, engine: Engine, first_token: str
+) -> None:
     where = "none" if settings.memory else os.path.abspath(settings.data_dir)
     if settings.log_format == "json":
-        _announce_as_json(settings, address, where, engine)
+        _announce_as_json(settings, address, where, engine, first_token)
         return
     capabilities = engine.capabilities
     local = address
@@ -94,15 +106,22 @@ def _announce(settings: Settings, has_token: bool, address: str, engine: Engine)
         show(f"  registry    follows {settings.control_plane}")
     if not settings.memory:
         show(f"  fsync       {capabilities.fsync}")
-    if not has_token and settings.allow_insecure_bind:
+    if settings.access_control:
+        show("  access      every request needs a token")
+    elif not has_token and settings.allow_insecure_bind:
         show("  access      anyone who reaches this address; set --token-file to change that")
     show(f"  try it      {_curl(settings, has_token, local)}")
+    if first_token:
+        show(f"  first token {first_token}")
+        show("              of an admin, shown only now: keep it, and use it as PENSTOCK_TOKEN")
     show(f"  read on     {local}/docs")
 
 
-def _announce_as_json(settings: Settings, address: str, where: str, engine: Engine) -> None:
+def _announce_as_json(
+    settings: Settings, address: str, where: str, engine: Engine, first_token: str
+) -> None:
     """Prints the facts on stdout, for a program that waits for the address, and logs them on
-    stderr."""
+    stderr. The first admin token is on stdout only."""
     facts = {
         "address": address,
         "data_dir": where,
@@ -112,13 +131,14 @@ def _announce_as_json(settings: Settings, address: str, where: str, engine: Engi
     }
     if settings.control_plane:
         facts["control_plane"] = settings.control_plane
-    show_json({"message": STARTED} | facts)
+    secret = {"first_token": first_token} if first_token else {}
+    show_json({"message": STARTED} | facts | secret)
     _log.info(STARTED, extra=facts)
 
 
 def _curl(settings: Settings, has_token: bool, address: str) -> str:
     credentials = ""
-    if has_token:
+    if has_token or settings.access_control:
         source = "$PENSTOCK_TOKEN"
         if settings.token_file:
             source = f"$(cat {shlex.quote(os.path.abspath(settings.token_file))})"

@@ -15,14 +15,16 @@ from penstock.cli.scope import (
     with_reset,
     with_settings,
 )
-from penstock.cli.terminal import printable, show, show_json
+from penstock.cli.terminal import show, show_names, show_result
 from penstock.client.sync import Client
 
 _DELIVERY = {
     "delivery": ("Delivery guarantee.", ("at_most_once", "at_least_once", "exactly_once")),
+    "durable": ("Keep events on disk; at_least_once and exactly_once always do.", bool),
 }
 _SETTINGS: dict[str, tuple[str, Any]] = {
-    "retention": ("How long events are kept. Not supported yet: streams are not durable.", str),
+    "retention": ("How long a durable stream keeps events: 7d; 0: no limit.", str),
+    "retention_bytes": ("How many bytes of events a durable stream keeps: 10GB.", str),
     "event_queue_depth": ("Most unread events of a subscriber; newer ones are dropped.", int),
     "event_queue_bytes": ("Most unread bytes of a subscriber: 64MB.", str),
     "pub_queue_depth": ("Most publishes that wait to be sent to the subscribers.", int),
@@ -48,10 +50,7 @@ def create(
 ) -> None:
     """Create the stream NAME. One that exists with the same settings is left as it is."""
     found = client.create_stream(tenant_id, namespace, name, **settings)
-    if as_json:
-        show_json(found)
-    else:
-        show(f"stream {path_text(tenant_id, namespace, found.name)} is there")
+    show_result(found, f"stream {path_text(tenant_id, namespace, found.name)} is there", as_json)
 
 
 @stream.command("list")
@@ -61,11 +60,7 @@ def create(
 def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None:
     """List the streams of a namespace."""
     found = client.list_streams(tenant_id, namespace)
-    if as_json:
-        show_json({"streams": found})
-        return
-    for each in found:
-        show(printable(each.name))
+    show_names("streams", found, (each.name for each in found), as_json)
 
 
 @stream.command()
@@ -76,11 +71,7 @@ def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None
 def describe(client: Client, name: str, tenant_id: str, namespace: str, as_json: bool) -> None:
     """Show the settings of the stream NAME that are in force, and its number of subscribers."""
     found = client.describe_stream(tenant_id, namespace, name)
-    if as_json:
-        show_json(found)
-        return
-    show_settings(found)
-    show(f"\n{found.subscribers} subscribers")
+    show_settings(found, as_json, f"{found.subscribers} subscribers")
 
 
 @stream.command()
@@ -101,11 +92,7 @@ def change(
 ) -> None:
     """Change settings of the stream NAME."""
     changes = changes_of(settings, reset)
-    found = client.change_stream(tenant_id, namespace, name, **changes)
-    if as_json:
-        show_json(found)
-    else:
-        show_settings(found)
+    show_settings(client.change_stream(tenant_id, namespace, name, **changes), as_json)
 
 
 @stream.command()

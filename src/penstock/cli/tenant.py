@@ -6,7 +6,7 @@ import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
 from penstock.cli.scope import cascade_flag
-from penstock.cli.terminal import printable, show, show_json
+from penstock.cli.terminal import printable, show, show_json, show_names, show_result
 from penstock.client.sync import Client
 
 
@@ -22,10 +22,7 @@ def tenant() -> None:
 def create(client: Client, name: str, as_json: bool) -> None:
     """Create the tenant NAME. One that exists is left as it is."""
     found = client.create_tenant(name)
-    if as_json:
-        show_json(found)
-    else:
-        show(f"tenant {printable(found.tenant_id)} is there")
+    show_result(found, f"tenant {printable(found.tenant_id)} is there", as_json)
 
 
 @tenant.command("list")
@@ -34,11 +31,7 @@ def create(client: Client, name: str, as_json: bool) -> None:
 def list_(client: Client, as_json: bool) -> None:
     """List all tenants."""
     found = client.list_tenants()
-    if as_json:
-        show_json({"tenants": found})
-        return
-    for each in found:
-        show(printable(each.tenant_id))
+    show_names("tenants", found, (each.tenant_id for each in found), as_json)
 
 
 @tenant.command()

@@ -57,6 +57,23 @@ def show_json(value: Any) -> None:
     click.echo(msgspec.json.encode(value, enc_hook=str))
 
 
+def show_result(value: Any, text: str, as_json: bool) -> None:
+    """Prints the value as JSON, or the text."""
+    if as_json:
+        show_json(value)
+    else:
+        show(text)
+
+
+def show_names(kind: str, found: Sequence[Any], names: Iterable[str], as_json: bool) -> None:
+    """Prints what was found as one JSON object, or its names, one on a line."""
+    if as_json:
+        show_json({kind: found})
+        return
+    for name in names:
+        show(printable(name))
+
+
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Prints a table. A column whose name begins with a space holds numbers, aligned right."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
@@ -67,8 +84,11 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
         table.add_row(*(printable(str(cell)) for cell in row))
     width = None if sys.stdout.isatty() else WIDE
     console = Console(width=width, markup=False, highlight=False, emoji=False)
-    for line in _lines(console, table):
-        click.echo(line)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        if line.strip():
+            click.echo(line.rstrip())
 
 
 def printable(text: str) -> str:
@@ -106,9 +126,3 @@ def setting_text(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value)
     return size(value) if name.endswith("_bytes") else str(value)
-
-
-def _lines(console: Console, table: Table) -> list[str]:
-    with console.capture() as capture:
-        console.print(table)
-    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]

@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
-from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
-from penstock.cli.terminal import printable, show, show_json, show_table, size
+from penstock.cli.connection import confirm, json_flag, with_scoped_client, yes_flag
+from penstock.cli.terminal import (
+    printable,
+    show,
+    show_json,
+    show_names,
+    show_result,
+    show_table,
+    size,
+)
 from penstock.cli.units import MILLISECONDS, Size
 from penstock.client.results import Topic
 from penstock.client.sync import Client
@@ -41,11 +49,7 @@ def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
             MILLISECONDS,
             "First wait after a nack, without a retry policy. 0: the broker's default.",
         ),
-        (
-            "--max-attempts",
-            click.INT,
-            "Attempts if a message sets no max_attempts. 0: no limit.",
-        ),
+        ("--max-attempts", click.INT, "Attempts if a message sets no max_attempts. 0: no limit."),
     ):
         metavar = "DURATION" if kind is MILLISECONDS else None
         command = click.option(name, type=kind, metavar=metavar, help=text)(command)
@@ -60,34 +64,28 @@ def _retry_options(command: Callable[..., None]) -> Callable[..., None]:
 @_after_archive_flag
 @_retry_options
 @json_flag
-@with_client
+@with_scoped_client
 def create(client: Client, name: str, partitions: int, as_json: bool, **settings: Any) -> None:
     """Create the topic NAME."""
     created = client.create_topic(name, partitions, **settings)
-    if as_json:
-        show_json(created)
-        return
     what = "created" if created.status == "created" else "exists already:"
-    show(f"{what} topic {printable(created.name)}, {_count(created.partitions, 'partition')}")
+    text = f"{what} topic {printable(created.name)}, {_count(created.partitions, 'partition')}"
+    show_result(created, text, as_json)
 
 
 @topic.command("list")
 @json_flag
-@with_client
+@with_scoped_client
 def list_(client: Client, as_json: bool) -> None:
     """List all topics."""
     names = client.list_topics()
-    if as_json:
-        show_json({"topics": names})
-        return
-    for name in names:
-        show(printable(name))
+    show_names("topics", names, names, as_json)
 
 
 @topic.command()
 @click.argument("name")
 @json_flag
-@with_client
+@with_scoped_client
 def describe(client: Client, name: str, as_json: bool) -> None:
     """Show the partitions of the topic NAME, its groups and their progress."""
     found = client.describe_topic(name)
@@ -130,7 +128,7 @@ def describe(client: Client, name: str, as_json: bool) -> None:
     "--time-ms", type=int, help="Also show the first offset of this time (ms since 1970)."
 )
 @json_flag
-@with_client
+@with_scoped_client
 def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> None:
     """Show the first and the next offset of each partition of the topic NAME."""
     found = client.offsets(name, time_ms)
@@ -159,7 +157,7 @@ def offsets(client: Client, name: str, time_ms: int | None, as_json: bool) -> No
 )  # fmt: skip
 @_after_archive_flag
 @_retry_options
-@with_client
+@with_scoped_client
 def configure(client: Client, name: str, **settings: Any) -> None:
     """Change how long the topic NAME keeps finished messages, and how it retries.
 
@@ -175,7 +173,7 @@ def configure(client: Client, name: str, **settings: Any) -> None:
 @topic.command()
 @click.argument("name")
 @yes_flag
-@with_client
+@with_scoped_client
 def delete(client: Client, name: str, yes: bool) -> None:
     """Delete the topic NAME with its messages and groups."""
     confirm(f"Delete topic {printable(name)} with all its messages and groups?", yes)

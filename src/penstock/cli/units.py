@@ -10,9 +10,8 @@ from penstock.model.units import parse_duration_ms, parse_size
 
 
 class Duration(click.ParamType[int]):
-    """Parses `250ms`, `60s` or `5m` into milliseconds. With `bare_ms` a number without a unit means
-    milliseconds, for options whose name ends in -ms. Otherwise it is refused, because many people
-    mean seconds."""
+    """Parses `250ms`, `60s` or `5m` into milliseconds. With `bare_ms`, for options that end in -ms,
+    a number without a unit is allowed; otherwise it might be meant as seconds."""
 
     name = "duration"
 

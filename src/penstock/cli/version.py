@@ -8,7 +8,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.connection import json_flag, with_client
-from penstock.cli.terminal import printable, show, show_json
+from penstock.cli.terminal import printable, show_result
 from penstock.client.sync import Client
 
 
@@ -20,14 +20,8 @@ def version(client: Client, broker: bool, as_json: bool) -> None:
     """Show the version of this command, or of a running broker."""
     if not broker:
         mine = {"version": __version__, "python": platform.python_version()}
-        if as_json:
-            show_json(mine)
-        else:
-            show(f"penstock {__version__} on Python {mine['python']}")
+        show_result(mine, f"penstock {__version__} on Python {mine['python']}", as_json)
         return
     found = client.version()
-    if as_json:
-        show_json(found)
-    else:
-        show(printable(f"penstock {found.version} ({found.commit}) at {client.url}"))
-        show(printable(f"durability: {found.durability}"))
+    name = printable(f"penstock {found.version} ({found.commit}) at {client.url}")
+    show_result(found, f"{name}\n{printable(f'durability: {found.durability}')}", as_json)
