@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -23,12 +22,7 @@ from penstock.client.calls import Call
 from penstock.client.connection import is_cut_off
 from penstock.client.sync import Client
 from penstock.client.tls import with_scheme
-from penstock.model.errors import (
-    PenstockError,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
+from penstock.model.errors import PenstockError, ResourceExhausted, Unauthenticated, Unavailable
 from penstock.spark.options import BrokerSettings
 
 CONNECT_TIMEOUT_S = 10.0
@@ -109,12 +103,7 @@ class Broker:
     def __enter__(self) -> Broker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -196,6 +185,8 @@ class Broker:
             self._client = Client(
                 self.url,
                 token=self._settings.token,
+                tenant=self._settings.tenant,
+                namespace=self._settings.namespace,
                 timeout_s=CONNECT_TIMEOUT_S,
                 user_agent=f"penstock-spark/{__version__}",
             )
@@ -242,12 +233,7 @@ class RowStream:
     def __enter__(self) -> RowStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -39,9 +39,8 @@ exec {java} "$@"
 
 
 def find_java_home(environ: Mapping[str, str], *, quiet: bool = False) -> Path | None:
-    """Returns the home of a Java that Spark can run on; None if Spark finds the right one without
-    help. Raises FailedPrecondition if there is none. `quiet` returns one that does not warn about
-    the incubator module."""
+    """Returns the home of a Java for Spark; None if Spark finds the right one without help. Raises
+    FailedPrecondition if there is none. `quiet` avoids the warning about the module."""
     tried: list[str] = []
     quiet = quiet and sys.platform != "win32"
     if environ.get("JAVA_HOME"):

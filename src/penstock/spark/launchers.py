@@ -1,5 +1,4 @@
-"""Small shell scripts that start a program with other arguments, kept in the user's cache
-directory.
+"""Small shell scripts that start a program with other arguments, kept in the user's cache.
 
 Invariant: a script is complete or absent. Its name is a hash of its text, so two processes that
 make it at the same time write the same file. Must not know what is started.
@@ -24,8 +23,7 @@ def name_for(what: str, text: str) -> str:
 
 
 def make_launcher(path: Path, text: str) -> Path:
-    """Writes the script, if it is not there, and returns its path. Raises OSError if it cannot be
-    written."""
+    """Writes the script if it is not there, and returns its path. May raise OSError."""
     if _holds(path, text):
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,8 +2,7 @@
 
 A `TopicPartition` is one sequence of rows with rising positions, which may have gaps. Invariant:
 positions are encoded in one way only, because Spark compares them as text. Positions of a deleted
-topic are never used for a new topic of the same name. Must not know Spark, or what its answers are
-used for.
+topic are never used for a new topic of the same name. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import msgspec
 
 from penstock.client.calls import encode, segment
 from penstock.model.errors import Internal, InvalidArgument, NotFound
+from penstock.model.journal import JournalReport
 from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage
 from penstock.model.splits import Split, Splits
 from penstock.spark.broker import Broker, Patience
@@ -25,8 +25,7 @@ from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 T = TypeVar("T")
 
 MANY_TOPICS = 8
-"""More topics than this are asked for in one paged request for all topics of the broker, not one by
-one."""
+"""More topics than this are asked for together, in pages with all topics of the broker."""
 
 
 class TopicPartition(NamedTuple):
@@ -58,8 +57,7 @@ class TopicPartition(NamedTuple):
         return {"start": start, "end": end} | of_topic
 
     def by_name(self) -> TopicPartition:
-        """Returns the same partition without the topic's id: it means the topic that has the name
-        now."""
+        """Returns the partition without a topic id: of the topic that has the name now."""
         return self._replace(topic_id=0)
 
     @property
@@ -82,8 +80,7 @@ Spans = dict[TopicPartition, Span]
 
 
 def span_of(spans: Spans, place: TopicPartition) -> Span | None:
-    """Returns the span of a partition. Without a topic id, it is the partition of the topic that
-    has the name now."""
+    """Returns the partition's span. Without a topic id it is that of the topic of this name now."""
     if place.topic_id or place == JOURNAL:
         return spans.get(place)
     return next((span for other, span in spans.items() if other.by_name() == place), None)
@@ -169,8 +166,7 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
 
 
 class RecordLog:
-    """The records of topics. `topics` are names, which must exist, and patterns, which may match
-    none."""
+    """The records of topics. `topics` are names, which must exist, and patterns."""
 
     def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
         self._broker = broker
@@ -226,10 +222,7 @@ class RecordLog:
     def decode(self, offset: Mapping[str, Any]) -> Positions:
         records = offset.get("records")
         if not isinstance(records, dict):
-            raise InvalidArgument(
-                "the checkpoint is of a query that read another log; give log=records a checkpoint "
-                "of its own"
-            )
+            raise _other_log("records")
         ids = offset.get("ids", {})
         return {
             TopicPartition(topic, int(partition), ids.get(topic, 0)): position
@@ -287,15 +280,19 @@ class JournalLog:
 
     def decode(self, offset: Mapping[str, Any]) -> Positions:
         if "journal" not in offset:
-            raise InvalidArgument(
-                "the checkpoint is of a query that read another log; give log=journal a checkpoint "
-                "of its own"
-            )
+            raise _other_log("journal")
         return {JOURNAL: int(offset["journal"])}
 
-    def _offsets(self, query: dict[str, str | int]) -> JournalOffsetsAnswer:
+    def _offsets(self, query: dict[str, str | int]) -> JournalReport:
         content = self._broker.call("GET", "/v1/journal/offsets", query=query)
-        return _decoded(JournalOffsetsAnswer, content)
+        return _decoded(JournalReport, content)
+
+
+def _other_log(log: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the checkpoint is of a query that read another log; give log={log} a checkpoint of its "
+        "own"
+    )
 
 
 def _spans(found: NamedOffsets) -> Spans:
@@ -322,12 +319,6 @@ def is_among(topic: str, wanted: Iterable[str]) -> bool:
 class TopicOffsetsAnswer(msgspec.Struct):
     partitions: list[OffsetReport]
     topic_id: int = 0
-
-
-class JournalOffsetsAnswer(msgspec.Struct):
-    earliest: int
-    next: int
-    at_time: int | None = None
 
 
 class TopicNamesAnswer(msgspec.Struct):

@@ -62,8 +62,7 @@ class Losses:
         return span.earliest, span.next
 
     def replaced(self, topic: str, unread: Positions) -> None:
-        """Handles a topic that was deleted and made again. `unread` says where the query was in the
-        old one."""
+        """Handles a topic that was made again. `unread` says where the query was in the old one."""
         what = f"topic {topic!r} was deleted and made again, {_read_so_far(unread)}"
         if self._fail_on_deletion:
             raise OutOfRange(f"{what}{self._advice('starts again with what is there')}")

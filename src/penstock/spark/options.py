@@ -34,6 +34,7 @@ from penstock.model.options import (
     whole_number,
 )
 from penstock.model.splits import MAX_SPLIT_ROWS
+from penstock.model.tenancy import DEFAULT
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_RETRY_S = 60.0
@@ -49,20 +50,46 @@ LogName = Literal["records", "journal"]
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerSettings:
-    """The broker's address, and how long to wait for a broker that does not answer."""
+    """The broker's address, how long to wait for a broker that does not answer, and the tenant and
+    namespace of topics, which are the default ones if they are empty."""
 
     url: str = DEFAULT_URL
     token: str = field(default="", repr=False)
     retry_s: float = DEFAULT_RETRY_S
+    tenant: str = ""
+    namespace: str = ""
 
     @classmethod
     def of(
-        cls, url: str | None = None, token: str | None = None, retry_s: float = DEFAULT_RETRY_S
+        cls,
+        url: str | None = None,
+        token: str | None = None,
+        retry_s: float = DEFAULT_RETRY_S,
+        *,
+        tenant: str | None = None,
+        namespace: str | None = None,
     ) -> BrokerSettings:
         """Takes what is None from the environment, as the options do."""
-        chosen = {"url": url, "token": token}
+        chosen = {"url": url, "token": token, "tenant": tenant, "namespace": namespace}
         given = {name: value for name, value in chosen.items() if value is not None}
         return cls(**_read(given, _BROKER), retry_s=retry_s)
+
+    def named_scope(self) -> dict[str, str]:
+        """Returns the tenant and namespace that are not the default ones, for the offsets in a
+        checkpoint."""
+        named = {"tenant": self.tenant, "namespace": self.namespace}
+        return {what: name for what, name in named.items() if name not in ("", DEFAULT)}
+
+    def check_scope(self, offset: Mapping[str, Any]) -> None:
+        """Raises if the offset is of a query that read the topics of somebody else: they may have
+        the same names."""
+        read = {what: offset[what] for what in ("tenant", "namespace") if what in offset}
+        if read != self.named_scope():
+            of = "/".join(read.get(what, DEFAULT) for what in ("tenant", "namespace"))
+            raise InvalidArgument(
+                f"the checkpoint is of a query that read {of}; with another tenant or namespace, "
+                "use a checkpoint, or a lake, of its own"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +145,11 @@ class SourceSettings(BrokerSettings):
                 raise InvalidArgument(
                     f"option group: {values['group']!r} is not allowed; with log=journal it takes "
                     f"{ARCHIVE_GROUP!r} only"
+                )
+            if "group" in values and (values.get("tenant") or values.get("namespace")):
+                raise InvalidArgument(
+                    "option group has no meaning with log=journal and tenant or namespace: the "
+                    "broker knows one archived position for the rows of all tenants"
                 )
         elif "topics" not in values:
             raise _SOURCE["topic"].missing()
@@ -285,6 +317,8 @@ _TOKEN = Kind("the broker's token", _token)
 _TOPICS = list_of(TOPIC, "a topic, several with commas between, or a pattern like orders-*")
 _COLUMNS = list_of(Kind("a column", _column_name), "names of columns with commas between")
 _COUNT = whole_number(1, MAX_OFFSET)
+_TENANT = NAME.described("the name of a tenant")
+_NAMESPACE = NAME.described("the name of a namespace")
 _GROUP = NAME.described("the name of a group")
 
 
@@ -297,6 +331,8 @@ _BROKER = _by_name(
     _SparkOption("url", _URL, to="url", uses=_ALL, env="PENSTOCK_URL", is_secret=True),
     _SparkOption("token", _TOKEN, to="token", uses=_ALL, env="PENSTOCK_TOKEN", is_secret=True),
     _SparkOption("retrySeconds", number(0, MAX_RETRY_S, "seconds"), to="retry_s", uses=_ALL),
+    _SparkOption("tenant", _TENANT, to="tenant", uses=_ALL, env="PENSTOCK_TENANT"),
+    _SparkOption("namespace", _NAMESPACE, to="namespace", uses=_ALL, env="PENSTOCK_NAMESPACE"),
 )
 _SOURCE = _BROKER | _by_name(
     _SparkOption("topic", _TOPICS, to="topics", uses=_READ),

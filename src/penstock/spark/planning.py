@@ -35,8 +35,7 @@ Ranges = dict[TopicPartition, tuple[int, int]]
 
 
 def find_spans(log: SourceLog) -> Spans:
-    """Returns the spans of everything to be read. Raises NotFound if a topic given by name does not
-    exist."""
+    """Returns the spans of everything to be read. Raises NotFound if a named topic is missing."""
     found: Spans = {}
     for spans in log.spans_of(log.find()).values():
         if isinstance(spans, NotFound):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -37,20 +38,23 @@ class FollowedGroup(NamedTuple):
     group: str
     topic: str
     topic_id: int
+    tenant: str = ""
+    namespace: str = ""
 
     def __str__(self) -> str:
         return f"group {self.group} in {self.topic or 'the journal'}"
 
 
 class SourceOffset(msgspec.Struct):
-    """The part of a source's offset that names a group's progress. Offsets of other sources have no
-    group."""
+    """The part of a source's offset with a group's progress. Other sources have no group."""
 
     group: str = ""
     url: str = ""
     records: dict[str, dict[int, int]] = {}
     ids: dict[str, int] = {}
     journal: int | None = None
+    tenant: str = ""
+    namespace: str = ""
 
     def positions(self) -> Positions:
         found = {
@@ -65,8 +69,7 @@ _read = msgspec.json.Decoder(SourceOffset, strict=False).decode
 
 
 class ProgressListener(StreamingQueryListener):
-    """Spark calls it for one event after the other, and all queries wait for it: so it tries to
-    reach a broker once."""
+    """Spark calls it for one event after the other, and waits: so it tries a broker once."""
 
     def __init__(self) -> None:
         self._brokers: dict[str, BrokerSettings] = {}
@@ -74,8 +77,7 @@ class ProgressListener(StreamingQueryListener):
         self._failing: set[FollowedGroup] = set()
 
     def know(self, settings: BrokerSettings) -> None:
-        """Remembers the token for a broker. For other brokers the environment's token is used, if
-        there is one."""
+        """Remembers the token for a broker. Others get the environment's token."""
         self._brokers[settings.url] = settings
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -99,7 +101,14 @@ class ProgressListener(StreamingQueryListener):
             return  # a source of another kind
         if reached.group and reached.url:
             for place, at in reached.positions().items():
-                member = FollowedGroup(reached.url, reached.group, place.topic, place.topic_id)
+                member = FollowedGroup(
+                    reached.url,
+                    reached.group,
+                    place.topic,
+                    place.topic_id,
+                    reached.tenant,
+                    reached.namespace,
+                )
                 self._unpublished.setdefault(member, {})[place] = at
 
     def _publish(self) -> None:
@@ -115,7 +124,8 @@ class ProgressListener(StreamingQueryListener):
             del self._unpublished[member]
 
     def _publish_one(self, member: FollowedGroup) -> None:
-        settings = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
+        known = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
+        settings = replace(known, tenant=member.tenant, namespace=member.namespace)
         with Broker(settings) as broker:
             publish(broker, member.group, self._unpublished[member])
 

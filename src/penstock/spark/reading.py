@@ -26,8 +26,7 @@ from penstock.spark.schemas import Shape, requested_columns
 
 @dataclass(frozen=True)
 class RowRequest:
-    """The query for every slice of a read. `filters` are query parameters of the broker's range
-    routes."""
+    """The query for every slice of a read. `filters` are query parameters of range routes."""
 
     settings: SourceSettings
     schema: StructType
@@ -92,7 +91,6 @@ def _position_after_loss(
 
 @functools.cache
 def _freeze_loaded_modules() -> None:
-    """Keeps loaded modules out of garbage collections, once for each worker. Spark's workers
-    collect garbage after every task, and to visit all modules takes longer than to read 100,000
-    rows."""
+    """Keeps loaded modules out of garbage collections, which Spark's workers make after every task:
+    to visit all modules takes longer than to read 100,000 rows."""
     gc.freeze()

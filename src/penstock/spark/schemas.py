@@ -29,8 +29,7 @@ from penstock.spark.options import LogName
 STRING, INTEGER, LONG, TIMESTAMP = StringType(), IntegerType(), LongType(), TimestampType()
 
 PLACE_COLUMNS: dict[str, DataType] = {"topic": STRING, "partition": INTEGER}
-"""Columns of records that follow from the partition that is read. In the journal they are sent like
-others."""
+"""Columns of records that follow from the partition. The journal's are sent like others."""
 
 RECORD_COLUMNS: dict[str, DataType] = {
     "offset": LONG,
@@ -77,6 +76,8 @@ JOURNAL_COLUMNS: dict[str, DataType] = {
     "retry_at": TIMESTAMP,
     "produced_at": TIMESTAMP,
     "delivered_at": TIMESTAMP,
+    "tenant": STRING,
+    "namespace": STRING,
 }
 
 
@@ -145,8 +146,7 @@ class Shape:
             }
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with the columns of the schema. A column that the broker did not send
-        is null."""
+        """Returns the batch with the schema's columns. Those that were not sent are null."""
         rows, sent = batch.num_rows, set(batch.schema.names)
         columns = [
             batch.column(field.name) if field.name in sent else self._constant(field, rows)
@@ -158,8 +158,7 @@ class Shape:
         return int(batch.column(self._position)[-1].as_py())
 
     def _constant(self, field: pa.Field, rows: int) -> pa.Array:
-        """Returns a column of one value. It is made once, for the largest batch, and the others
-        share it."""
+        """Returns a column of one value, made once for the largest batch and shared."""
         made = self._constants.get(field.name)
         if made is None or len(made) < rows:
             scalar = self._place.get(field.name)

@@ -2,25 +2,33 @@
 
 Invariant: the caller's configuration wins over the defaults here. If Spark runs already, in a
 notebook's session or under spark-submit, only what the connector needs is changed.
+
+On this machine Spark starts Python through a launcher. Spark puts a zip of PySpark before all
+installed packages, and a zip has no compiled modules, so each process would compile PySpark again,
+which takes half a second. The launcher leaves out the zips of the installed PySpark and keeps
+everything else on the path. It runs `worker_daemon` in the place of PySpark's daemon.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from penstock.spark.datasource import PenstockDataSource
 from penstock.spark.java import find_java_home
+from penstock.spark.launchers import cache_dir, make_launcher, name_for
 from penstock.spark.progress import follow
-from penstock.spark.session_python import python_launcher
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -42,6 +50,28 @@ _LOCAL_DEFAULTS = {
     # Over TCP, each short exchange between Java and Python waits 40 ms for an acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true" if hasattr(socket, "AF_UNIX") else "false",
 }
+
+DAEMON = "penstock.spark.worker_daemon"
+_LAUNCHER = """\
+#!/bin/sh
+# Starts Python without Spark's zips of modules that are installed, and compiled, here.
+set -f
+kept=
+IFS=:
+for each in $PYTHONPATH; do
+  case $each in
+    {zips}/*.zip) ;;
+    *) kept=$kept${{kept:+:}}$each ;;
+  esac
+done
+unset IFS
+export PYTHONPATH="$kept"
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -P -m {daemon} "$@"
+fi
+exec {python} "$@"
+"""
 
 
 def session(
@@ -125,3 +155,17 @@ def _is_configured() -> bool:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def python_launcher(environ: Mapping[str, str]) -> str:
+    """Returns the path of the launcher, or of Python itself if no launcher can be made."""
+    if sys.platform == "win32":
+        return sys.executable
+    zips = Path(os.path.realpath(pyspark.__file__)).parent / "python" / "lib"
+    text = _LAUNCHER.format(
+        zips=shlex.quote(str(zips)), python=shlex.quote(sys.executable), daemon=DAEMON
+    )
+    # Many containers have no writable home.
+    with suppress(OSError, RuntimeError):
+        return str(make_launcher(cache_dir(environ) / name_for("python", text), text))
+    return sys.executable

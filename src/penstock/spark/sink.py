@@ -36,9 +36,8 @@ from penstock.model.errors import (
 )
 from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
-from penstock.spark.pieces import cut
 from penstock.spark.sink_columns import as_sent, check_for_cache, check_for_topics
-from penstock.spark.staging import ALREADY, CommitAnswer, ProducerBatch, StagedPart
+from penstock.spark.staging import ALREADY, CommitAnswer, ProducerBatch, StagedPart, cut
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
@@ -126,8 +125,7 @@ def _check(settings: SinkSettings, schema: StructType) -> None:
 
 
 def _check_target(settings: SinkSettings) -> None:
-    """Checks that the target exists. Otherwise each task would fail several times, with pages of
-    Java's stack."""
+    """Checks that the target exists: a failing task prints pages of Java's stack, repeatedly."""
     kind, name = ("cache", settings.cache) if settings.cache else ("topic", settings.topic)
     if not name:
         return

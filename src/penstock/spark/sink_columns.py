@@ -1,5 +1,4 @@
-"""The columns that a DataFrame may have for the sink: their names, their types, and their types
-when sent.
+"""The columns that a DataFrame may have for the sink: names, types, and types when sent.
 
 Invariant: the broker accepts the names and types of every schema that passes the check; it refuses
 wrong values by row. `as_sent` gives every column the type of the wire, without looking at its
@@ -70,8 +69,7 @@ CACHE_COLUMNS = {"key": KEY, "value": PAYLOAD, "ttl_ms": LONG}
 
 
 def check_for_topics(schema: StructType, *, topic: str) -> None:
-    """`topic` is where rows without a topic go; if it is empty, the DataFrame must have a column
-    `topic`."""
+    """`topic` is for rows without one; if it is empty, there must be a column `topic`."""
     _check(schema, TOPIC_COLUMNS)
     if "value" not in schema.names:
         raise InvalidArgument(

@@ -15,7 +15,7 @@ restarted query can tell them from names that never existed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,7 @@ class Task(InputPartition):
 
 
 def _read(request: RowRequest, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Reads the slices of a task. Spark makes a partition of another class if there is nothing to
-    read."""
+    """Reads the slices of a task. Without any, Spark makes a partition of another class."""
     return read(request, partition.slices if isinstance(partition, Task) else ())
 
 
@@ -126,17 +125,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fixes where the query ends. Missing topics are handled later, when the query plans a
-        batch."""
+        """Fixes where the query ends. Missing topics are handled when it plans a batch."""
         self._target = {}
         for spans in self._log.spans_of(self._log.find()).values():
             if not isinstance(spans, NotFound):
                 self._target |= spans
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Plans the next batch and returns its end. `start` is the end of the last committed
-        batch."""
-        done = self._log.decode(start)
+        """Plans the next batch and returns its end. `start` is where the last one ended."""
+        done = self._decode(start)
         self._missing.update(start.get(_GONE, ()))
         spans = self._spans(done)
         done = _identified(done, spans)
@@ -150,16 +147,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._remaining(ranges) == ranges:
                     raise
                 return self.latestOffset(start, limit)
-        has_changed = ends != self._log.decode(start) or self._gone != start.get(_GONE, [])
+        has_changed = ends != self._decode(start) or self._gone != start.get(_GONE, [])
         return self._offset(ends) if has_changed else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return self._latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ends = self._log.decode(end)
+        ends = self._decode(end)
         self._missing.update(end.get(_GONE, ()))
-        starts = _identified(self._log.decode(start), ends)
+        starts = _identified(self._decode(start), ends)
         ranges = {
             place: (starts[place], ends[place])
             for place in ends
@@ -190,11 +187,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offset |= {_GONE: self._gone}
         if self._settings.group:
             offset |= {"group": self._settings.group, "url": self._settings.url}
-        return offset
+        return offset | self._settings.named_scope()
+
+    def _decode(self, offset: Mapping[str, Any]) -> Positions:
+        self._settings.check_scope(offset)
+        return self._log.decode(offset)
 
     def _spans(self, done: Positions) -> Spans:
-        """Returns the spans of the topics that exist now. A topic that was read before and is gone
-        is a loss."""
+        """Returns the spans of the topics that exist. One that was read and is gone is a loss."""
         found: Spans = {}
         known = {place.topic for place in done}
         there = self._log.find()
@@ -204,7 +204,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._missing.discard(topic)
                 continue
             is_named = self._log.is_named(topic)
-            if is_named and self._fails and topic not in known | self._missing:
+            fails = self._settings.fail_on_data_loss
+            if is_named and fails and topic not in known | self._missing:
                 raise spans
             if is_named or topic in known:
                 self._report_deleted(topic, done)
@@ -216,10 +217,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _gone(self) -> list[str]:
         return sorted(filter(self._log.is_named, self._missing))
-
-    @property
-    def _fails(self) -> bool:
-        return self._settings.fail_on_data_loss
 
     def _report_deleted(self, topic: str, done: Positions) -> None:
         if topic not in self._missing:

@@ -2,33 +2,44 @@
 
 Invariant: a batch is stored once, however often it is sent and committed. A task stages under a
 name of its own attempt, and the commit names the attempts that count. If the batch turns out to be
-committed already, the rest of it is not sent. Must not know Spark's rows.
+committed already, the rest of it is not sent. The pieces hold every row once, in order, and a piece
+is no larger than twice the limit, or the limit and one row. Must not know what the rows mean.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.client.calls import encode, segment
 from penstock.model.errors import FailedPrecondition, NotFound, Unavailable
 from penstock.spark.broker import Broker
-from penstock.spark.pieces import RowPiece
 
 ARROW = "application/vnd.apache.arrow.stream"
 STORING = "storing"
 ALREADY = "already_committed"
 
+PIECE_BYTES = 8 << 20
+"""Far below the largest body of a request, and large enough that a sync for each costs little."""
+
+
+class RowPiece(NamedTuple):
+    """Rows as the bytes of an Arrow IPC stream."""
+
+    rows: int
+    body: bytes
+
 
 @dataclass(frozen=True)
 class StagedPart(WriterCommitMessage):
-    """The part of a batch that one task has staged; Spark sends it from the executor to the
-    driver's commit. With 0 pieces, the batch was committed before, and `rows` is how many it would
-    have had now."""
+    """The part of a batch that one task has staged; Spark sends it to the driver's commit. With 0
+    pieces, the batch was committed before, and `rows` is how many it would have now."""
 
     producer: str
     part: int
@@ -63,8 +74,7 @@ class ProducerBatch:
         self._path = f"/v1/writes/{segment(producer)}/{batch}"
 
     def send(self, part: int, pieces: Iterator[RowPiece], target: dict[str, str]) -> StagedPart:
-        """Sends the pieces of a task. All of them are on the broker's disk when this returns.
-        `target` has the topic or the cache."""
+        """Stages the pieces of a task on the broker's disk. `target` has the topic or cache."""
         attempt = uuid.uuid4().hex
         count = rows = 0
         for piece in pieces:
@@ -77,8 +87,7 @@ class ProducerBatch:
         return StagedPart(self.producer, part, attempt, count, rows)
 
     def commit(self, staged: Sequence[StagedPart], *, once: bool = False) -> CommitAnswer:
-        """Returns when every row is stored, by this commit or by an earlier one of the same
-        batch."""
+        """Returns when every row is stored, by this commit or an earlier one of the batch."""
         parts = [
             {"part": one.part, "attempt": one.attempt, "pieces": one.pieces, "rows": one.rows}
             for one in staged
@@ -125,3 +134,49 @@ class ProducerBatch:
 
     def _ask_to_commit(self, body: bytes) -> CommitAnswer:
         return _read_committed(self._broker.call("POST", f"{self._path}/commit", body=body))
+
+
+# -- cutting rows into pieces ----------------------------------------------------------------------
+
+
+def cut(batches: Iterable[pa.RecordBatch], limit: int = PIECE_BYTES) -> Iterator[RowPiece]:
+    """Yields pieces of about the same size. All batches have the schema of the first."""
+    open_piece: _OpenPiece | None = None
+    for batch in batches:
+        for part in _no_larger_than(limit, batch):
+            open_piece = open_piece or _OpenPiece(part.schema)
+            if open_piece.add(part) >= limit:
+                yield open_piece.close()
+                open_piece = None
+    if open_piece is not None:
+        yield open_piece.close()
+
+
+class _OpenPiece:
+    """Counts the bytes written, not those of the rows: small batches are mostly headers."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._out = pa.BufferOutputStream()
+        self._stream = pa.ipc.new_stream(self._out, schema)
+        self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Returns the bytes written so far."""
+        self._stream.write_batch(batch)
+        self._rows += batch.num_rows
+        return int(self._out.tell())
+
+    def close(self) -> RowPiece:
+        self._stream.close()
+        return RowPiece(self._rows, self._out.getvalue().to_pybytes())
+
+
+def _no_larger_than(limit: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows == 0:
+        return
+    if batch.nbytes <= limit or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _no_larger_than(limit, batch.slice(0, half))
+    yield from _no_larger_than(limit, batch.slice(half))

@@ -2,7 +2,7 @@
 
 Spark closes a worker's connection when a limit is reached or a query is stopped, while the worker
 still has rows to send. PySpark's own daemon prints a traceback each time. Started by the launcher
-of `session_python`, or by its name in `spark.python.daemon.module`. Must not import modules that
+of `sessions`, or by its name in `spark.python.daemon.module`. Must not import modules that
 start threads: workers are forked from this process.
 """
 
@@ -18,8 +18,7 @@ _work = daemon.worker
 
 
 def work(sock: socket.socket, authenticated: bool) -> int:
-    """Runs PySpark's `worker`. A result other than 0 ends the process, as the exception would
-    have."""
+    """Runs PySpark's `worker`. A result other than 0 ends the process, as an exception does."""
     try:
         return _work(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):

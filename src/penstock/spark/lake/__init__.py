@@ -1,2 +1,1 @@
-"""Tables of Parquet files with commits, on any file system that Spark reaches. Knows no
-pipeline."""
+"""Tables of Parquet files with commits, on any file system of Spark. Knows no pipeline."""

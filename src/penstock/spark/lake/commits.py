@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -59,8 +58,7 @@ _decode = msgspec.json.Decoder(Commit).decode
 
 
 def writer_name(text: str) -> str:
-    """Returns a file name for the writer: its own name, if that is short and has only letters,
-    digits, points and dashes."""
+    """Returns the writer's own name if it can be a file name; otherwise one with a hash."""
     if not _UNSAFE.search(text) and not text.startswith(".") and len(text) <= _LONG:
         return text
     digest = hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
@@ -124,8 +122,7 @@ class Commits:
         self._forget(commit)
 
     def _check_moved(self, commit: Commit, name: str, to: str) -> None:
-        """Accepts a missing file that was moved before. It may even be deleted again, if another
-        process has finished the commit."""
+        """Accepts a missing file that was moved before, and perhaps deleted since."""
         if self._files.exists(to) or not self._files.exists(f"{commit.name}.json"):
             return
         raise Internal(
@@ -135,13 +132,8 @@ class Commits:
         )
 
     def _forget(self, commit: Commit) -> None:
-        """Deletes the files of the writer's earlier commits."""
-        kept = f"{commit.name}.done"
-        folder = f"{FOLDER}/{commit.writer}"
-        for name in _below(self._files.find(f"{folder}/*"), kept):
-            self._files.delete(name)
-
-
-def _below(names: Sequence[str], kept: str) -> list[str]:
-    """Leaves out pending and newer commits: another process may have continued."""
-    return [name for name in names if name < kept and not name.endswith(".json")]
+        """Deletes the files of the writer's earlier commits. Leaves out pending and newer ones:
+        another process may have continued."""
+        for name in self._files.find(f"{FOLDER}/{commit.writer}/*"):
+            if name < f"{commit.name}.done" and not name.endswith(".json"):
+                self._files.delete(name)

@@ -4,8 +4,7 @@ Names are relative to the directory, with slashes. Invariant: a text is complete
 error is one line with the path and the reason. Every method is one step of the file system, except
 `write`, which is two. Must not know what the files are for.
 
-Everything goes through the session's Java, where a call costs 70 µs: so a list is passed as one
-text.
+Everything goes through the session's Java, where a call costs 70 µs: so a list is one text.
 """
 
 from __future__ import annotations
@@ -57,14 +56,12 @@ class Files:
     # -- reading -------------------------------------------------------------------------------
 
     def find(self, pattern: str) -> list[str]:
-        """Returns the names that match a pattern such as `topic=*/*.parquet`; a star does not match
-        a slash."""
+        """Returns the names that match a pattern like `topic=*/*.parquet`; * matches no slash."""
         with _java_errors(self.path(pattern), "be listed"):
             return self._names(self._statuses(pattern))
 
     def sizes(self, pattern: str) -> dict[str, int]:
-        """Returns the size in bytes of each file that matches. Costs a call to Java for each
-        file."""
+        """Returns the size in bytes of each file that matches, with a call to Java for each."""
         with _java_errors(self.path(pattern), "be listed"):
             found = self._statuses(pattern)
             names = self._names(found)
@@ -98,8 +95,7 @@ class Files:
             raise FailedPrecondition(f"{self.path(name)} cannot be written: {draft} is gone")
 
     def put(self, name: str, text: str | bytes) -> None:
-        """Writes a small text or a picture. If this process is killed, a part of it may be
-        there."""
+        """Writes a small text or a picture. A killed process may leave a part of it."""
         with _java_errors(self.path(name), "be written"):
             out = self._fs.create(self._at(name), True)
             try:

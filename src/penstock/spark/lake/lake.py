@@ -1,23 +1,18 @@
 """A lake: a directory of tables and checkpoints, on any file system that Spark reaches.
 
-Invariant: names that are not tables begin with an underscore, so that readers of Parquet ignore
-them.
+Invariant: other names than tables begin with an underscore, so that readers of Parquet skip them.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
-import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound
 from penstock.spark.lake.files import Files
-from penstock.spark.lake.table import Table
-from penstock.spark.lake.table_schema import TableSchema
-
-_ABOUT = "_table-*.json"
+from penstock.spark.lake.table import Table, stored_schema
 
 
 class Lake:
@@ -30,12 +25,9 @@ class Lake:
 
     def find(self, name: str) -> Table:
         """Returns an existing table, with the columns it was made with."""
-        files = Files(self.spark, f"{self.path}/{name}")
-        last = max(files.find(_ABOUT), default=None)
-        kept = None if last is None else files.read(last)
-        if kept is None:
+        made = stored_schema(Files(self.spark, f"{self.path}/{name}"))
+        if made is None:
             raise NotFound(f"there is no table {name} in {self.path}")
-        made = msgspec.json.decode(kept, type=TableSchema)
         columns = ", ".join(f"`{column}` {kind}" for column, kind in made.schema.items())
         schema = cast(StructType, StructType.fromDDL(columns))
         return self.table(name, schema, tuple(made.partition_by))

@@ -6,13 +6,15 @@ is writing), `_commits`.
 
 Invariant: a batch of a writer is in the table once, whenever a process is killed: Spark writes its
 files where no reader looks, and `commits.py` moves them. Several writers may append at a time, each
-under its own name; `replace` and `compact` are for one writer at a time.
+under its own name; `replace` and `compact` are for one writer at a time. Compaction joins files of
+one partition only, and leaves fewer than `FEW` small files alone: each is written once more.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -23,20 +25,31 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument, Unavailable
 from penstock.spark.lake.commits import Commit, Commits, writer_name
-from penstock.spark.lake.compaction import Bin, bins_of, joined
-from penstock.spark.lake.files import Files
+from penstock.spark.lake.files import Files, exactly
 from penstock.spark.lake.table_schema import TableSchema, check_added, fitted
 from penstock.spark.sink import QUERY_ID
 
 TARGET_BYTES = 128 << 20
 REPLACE, COMPACT = "replace", "compact"
 READ_TRIES = 20
+FEW = 8
+MOST_FILES = 2000
+"""The most files of one commit. It bounds what the driver lists, and repeats if it dies."""
 
 _ABOUT = "_table-*.json"
 _STAGING = "_staging"
+_BIN, _FILE = "_bin", "_file"
 _TIMES = "spark.sql.parquet.outputTimestampType"
 
 _decode = msgspec.json.Decoder(TableSchema).decode
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Files that become one."""
+
+    names: tuple[str, ...]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -73,15 +86,13 @@ class Table:
     # -- writing -------------------------------------------------------------------------------
 
     def append(self, frame: DataFrame, writer: str, batch: int) -> int:
-        """Returns the number of rows added: 0 if this batch of this writer is in the table
-        already."""
+        """Returns the number of rows added: 0 if this batch of the writer is there already."""
         return self.append_checked(frame, writer, batch, lambda _: None)
 
     def append_checked(
         self, frame: DataFrame, writer: str, batch: int, check: Callable[[DataFrame], None]
     ) -> int:
-        """Appends like `append`. `check` receives the rows that would be added and may raise; then
-        none are added."""
+        """Appends like `append`, unless `check` raises, which receives the rows first."""
         self._open()
         self._commits.finish_all()
         name = writer_name(writer)
@@ -106,8 +117,7 @@ class Table:
         return self.commit(staged, name, batch, query=query)
 
     def replace(self, frame: DataFrame, partitions: Sequence[Sequence[str]] | None = None) -> int:
-        """Replaces all rows of the table, or with `partitions` (values of `partition_by`) the rows
-        of these partitions."""
+        """Replaces all rows, or those of `partitions`, which are values of `partition_by`."""
         self._open()
         self._commits.finish_all()
         staged = self.stage(frame, REPLACE)
@@ -133,7 +143,7 @@ class Table:
 
     def check(self) -> None:
         """Raises if an existing table has another schema, as writing to it would."""
-        kept = self._kept()
+        kept = stored_schema(self._files)
         if kept is not None:
             check_added(self.path, kept, self.schema, self.partition_by)
 
@@ -146,7 +156,7 @@ class Table:
     def read(self) -> DataFrame:
         """Returns the committed rows; an empty frame with the schema if there are none. Older rows
         have nulls in columns that were added later."""
-        kept = self._kept()
+        kept = stored_schema(self._files)
         if kept is None:
             return self.spark.createDataFrame([], self.schema)
         check_added(self.path, kept, self.schema, self.partition_by, is_read=True)
@@ -181,8 +191,7 @@ class Table:
         return StagedFiles(token, folder, tuple(sorted(names)), rows)
 
     def stage_joined(self, bins: Sequence[Bin]) -> tuple[StagedFiles, list[str]]:
-        """Stages the rows of small files as larger ones. Returns them and the names of the small
-        files."""
+        """Stages the rows of small files as larger ones. Returns these and the old names."""
         old = [name for each in bins for name in each.names]
         reader = self.spark.read.schema(self.schema).option("basePath", self._files.path())
         rows = reader.parquet(*(self._files.path(name) for name in old))
@@ -224,7 +233,7 @@ class Table:
         """Makes the table, or checks that an existing one has the same schema or fewer columns."""
         if self._is_open:
             return
-        kept = self._kept()
+        kept = stored_schema(self._files)
         wanted = TableSchema.of(self.schema, self.partition_by)
         if kept is not None:
             check_added(self.path, kept, self.schema, self.partition_by)
@@ -234,11 +243,6 @@ class Table:
             name = _ABOUT.replace("*", f"{number:04}")
             self._files.write(name, msgspec.json.encode(wanted).decode())
         self._is_open = True
-
-    def _kept(self) -> TableSchema | None:
-        names = self._files.find(_ABOUT)
-        text = self._files.read(max(names)) if names else None
-        return None if text is None else _decode(text)
 
     def _committed(self) -> list[str]:
         """Returns the data files, without those of a commit that another process is making now."""
@@ -254,6 +258,13 @@ class Table:
                     f"{self.path}: a row belongs to partition {'/'.join(partition)}, which is not "
                     "one of those to replace"
                 )
+
+
+def stored_schema(files: Files) -> TableSchema | None:
+    """Returns the schema that the table in this directory has; None if there is no table."""
+    names = files.find(_ABOUT)
+    text = files.read(max(names)) if names else None
+    return None if text is None else _decode(text)
 
 
 def _write_plain_times(spark: SparkSession) -> None:
@@ -272,3 +283,60 @@ def _target(name: str, writer: str, batch: int, token: str, at: int) -> str:
     """Returns a name in the same partition that is never used again."""
     folder, slash, _ = name.rpartition("/")
     return f"{folder}{slash}part-{writer}-{batch:010}-{token}-{at:05}.parquet"
+
+
+# -- compaction ------------------------------------------------------------------------------------
+
+
+def bins_of(files: Files, names: Sequence[str], target_bytes: int) -> Iterator[list[Bin]]:
+    """Yields the files that are worth joining, in lots of one commit each."""
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_folder[name.rpartition("/")[0]].append(name)
+    lot: list[Bin] = []
+    for folder in sorted(by_folder):
+        if len(by_folder[folder]) < FEW:
+            continue
+        sizes = files.sizes(f"{exactly([folder])}/*.parquet" if folder else "*.parquet")
+        lot += packed(
+            {name: sizes[name] for name in by_folder[folder] if name in sizes}, target_bytes
+        )
+        if sum(len(each.names) for each in lot) >= MOST_FILES:
+            yield lot
+            lot = []
+    if lot:
+        yield lot
+
+
+def packed(sizes: dict[str, int], target_bytes: int) -> list[Bin]:
+    """Packs small files of a partition into bins of up to `target_bytes`, unless they are few."""
+    small = sorted(name for name, size in sizes.items() if size < target_bytes // 2)
+    if len(small) < FEW:
+        return []
+    found: list[Bin] = []
+    names: list[str] = []
+    size = 0
+    for name in small:
+        if names and size + sizes[name] > target_bytes:
+            found.append(Bin(tuple(names), size))
+            names, size = [], 0
+        names.append(name)
+        size += sizes[name]
+    found.append(Bin(tuple(names), size))
+    return [each for each in found if len(each.names) > 1]
+
+
+def joined(rows: DataFrame, bins: Sequence[Bin]) -> DataFrame:
+    """Returns the rows arranged so that one task writes all rows of a bin."""
+    spark = rows.sparkSession
+    if len(bins) == 1:
+        return rows.coalesce(1)
+    found = [(name.rpartition("/")[2], at) for at, each in enumerate(bins) for name in each.names]
+    pairs = [f"('{file}', {at})" for file, at in found]
+    known = spark.sql(f"select * from values {', '.join(pairs)} as t({_FILE}, {_BIN})")
+    return (
+        rows.withColumn(_FILE, F.col("_metadata.file_name"))
+        .join(F.broadcast(known), _FILE)
+        .repartitionById(len(bins), _BIN)
+        .drop(_FILE, _BIN)
+    )

@@ -40,8 +40,7 @@ def check_added(
     *,
     is_read: bool = False,
 ) -> None:
-    """Raises if a table with the stored schema cannot be used with this one. A reader may leave
-    columns out."""
+    """Raises if rows of the stored schema do not fit this one. A reader may leave columns out."""
     wanted = TableSchema.of(schema, partition_by)
     if kept.format != FORMAT:
         raise FailedPrecondition(

@@ -1,3 +1,1 @@
-"""Starts runs from commands: finds the pipelines, starts Spark, handles signals, shows progress,
-and keeps the register of runs.
-"""
+"""Starts runs from commands: finds pipelines, starts Spark, handles signals, keeps the register."""

@@ -46,9 +46,8 @@ def built_ins() -> list[Pipeline]:
 
 
 def find(words: Sequence[str]) -> list[Pipeline]:
-    """Returns the pipelines that the words name: a built-in one, a file with all of its pipelines,
-    or one of a file as `file.py:name`. Those of a file are in the order in which they feed each
-    other."""
+    """Returns the pipelines that the words name: a built-in one, all of a file in the order in
+    which they feed each other, or one of a file as `file.py:name`."""
     found: list[Pipeline] = []
     for word in words:
         found += _meant(word)

@@ -32,8 +32,7 @@ _POLL_S = 0.1
 _ID = re.compile(r"[0-9a-f]{32}")
 
 RunState = Literal["running", "ended", "stopped", "failed", "died"]
-"""`stopped`: by a person or a signal. `died`: its process is gone and has not recorded how it
-ended."""
+"""`stopped`: by a person or a signal. `died`: its process is gone without recording an end."""
 
 
 class Figures(msgspec.Struct):
@@ -147,8 +146,7 @@ class Register:
                         raise _taken(pipeline, lake, other)
 
     def keep(self, entry: RunEntry) -> None:
-        """Writes the entry, complete or not at all. A full disk or a missing home directory is
-        ignored."""
+        """Writes the entry, complete or not at all. Ignores a full disk and a missing home."""
         path = self._directory / f"{entry.id}.json"
         with suppress(OSError):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -185,8 +183,7 @@ class Register:
                     (self._directory / f"{entry.id}.json").unlink()
 
     def stop(self, entry: RunEntry, timeout_s: float) -> bool:
-        """Asks the run's process to stop, and waits. Returns False if it has not stopped in
-        time."""
+        """Asks the run's process to stop, and waits. Returns False if it is too slow."""
         deadline = time.monotonic() + timeout_s
         if entry.is_running:
             with suppress(ProcessLookupError):
@@ -199,8 +196,7 @@ class Register:
 
 
 def place_of(lake: str) -> str:
-    """Returns the real path of a local directory, so that all paths to it are equal; other
-    addresses unchanged."""
+    """Returns the real path of a local directory, and any other address as it is."""
     if lake.startswith("file:"):
         lake = urlsplit(lake).path
     return lake.rstrip("/") if ":" in lake else os.path.realpath(lake)
@@ -220,8 +216,7 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 def born_of(pid: int) -> str:
-    """Returns when the process was started; empty if there is none, or if it has ended and was not
-    reaped."""
+    """Returns when the process was started; empty if there is none, or it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

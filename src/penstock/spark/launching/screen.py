@@ -1,8 +1,7 @@
 """Shows a run: a line of progress while it runs, and a table at the end.
 
 On a terminal the line is drawn again in its place; elsewhere a new line comes every ten seconds.
-Invariant: progress and warnings go to stderr, results to stdout; nothing in a message can move the
-cursor.
+Invariant: progress and warnings go to stderr, results to stdout; no message moves the cursor.
 """
 
 from __future__ import annotations

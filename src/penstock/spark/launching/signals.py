@@ -21,8 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
-    """A request to stop, from a signal or any thread. The second request does not wait for
-    batches."""
+    """A request to stop, from a signal or any thread. The second one does not wait for batches."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
@@ -44,9 +43,8 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals(on_exit: Callable[[], int]) -> Iterator[None]:
-    """Exits when a signal comes while Java starts. `on_exit` returns the exit code. The process
-    exits at once: PySpark's own cleanup would remove the file through which it finds Java, and Java
-    would stay for ever."""
+    """Exits at once with the code of `on_exit` if a signal comes while Java starts. PySpark's own
+    cleanup would remove the file through which it finds Java, and Java would stay."""
 
     def leave() -> NoReturn:
         code = on_exit()
@@ -75,9 +73,8 @@ def _handled(act: Callable[[], None]) -> Iterator[None]:
 
 
 class _IgnoreTerm:
-    """Makes child processes ignore SIGTERM. A signal that is ignored when a program starts stays
-    ignored, also by Java. It is set in the child, before it becomes Java; this process still
-    receives the signal."""
+    """Makes child processes ignore SIGTERM: a signal that is ignored when a program starts stays
+    ignored, also by Java. This process still receives it."""
 
     is_on = False
 
@@ -93,8 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def children_ignore_term() -> Iterator[None]:
-    """The processes that PySpark starts in this block ignore SIGTERM. (For subprocess, those with a
-    `preexec_fn`.)"""
+    """Lets processes that PySpark starts in this block (those with `preexec_fn`) ignore SIGTERM."""
     _IgnoreTerm.is_on = True
     try:
         yield

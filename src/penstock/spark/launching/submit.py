@@ -1,9 +1,8 @@
 """Starts a run: checks everything first, the cheapest check first, and then starts Spark.
 
 This module is also the program of a driver: `python -m penstock.spark.launching.submit archive
---once`, or the program that spark-submit runs for a master that is not this machine. Invariant: the
-token is in the environment, never on a command line. Nothing starts on a lake that cannot be
-written.
+--once`, or what spark-submit runs for a master that is not this machine. Invariant: the token is in
+the environment, never on a command line. Nothing starts on a read-only lake.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -60,6 +59,8 @@ class Launch:
     lake: str = DEFAULT_LAKE
     master: str | None = None
     url: str | None = None
+    tenant: str | None = None
+    namespace: str | None = None
     once: bool = False
     every_s: float = DEFAULT_EVERY_S
     name: str = ""
@@ -82,8 +83,9 @@ class Launch:
         """Returns the arguments from which `launch_of` makes the same launch. The master is an
         argument of spark-submit instead."""
         words = [*self.words, "--lake", self.lake, "--every", f"{round(self.every_s * 1000)}ms"]
-        if self.url is not None:
-            words += ["--url", self.url]
+        for flag in ("url", "tenant", "namespace"):
+            if getattr(self, flag) is not None:
+                words += [f"--{flag}", getattr(self, flag)]
         if self.name:
             words += ["--name", self.name]
         for name, value in self.options:
@@ -101,25 +103,19 @@ def launch_of(arguments: Sequence[str]) -> Launch:
     parser.add_argument("--lake", default=os.environ.get("PENSTOCK_LAKE", DEFAULT_LAKE))
     parser.add_argument("--master")
     parser.add_argument("--url")
+    parser.add_argument("--tenant")
+    parser.add_argument("--namespace")
     parser.add_argument("--once", action="store_true")
-    parser.add_argument("--every", default="10s")
+    parser.add_argument("--every", default="10s", type=seconds, dest="every_s")
     parser.add_argument("--name", default="")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE")
     parser.add_argument("--conf", action="append", default=[], metavar="SPARK.X=Y")
     parser.add_argument("--verbose", action="store_true")
-    given = parser.parse_args(arguments)
-    return Launch(
-        words=tuple(given.words),
-        lake=given.lake,
-        master=given.master,
-        url=given.url,
-        once=given.once,
-        every_s=seconds(given.every),
-        name=given.name,
-        options=pairs(given.set, "--set"),
-        conf=pairs(given.conf, "--conf"),
-        verbose=given.verbose,
-    )
+    given = vars(parser.parse_args(arguments))
+    given["words"] = tuple(given["words"])
+    given["options"] = pairs(given.pop("set"), "--set")
+    given["conf"] = pairs(given["conf"], "--conf")
+    return Launch(**given)
 
 
 def pairs(texts: Sequence[str], flag: str) -> tuple[tuple[str, str], ...]:
@@ -142,7 +138,7 @@ def seconds(text: str) -> float:
 
 def execute(launch: Launch, token: str | None = None) -> int:
     """Runs the launch in this process. Returns 0, or 1 if a pipeline has failed."""
-    broker = BrokerSettings.of(launch.url, token)
+    broker = BrokerSettings.of(launch.url, token, tenant=launch.tenant, namespace=launch.namespace)
     try:
         chosen = _chosen(launch)
         check_broker(broker)
@@ -179,8 +175,7 @@ def _chosen(launch: Launch) -> list[Chosen] | None:
 
 
 def start_spark(launch: Launch, on_exit: Callable[[], None] = lambda: None) -> SparkSession:
-    """Starts the session of this process, or returns the running one. `on_exit` is called if a
-    signal ends the process meanwhile."""
+    """Returns the session, a new one if there is none. `on_exit` is called if a signal ends it."""
     name = f"penstock {launch.name or '+'.join(launch.words)}"
 
     def leave() -> int:
@@ -250,8 +245,7 @@ def _supervise(
 
 def check_broker(settings: BrokerSettings) -> None:
     """Checks, before Spark starts, that the broker answers and accepts the token."""
-    first = BrokerSettings(url=settings.url, token=settings.token, retry_s=FIRST_TRY_S)
-    with Broker(first) as broker:
+    with Broker(replace(settings, retry_s=FIRST_TRY_S)) as broker:
         try:
             broker.call("GET", "/v1/topics")
         except Unauthenticated as error:

@@ -2,8 +2,7 @@
 
 With `once`, pipelines run one after the other in the given order, because one may read what another
 has written. Otherwise all run side by side until they are stopped. A failure is shown at once, with
-its query and batch, and does not stop the others: each has its own checkpoint. The result says
-whether one has failed.
+its query and batch, and does not stop the others: each has its own checkpoint.
 
 Invariant: after a stop nothing is half done: the current batch is finished, or given up as a whole.
 Must not know what any pipeline does.
@@ -95,7 +94,6 @@ class Supervisor:
 
     def run(self, chosen: Sequence[Chosen]) -> bool:
         """Runs until all pipelines have ended, or until a stop. Returns whether none has failed."""
-        began = time.monotonic()
         try:
             for each in chosen:
                 if self._stop.requested.is_set():
@@ -106,7 +104,7 @@ class Supervisor:
             self._watch()
         finally:
             self._end()
-        self._sum_up(time.monotonic() - began)
+        self._sum_up()
         return not self._failed
 
     def _start(self, chosen: Chosen) -> None:
@@ -118,7 +116,7 @@ class Supervisor:
             chosen.settings,
             once=self._once,
             every_s=self._every_s,
-            say=self._screen.say,
+            report=self._screen.say,
             warn=self._screen.warn,
             claim=self._claim,
         )
@@ -215,8 +213,7 @@ class Supervisor:
                 activity.end("failed", error)
 
     def _has_java_ended(self) -> bool:
-        """Warns once if Java has ended: otherwise every query and job would report it in a page of
-        its own."""
+        """Warns once if Java has ended; otherwise every activity would report it at length."""
         with self._lock:
             if not self._is_java_gone and is_stopped(self._spark):
                 self._is_java_gone = True
@@ -225,7 +222,7 @@ class Supervisor:
                 )
             return self._is_java_gone
 
-    def _sum_up(self, seconds: float) -> None:
+    def _sum_up(self) -> None:
         rows = [
             (
                 each.pipeline,

@@ -1,5 +1,4 @@
-"""The pipelines: they archive, trace, count, group, replay, materialize and route what flows
-through a broker.
+"""The pipelines: they archive, trace, count, group, replay, materialize and route messages.
 
 Each pipeline is a module: functions from DataFrames to DataFrames, and a `PIPELINE` with its name,
 its options and how a run of it starts. A pipeline reaches its tables and its broker only through

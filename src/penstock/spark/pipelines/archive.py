@@ -3,7 +3,8 @@
 The table `records` is partitioned by topic and date, the table `journal` by date. They have the
 columns of format("penstock") and `date`, the day of `timestamp` in UTC. Invariant: a row is in its
 table once. The progress of the group `archive`, of a topic or of the journal, covers only archived
-rows: with `after_archive` the broker keeps what is not archived. A deleted topic does not stop the
+rows: with `after_archive` the broker keeps what is not archived. A run for one tenant says nothing
+about the journal, which has the rows of all. A deleted topic does not stop the
 archive of the others; rows that retention removed before they were archived do.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DateType, StructField, StructType
 
@@ -48,8 +49,7 @@ def archived(run: Run, table: Table) -> DataFrame:
 
 
 def is_awaited(run: Run, table: Table) -> bool:
-    """Returns whether a continuous run must wait for the archive: another run may be making the
-    first batch."""
+    """Returns whether to wait for the archive, whose first batch another run may be making."""
     if run.once or table.exists():
         return False
     run.report(f"{run.name}: {_no_archive(run, table)}")
@@ -68,9 +68,13 @@ def _dated(log: LogName) -> StructType:
 
 
 def dated(rows: DataFrame) -> DataFrame:
-    """Adds the day in UTC, whatever the session's time zone is."""
-    day = F.floor(F.unix_seconds("timestamp") / 86_400).cast("int")
-    return rows.withColumn("date", F.date_from_unix_date(day))
+    """Adds the partition column `date`."""
+    return rows.withColumn("date", utc_date(F.col("timestamp")))
+
+
+def utc_date(moment: Column) -> Column:
+    """Returns the day in UTC: a row must not change its partition with the session's time zone."""
+    return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / 86_400).cast("int"))
 
 
 def start(run: Run) -> None:
@@ -85,6 +89,9 @@ def start(run: Run) -> None:
     run.start(RECORDS, records, _into(run, tables[0], RECORDS))
     if settings["journal"]:
         tables.append(journal_table(run.lake))
+        if run.broker.named_scope():
+            # The broker has one archived position for all tenants, and these are the rows of one.
+            options = {name: value for name, value in options.items() if name != "group"}
         journal = run.stream(log="journal", **options)
         run.start(JOURNAL, journal, _into(run, tables[1], JOURNAL))
     if settings["compact"] and run.once:

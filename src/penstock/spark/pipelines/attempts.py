@@ -21,10 +21,10 @@ from penstock.model.journal import (
     SKIPPED,
     TIMED_OUT,
 )
-from penstock.spark.pipelines.lineage_tables import ATTEMPTS, IDS, RUNNING, UNKNOWN
+from penstock.spark.pipelines.lineage_tables import ATTEMPTS, IDS, RUNNING, SCOPE, UNKNOWN
 from penstock.spark.schemas import JOURNAL_COLUMNS
 
-_PLACE = ("topic", "partition", "offset")
+_PLACE = (*SCOPE, "topic", "partition", "offset")
 _MESSAGE = (*_PLACE, "life")
 """A topic that is deleted and made again counts its offsets from 0 again: that is another life."""
 OF_GROUP = (*_MESSAGE, "group")

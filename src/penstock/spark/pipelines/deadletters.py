@@ -12,10 +12,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    ArrayType,
-    DoubleType,
-)
+from pyspark.sql.types import ArrayType, DoubleType
 from pyspark.sql.window import Window, WindowSpec
 
 from penstock.model.names import DLQ_PREFIX
@@ -72,8 +69,7 @@ SCHEMA = struct(
 
 
 def groups(letters: DataFrame) -> DataFrame:
-    """Returns a row for each group of dead letters. `letters` are rows of dead-letter topics, as
-    format("penstock") returns them."""
+    """Returns a row for each group of `letters`, which are rows of dead-letter topics."""
     ranked = (
         letters.select(*_letter())
         .withColumn("run_place", _place_of("run_id"))
@@ -110,10 +106,7 @@ def _letter() -> list[Column]:
     """Returns only the columns that are needed, shortened, because all of it is sorted."""
     # A letter produced by hand has no original topic: it is taken from the topic's name.
     named = F.substr("topic", F.lit(len(DLQ_PREFIX) + 1))
-    values = {
-        "value": F.substring("value", 1, MAX_SAMPLE_CHARS),
-        "reason": F.col("dlq_last_error"),
-    }
+    values = {"value": F.substring("value", 1, MAX_SAMPLE_CHARS), "reason": F.col("dlq_last_error")}
     sample = F.struct(*(values.get(name, F.col(name)).alias(name) for name in SAMPLE.names))
     return [
         F.coalesce("dlq_original_topic", named).alias("original_topic"),
@@ -129,8 +122,7 @@ def _newest_first(*keys: str) -> WindowSpec:
 
 
 def _place_of(name: str) -> Column:
-    """Returns 1 for the newest letter of each run, or tenant, of a group; null for letters without
-    one."""
+    """Returns 1 for a group's newest letter of each run (or tenant); null for letters without."""
     return F.when(F.col(name).isNotNull(), F.row_number().over(_newest_first(*KEYS, name)))
 
 
@@ -152,10 +144,6 @@ def _first(order: str, condition: Column, value: Column) -> Column:
 
 
 # -- the pipeline ----------------------------------------------------------------------------------
-
-
-def _start(run: Run) -> None:
-    run.repeat("groups", lambda: _make(run))
 
 
 def _make(run: Run) -> int:
@@ -204,7 +192,7 @@ def report(largest: Sequence[Row], rows: int) -> str:
 PIPELINE = Pipeline(
     "deadletters",
     "Groups of similar failures among the dead letters, with counts, samples and runs",
-    _start,
+    lambda run: run.repeat("groups", lambda: _make(run)),
     (
         Option("from", BROKER_OR_LAKE, "lake reads the archive's copy of them", "broker"),
         Option("since", MOMENT, "leave out older dead letters"),

@@ -17,13 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.pipelines.endpoints import FlowEndpoint
-from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.rejects import keep_rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message, refusals
+from penstock.spark.pipelines.user import FlowEndpoint, UserPipeline
 from penstock.spark.sink_columns import check_for_cache, check_for_topics
 
 if TYPE_CHECKING:
-    from penstock.spark.pipelines.user import UserPipeline
     from penstock.spark.running.run import Run
 
 QUERY = "rows"
@@ -109,7 +108,7 @@ def _take(user: UserPipeline, run: Run, frame: DataFrame, batch: int) -> None:
     try:
         if user.rejects:
             bad = frame.where(f"`{user.rejects}` is not null")
-            Rejects(run).keep(bad.withColumnRenamed(user.rejects, "error"), QUERY, batch)
+            keep_rejects(run, bad.withColumnRenamed(user.rejects, "error"), QUERY, batch)
         _put(user, run, _without_rejects(user, frame), batch)
     finally:
         if user.rejects:

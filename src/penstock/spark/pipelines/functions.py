@@ -134,8 +134,7 @@ def _annotated(function: ast.FunctionDef) -> str:
 
 
 def _module(path: str, source: str) -> ModuleType:
-    """Loads the text as a module, once in a process. Spark keeps its Python workers, so each loads
-    a model once."""
+    """Loads the text as a module, once in a process, which keeps a model that it loads."""
     digest = hashlib.sha256(f"{path}\n{source}".encode()).hexdigest()[:16]
     name = _MODULE_PREFIX + digest
     made = sys.modules.get(name)

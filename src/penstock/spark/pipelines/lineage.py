@@ -25,14 +25,15 @@ from penstock.spark.pipelines.lineage_tables import (
     ATTEMPTS,
     CRITICAL_PATH,
     FAILED,
+    RUN,
     RUNNING,
     RUNS,
     STEPS,
     SUCCEEDED,
+    scoped,
 )
 from penstock.spark.pipelines.names import path_name
-from penstock.spark.pipelines.runs import critical_paths, runs
-from penstock.spark.pipelines.steps import steps, traced
+from penstock.spark.pipelines.steps import critical_paths, runs, steps, traced
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
 from penstock.spark.running.run import Run
 from penstock.spark.running.text_table import text_table
@@ -83,11 +84,16 @@ def show_run(run: Run) -> int:
 def summary(of_lake: DataFrame) -> str:
     counted = {row["outcome"]: row["count"] for row in of_lake.groupBy("outcome").count().collect()}
     outcomes = ", ".join(f"{counted.get(word, 0)} {word}" for word in (SUCCEEDED, FAILED, RUNNING))
-    slowest = of_lake.orderBy(F.desc_nulls_last("duration_ms"), "run_id").limit(SLOWEST_RUNS)
+    slowest = of_lake.orderBy(F.desc_nulls_last("duration_ms"), *RUN).limit(SLOWEST_RUNS)
     header = ("slowest runs", "outcome", " took", " waiting", " running", " retries", " steps")
     lengths = ("duration_ms", "waiting_ms", "running_ms", "retry_ms")
     rows = [
-        (_word(row["run_id"]), row["outcome"], *(_length(row[n]) for n in lengths), row["steps"])
+        (
+            _word(scoped(row, "run_id")),
+            row["outcome"],
+            *(_length(row[n]) for n in lengths),
+            row["steps"],
+        )
         for row in slowest.collect()
     ]
     counts = f"{sum(counted.values())} runs: {outcomes}"
@@ -107,7 +113,7 @@ def steps_table(rows: Sequence[Any]) -> str:
         [
             (
                 _word(row["step_id"]),
-                row["topic"],
+                scoped(row, "topic"),
                 _word(row["group"]),
                 row["outcome"],
                 row["attempts"],

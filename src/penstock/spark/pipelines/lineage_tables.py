@@ -5,11 +5,9 @@ Columns are only ever added at the end. Must not know how a row is made.
 
 from __future__ import annotations
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-)
+from typing import Any
+
+from pyspark.sql.types import ArrayType, BooleanType, DataType
 
 from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
@@ -18,10 +16,7 @@ WAITING = "waiting"
 SUCCEEDED = "succeeded"
 FAILED = "failed"
 UNKNOWN = "unknown"
-"""The outcome of an attempt whose message was delivered again without a record of how the attempt
-ended."""
-
-DEAD_LETTER_PREFIX = "dlq."
+"""The outcome of an attempt that left no record of its end before the next delivery."""
 
 _BOOL = BooleanType()
 
@@ -35,9 +30,18 @@ COUNTS: Columns = dict.fromkeys(
 )
 LENGTHS: Columns = dict.fromkeys(("waiting_ms", "running_ms", "retry_ms"), LONG)
 
+SCOPE: Columns = dict.fromkeys(("tenant", "namespace"), STRING)
+"""The place of a topic. Null in the default namespace, as in the journal."""
 
-def is_dead_letter(topic: str) -> bool:
-    return topic.startswith(DEAD_LETTER_PREFIX)
+RUN = ("run_id", *SCOPE)
+"""The columns that name a run. Runs of two tenants may have the same id."""
+
+
+def scoped(row: Any, name: str) -> str:
+    """Returns a name of the row as people are shown it: with tenant and namespace before it if they
+    are not the default."""
+    parts = (row["tenant"], row["namespace"], row[name])
+    return "/".join(part for part in parts if part is not None)
 
 
 ATTEMPTS = struct(
@@ -60,6 +64,7 @@ ATTEMPTS = struct(
         "running_ms": LONG,
         "has_skew": _BOOL,
         "position": LONG,
+        **SCOPE,
     }
 )
 LAST_MESSAGE = struct({"produced_at": TIMESTAMP, "ended_at": TIMESTAMP, **LENGTHS})
@@ -79,6 +84,7 @@ _SUMMED: Columns = {
     **LENGTHS,
     "last_message": LAST_MESSAGE,
     "has_skew": _BOOL,
+    **SCOPE,
 }
 UNTRACED_STEPS = struct(_SUMMED)
 STEPS = struct(
@@ -103,6 +109,7 @@ RUNS = struct(
         "has_skew": _BOOL,
         "is_traced": _BOOL,
         "topics": ArrayType(STRING),
+        **SCOPE,
     }
 )
 CRITICAL_PATH = struct(
@@ -116,5 +123,6 @@ CRITICAL_PATH = struct(
         "started_at": TIMESTAMP,
         "ended_at": TIMESTAMP,
         **LENGTHS,
+        **SCOPE,
     }
 )

@@ -1,5 +1,4 @@
-"""Keeps the latest value of every key of a topic, in a cache or in a table of the lake, and applies
-deletes.
+"""Keeps the latest value of every key of a topic in a cache or a table, and applies deletes.
 
 The latest value is the one with the highest offset: offsets rise within a topic, even if a clock
 goes back. A topic that was deleted and made again starts with 0 again, and is refused. Offsets of
@@ -17,22 +16,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.model.errors import FailedPrecondition
-from penstock.model.options import (
-    CACHE,
-    Kind,
-    Option,
-    WrongValue,
-    choice,
-    parse_name,
-    whole_number,
-)
+from penstock.model.options import CACHE, Kind, Option, WrongValue, choice, parse_name, whole_number
 from penstock.spark.lake.commits import writer_name
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import PATTERN_SIGNS
 from penstock.spark.pipelines.names import is_own_table
-from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.rejects import keep_rejects
 from penstock.spark.pipelines.targets import entry_refusals, largest_message
 from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run
@@ -90,8 +81,7 @@ def states(messages: DataFrame, tombstone: str) -> DataFrame:
 
 
 def latest(states: DataFrame) -> DataFrame:
-    """Returns one row for each key, with the number of its `messages`. A row may say that its key
-    is deleted."""
+    """Returns one row for each key with the number of its `messages`. The key may be deleted."""
     state = F.max_by(F.struct(*_STATE), "offset").alias("state")
     found = states.groupBy("key").agg(state, F.count(F.lit(1)).alias("messages"))
     return found.select("key", "state.*", "messages")
@@ -103,8 +93,7 @@ def bucket(key: str, buckets: int) -> Column:
 
 
 def merged(there: DataFrame, changes: DataFrame, buckets: int) -> DataFrame:
-    """Returns the rows of a table with the latest changes. One task writes a bucket, and so one
-    file."""
+    """Returns a table's rows with the latest changes. One task writes a bucket, as one file."""
     old = there.drop("bucket").withColumn("is_deleted", F.lit(False))
     both = old.unionByName(changes.select(*old.columns)).withColumn(
         "bucket", bucket("key", buckets)
@@ -158,9 +147,8 @@ def start(run: Run) -> None:
 
 
 def _claim(target: Table, topic: str) -> None:
-    """Records with the first batch that the table belongs to the topic. A topic that never existed
-    claims nothing. A table of an older version has no record, and belongs to the first topic that
-    comes."""
+    """Records with the first batch that the table belongs to the topic. A table without a record,
+    of an older version, belongs to the first topic that comes."""
     if not _is_claimed(target, topic):
         files = Files(target.spark, target.path)
         files.make_dirs("")
@@ -168,8 +156,7 @@ def _claim(target: Table, topic: str) -> None:
 
 
 def _is_claimed(target: Table, topic: str) -> bool:
-    """Returns whether this topic has claimed the table. Raises if another topic has, or if it is
-    not one of our tables."""
+    """Returns whether this topic has claimed the table. Raises if it is another's, or not ours."""
     target.check()
     kept = Files(target.spark, target.path).read(ORIGIN)
     if kept is None:
@@ -198,7 +185,7 @@ def _to_cache(run: Run, changes: DataFrame, query: str, batch: int, cache: str) 
     refusal = F.coalesce(*entry_refusals(F.col("key"), F.col("value"), largest_message(run.broker)))
     checked = changes.withColumn("error", refusal)
     bad = checked.where("error is not null").withColumn("topic", F.lit(run.settings["topic"]))
-    rejected = Rejects(run).keep(bad, query, batch)
+    rejected = keep_rejects(run, bad, query, batch)
     if rejected:
         run.report(f"batch {batch}: {rejected} put aside in the table rejects")
     run.write(
@@ -211,17 +198,13 @@ def _to_cache(run: Run, changes: DataFrame, query: str, batch: int, cache: str) 
 
 def _to_table(changes: DataFrame, target: Table, buckets: int) -> None:
     there = target.read()
-    if _has_other_buckets(target, buckets):
+    if any(not one.endswith(f"-of-{buckets}") for (one,) in target.partitions()):
         target.replace(merged(there, changes, buckets))
         return
     touched_buckets = changes.select(bucket("key", buckets).alias("bucket")).distinct()
     touched = [row.bucket for row in touched_buckets.collect()]
     old = there.where(F.col("bucket").isin(touched))
     target.replace(merged(old, changes, buckets), [[one] for one in touched])
-
-
-def _has_other_buckets(target: Table, buckets: int) -> bool:
-    return any(not one.endswith(f"-of-{buckets}") for (one,) in target.partitions())
 
 
 # -- options ---------------------------------------------------------------------------------------

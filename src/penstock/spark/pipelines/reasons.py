@@ -1,5 +1,4 @@
-"""Normalises failure reasons: removes what differs between similar failures, such as ids, numbers,
-names and times.
+"""Normalises failure reasons: removes ids, numbers, names, times and other things that vary.
 
 Invariant: `normalised` and `normalised_column` return the same text for the same reason. Both use
 one table of rules, so a pattern must mean the same to Python and to Java: characters are listed one
@@ -24,8 +23,7 @@ CUT_MARK = "…"
 
 
 class Rule(NamedTuple):
-    """Every match of `pattern` becomes `placeholder`, which has no character with a special meaning
-    in either language."""
+    """Each match becomes `placeholder`, which has no special characters in either language."""
 
     pattern: str
     placeholder: str
@@ -51,10 +49,7 @@ _IS_CODE = "".join(
 
 RULES = (
     # Control characters too: a reason is a line of a table.
-    Rule(
-        r"[\x00-\x20\x7f-\xa0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]+",
-        " ",
-    ),
+    Rule(r"[\x00-\x20\x7f-\xa0\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]+", " "),
     Rule(r"^ | $", ""),
     # Quotations may hold anything, so they come before all others. An apostrophe has a letter on
     # both sides.
@@ -83,14 +78,8 @@ RULES = (
     Rule(f"(?<![{_IN_PATH}</])[.~]{{0,2}}/[{_IN_PATH}][{_IN_PATH}/]*", "<path>"),
     Rule(f"{_BEGIN}[A-Za-z]:\\\\[^{_NO_URL}:*?][^ \"'`<>|:*?]*", "<path>"),
     Rule(f"{_BEGIN}0[xX]{_HEX}+{_END}", "<hex>"),
-    Rule(
-        f"{_BEGIN}(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9]){_HEX}{{8,}}{_END}",
-        "<hex>",
-    ),
-    Rule(
-        f"{_BEGIN}(?=[0-9]*[A-Za-z])(?=[A-Za-z]*[0-9])[{_WORD}]{{16,}}{_END}",
-        "<id>",
-    ),
+    Rule(f"{_BEGIN}(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9]){_HEX}{{8,}}{_END}", "<hex>"),
+    Rule(f"{_BEGIN}(?=[0-9]*[A-Za-z])(?=[A-Za-z]*[0-9])[{_WORD}]{{16,}}{_END}", "<id>"),
     Rule(
         f"{_BEGIN}(?:(?=[0-9]{{4}})|{_IS_CODE})"
         r"[+-]?[0-9]+(?:[.,][0-9]+)*(?:[eE][+-]?[0-9]+)?",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark.lake.table import Table
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
@@ -33,31 +32,18 @@ SCHEMA = struct(
 _ROW_COLUMNS = ("error", "topic", "partition", "offset", "key", "value")
 
 
-class Rejects:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def table(self) -> Table:
-        return self._run.lake.table(TABLE, SCHEMA)
-
-    def keep(self, frame: DataFrame, query: str, batch: int) -> int:
-        """Returns the number of rows added. `frame` has the column `error`, and whatever it knows
-        of a row's topic, partition, offset, key and value."""
-        known = {name: F.col(name) for name in _ROW_COLUMNS if name in frame.columns}
-        values = known | {
-            "pipeline": F.lit(self._run.name),
-            "query": F.lit(query),
-            "batch": F.lit(batch),
-            "at": F.current_timestamp(),
-        }
-        rows = frame.select(
-            *(
-                values.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name)
-                for one in SCHEMA
-            )
-        )
-        return self.table.append(rows, self._writer(query), batch)
-
-    def _writer(self, query: str) -> str:
-        return "/".join(filter(None, (self._run.name, query, self._run.query_id())))
+def keep_rejects(run: Run, frame: DataFrame, query: str, batch: int) -> int:
+    """Returns the number of rows added. `frame` has the column `error`, and whatever it knows of a
+    row's topic, partition, offset, key and value."""
+    known = {name: F.col(name) for name in _ROW_COLUMNS if name in frame.columns}
+    values = known | {
+        "pipeline": F.lit(run.name),
+        "query": F.lit(query),
+        "batch": F.lit(batch),
+        "at": F.current_timestamp(),
+    }
+    rows = frame.select(
+        *(values.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in SCHEMA)
+    )
+    writer = "/".join(filter(None, (run.name, query, run.query_id())))
+    return run.lake.table(TABLE, SCHEMA).append(rows, writer, batch)

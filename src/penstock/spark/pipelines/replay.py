@@ -1,5 +1,4 @@
-"""replay: sends stored messages to a topic once more, from a topic's history, dead letters or the
-lake.
+"""replay: sends stored messages to a topic again, from history, dead letters or the lake.
 
     penstock pipeline run replay --once --set topic=dlq.orders --set reason='no memory'
     penstock pipeline run replay --once --set topic=dlq.orders --set apply=true
@@ -40,8 +39,7 @@ from penstock.spark.broker import Broker
 from penstock.spark.logs import RecordLog, is_among, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
 from penstock.spark.pipelines.names import path_name
-from penstock.spark.pipelines.pace import Pace
-from penstock.spark.pipelines.replays import Pending, Replay
+from penstock.spark.pipelines.replays import Pace, Pending, Replay
 from penstock.spark.pipelines.selection import Criteria, chosen, marked
 from penstock.spark.pipelines.targets import largest_message, partitions_of, refusals
 from penstock.spark.running.pipeline import BROKER_OR_LAKE, Pipeline
@@ -97,9 +95,8 @@ def _replay(run: Run, replay: Replay, pace: Pace) -> int:
 
 
 def _sendable(run: Run, rows: DataFrame) -> DataFrame:
-    """Leaves out, and reports, rows that the broker would refuse: one such row would fail its chunk
-    at every try. They occur when the broker's limits were lowered, or when another broker filled
-    the lake."""
+    """Leaves out and reports rows that the broker would refuse, as after a lowered limit or from
+    another broker: one such row would fail its chunk at every try."""
     refusal = F.coalesce(*refusals(F.col("target"), largest_message(run.broker)))
     checked = rows.withColumn("refusal", refusal)
     found = checked.where("refusal is not null").groupBy("refusal").count().orderBy("refusal")

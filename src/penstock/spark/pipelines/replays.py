@@ -6,12 +6,16 @@ selection is removed. A run that is killed between two steps leaves the selectio
 finds it, asks the broker for the last chunk it has, and continues after it.
 
 Invariant: a message goes to a target once under one name. What is sent is fixed before the first
-chunk, and nothing new is selected while a selection is there. Only one run of a name at a time.
+chunk, and nothing new is selected while a selection is there. Only one run of a name at a time. In
+any span of time, at most the rows that the rate allows are sent, and one chunk more.
 """
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,7 +26,6 @@ from penstock.model.errors import FailedPrecondition
 from penstock.spark.broker import Broker
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.table import Table
-from penstock.spark.pipelines.pace import Pace
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
 from penstock.spark.pipelines.targets import as_sent, partitions_of
 from penstock.spark.running.run import Run
@@ -32,15 +35,10 @@ from penstock.spark.staging import ProducerBatch
 TABLE = "replayed"
 FOLDER = "_replays"
 
-SCHEMA = struct(
-    {
-        "name": STRING,
-        **PLACE,
-        "target": STRING,
-        "at": TIMESTAMP,
-        "batch": LONG,
-    }
-)
+MAX_CHUNK_ROWS = 1_000_000
+"""The largest chunk without a rate: the broker stages a chunk as a whole on its disk."""
+
+SCHEMA = struct({"name": STRING, **PLACE, "target": STRING, "at": TIMESTAMP, "batch": LONG})
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,43 @@ class Pending:
     chunk_rows: int
     txn: str
     targets: tuple[str, ...]
+
+
+class Pace:
+    """Limits the rate to rows a second; None means as fast as possible.
+
+    The pause is counted from the end of a chunk's write: counted from its beginning, a slow write
+    and a fast one could follow each other too closely. Lost time is not made up for by a burst.
+    """
+
+    def __init__(
+        self,
+        rate: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._sleep = sleep
+        self._next = -math.inf
+
+    @property
+    def chunk_rows(self) -> int:
+        """The rows of about one second."""
+        if self._rate is None:
+            return MAX_CHUNK_ROWS
+        return min(MAX_CHUNK_ROWS, max(1, round(self._rate)))
+
+    def await_turn(self) -> None:
+        """Waits until the next chunk may be written."""
+        pause = self._next - self._clock()
+        if pause > 0:
+            self._sleep(pause)
+
+    def written(self, rows: int) -> None:
+        """Starts the pause after a chunk of `rows`."""
+        if self._rate is not None:
+            self._next = self._clock() + rows / self._rate
 
 
 class Replay:
@@ -91,8 +126,7 @@ class Replay:
         return Pending(batch, row.rows, row.chunks, row.chunk_rows, row.txns[0], targets)
 
     def select(self, rows: DataFrame, pace: Pace, limit: int | None) -> Pending | None:
-        """Stores the rows that were not sent before; returns None if there are none. Call it only
-        if nothing is pending."""
+        """Stores the rows that were not sent yet, if any. Only if nothing is pending."""
         batch = self._next()
         # The last may be sent and not yet removed; the next may be incomplete or empty.
         for old in (batch - 1, batch):
@@ -108,8 +142,7 @@ class Replay:
         return None
 
     def send(self, pending: Pending, pace: Pace) -> int:
-        """Sends the selection from the first chunk that the broker does not have. Returns the
-        number of rows sent by this call."""
+        """Sends the chunks that the broker does not have, and returns their number of rows."""
         partitions = partitions_of(self._run.broker, pending.targets)
         rows = self._selection(pending.batch).read()
         first = self._last_chunk(pending) + 1

@@ -16,6 +16,7 @@ the function does, or how it is called.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,20 +24,12 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.options import (
-    TEXT,
-    TOPIC,
-    Kind,
-    Option,
-    WrongValue,
-    choice,
-    parse_name,
-)
+from penstock.model.options import TEXT, TOPIC, Kind, Option, WrongValue, choice, parse_name
 from penstock.spark.lake.files import Files
 from penstock.spark.logs import is_among
 from penstock.spark.pipelines.functions import TAKES, FunctionKind, UserFunction, inspect_text, load
 from penstock.spark.pipelines.names import path_name
-from penstock.spark.pipelines.rejects import Rejects
+from penstock.spark.pipelines.rejects import keep_rejects
 from penstock.spark.pipelines.targets import (
     ENVELOPE,
     ENVELOPE_FIELDS,
@@ -56,19 +49,8 @@ MAX_ROWS = 100_000
 
 _IS_GOOD = "error is null"
 
-PLACE = {
-    "source_topic": STRING,
-    "partition": INTEGER,
-    "offset": LONG,
-}
-ROUTED = struct(
-    {
-        **PLACE,
-        "target": STRING,
-        "error": STRING,
-        **ENVELOPE_FIELDS,
-    }
-)
+PLACE = {"source_topic": STRING, "partition": INTEGER, "offset": LONG}
+ROUTED = struct({**PLACE, "target": STRING, "error": STRING, **ENVELOPE_FIELDS})
 
 
 def _check(settings: Mapping[str, Any]) -> None:
@@ -99,35 +81,30 @@ def _start(run: Run) -> None:
     run.start(route.query, source, route.write)
 
 
+@dataclass(frozen=True)
 class Route:
-    """`to` is a topic, or a template of one with a label in it. It is None if the function returns
-    topics."""
+    """`to` is a topic, or a template of one with a label. None: the function returns topics."""
 
-    def __init__(
-        self,
-        run: Run,
-        intake: str,
-        function: UserFunction,
-        to: str | None = None,
-        unrouted: str | None = None,
-    ) -> None:
-        self.query = path_name(intake)
-        self._run = run
-        self._intake = intake
-        self._function = function
-        self._to = to
-        self._unrouted = unrouted
+    run: Run
+    intake: str
+    function: UserFunction
+    to: str | None
+    unrouted: str | None
+
+    @property
+    def query(self) -> str:
+        return path_name(self.intake)
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Writes a batch of the intake; Spark may repeat it."""
-        run = self._run
+        run = self.run
         # With another checkpoint, the same number is another batch.
         name = f"{FOLDER}/{self.query}/{run.query_id()}-{batch}"
         stored = run.lake.table(name, ROUTED)
         max_bytes = largest_message(run.broker)
         # The frame is computed only if nothing is stored.
         stored.append_checked(
-            routed(frame, self._function, self._to, self._unrouted, max_bytes),
+            routed(frame, self.function, self.to, self.unrouted, max_bytes),
             "route",
             0,
             self._check_verdicts,
@@ -138,7 +115,7 @@ class Route:
             self._send(rows.filter(_IS_GOOD), found.targets, batch)
         if found.rejected:
             rejected = rows.filter(f"not ({_IS_GOOD})").withColumnRenamed("source_topic", "topic")
-            Rejects(run).keep(rejected, self.query, batch)
+            keep_rejects(run, rejected, self.query, batch)
             run.report(f"batch {batch}: {found.rejected} put aside in the table rejects")
         Files(run.spark, run.lake.path).delete(name)
 
@@ -148,21 +125,21 @@ class Route:
     def _partitions(self, targets: Sequence[str]) -> dict[str, int]:
         """Returns how many partitions each target has. Raises if a target cannot be used."""
         circle = [
-            topic for topic in targets if is_among(topic, map(str.strip, self._intake.split(",")))
+            topic for topic in targets if is_among(topic, map(str.strip, self.intake.split(",")))
         ]
         if circle:
             raise InvalidArgument(
                 f"topic {circle[0]!r} is a target of the route and its intake: its messages "
                 "would go round for ever"
             )
-        return partitions_of(self._run.broker, targets)
+        return partitions_of(self.run.broker, targets)
 
     def _send(self, rows: DataFrame, targets: Sequence[str], batch: int) -> None:
         # Checked again: the verdicts of a repeated batch may be old.
         partitions = self._partitions(targets)
         ordered = rows.orderBy("source_topic", "offset")
         sent = as_sent(ordered, "target", partitions, datetime.now(UTC))
-        self._run.write(sent, f"{self._run.name}-{self.query}", txnBatch=batch)
+        self.run.write(sent, f"{self.run.name}-{self.query}", txnBatch=batch)
 
 
 def _summed(verdicts: DataFrame) -> Row:
@@ -206,8 +183,7 @@ def routed(
 
 
 def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
-    """Calls a function of frames. The intake's topic is renamed, so that a column `topic` in the
-    result is the function's own."""
+    """Calls a function of frames, with the intake's `topic` renamed: it may return its own."""
     made = function.callable()(rows.withColumnRenamed("topic", "source_topic"))
     where = f"function {function.name} of {function.path}"
     if not isinstance(made, DataFrame):
@@ -222,15 +198,12 @@ def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
     ]
     topic = F.trim("topic") if "topic" in made.columns else F.lit(None)
     return made.select(
-        *columns,
-        topic.cast(STRING).alias("verdict_topic"),
-        F.lit(None).cast(STRING).alias("error"),
+        *columns, topic.cast(STRING).alias("verdict_topic"), F.lit(None).cast(STRING).alias("error")
     )
 
 
 def _target(topic: Column, label: Column, to: str | None, unrouted: str | None) -> Column:
-    """Returns the topic that the function returned, else the one made of its label, else
-    `unrouted`."""
+    """Returns the topic of the function, else the one made of its label, else `unrouted`."""
     given = F.when(topic != "", topic)
     has_label = F.coalesce(label, F.lit("")) != ""
     if to is not None:

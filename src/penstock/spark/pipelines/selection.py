@@ -30,21 +30,13 @@ IDENTITY = (*PLACE, "target")
 """The columns that identify what is replayed once."""
 
 SELECTED = struct(
-    {
-        "number": LONG,
-        "chunk": LONG,
-        "txn": STRING,
-        **PLACE,
-        "target": STRING,
-        **ENVELOPE_FIELDS,
-    }
+    {"number": LONG, "chunk": LONG, "txn": STRING, **PLACE, "target": STRING, **ENVELOPE_FIELDS}
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """The options that select messages; None selects everything. If `to` is None, each dead letter
-    goes to the topic it is from."""
+    """The options that select messages. Without `to`, dead letters go where they came from."""
 
     to: str | None = None
     since: datetime | None = None

@@ -1,9 +1,10 @@
-"""Makes steps of deliveries, by the ids in their envelopes.
+"""Makes steps of deliveries, by the ids in their envelopes, and runs and critical paths of steps.
 
 A step is what one group did with the messages of one step of a run in one topic. Invariant: what
 has not ended is not counted in any length of time, and no length is negative. Dead letters that no
 group has received are not steps: the step of the original message says that it was dead-lettered.
-Must not know the journal's rows.
+A run consists of its steps outside dead-letter topics: what people do with dead letters later
+changes neither its outcome nor its times. Must not know the journal's rows.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
 from penstock.model.journal import ACKED, DEAD_LETTERED, NACKED, TIMED_OUT
+from penstock.model.names import DLQ_PREFIX
 from penstock.spark.pipelines.attempts import OF_GROUP, at_least_0, is_below_0, millis
 from penstock.spark.pipelines.lineage_tables import (
-    DEAD_LETTER_PREFIX,
+    COUNTS,
+    CRITICAL_PATH,
+    FAILED,
     LAST_MESSAGE,
     LENGTHS,
+    RUN,
     RUNNING,
+    RUNS,
     STEPS,
     SUCCEEDED,
     UNTRACED_STEPS,
@@ -27,12 +33,11 @@ from penstock.spark.pipelines.tracing import trace_runs
 
 
 def is_dead_letter_step() -> Column:
-    return F.col("topic").startswith(DEAD_LETTER_PREFIX)
+    return F.col("topic").startswith(DLQ_PREFIX)
 
 
 def steps(deliveries: DataFrame) -> DataFrame:
-    """Returns the steps of runs that have an id, not yet traced. The rows of a run are side by
-    side."""
+    """Returns the untraced steps of runs that have an id. The rows of a run are side by side."""
     taken = _messages(deliveries.where("run_id is not null")).where(
         F.col("group").isNotNull() | ~is_dead_letter_step()
     )
@@ -40,7 +45,7 @@ def steps(deliveries: DataFrame) -> DataFrame:
     ended = (F.coalesce("finished_at", "last_at").alias("ended_at"), "ended_position")
     summed = (
         taken.repartition("run_id")
-        .groupBy("run_id", "step_id", "topic", "group")
+        .groupBy(*RUN, "step_id", "topic", "group")
         .agg(
             F.array_sort(F.collect_set("parent_step_id")).alias("parents"),
             F.min("tenant_id").alias("tenant_id"),
@@ -67,7 +72,7 @@ def steps(deliveries: DataFrame) -> DataFrame:
         .withColumn("reason", F.col("failure.reason"))
         .withColumn("last_message", last)
         .select(*UNTRACED_STEPS.names)
-        .sortWithinPartitions("run_id")
+        .sortWithinPartitions(*RUN)
     )
 
 
@@ -110,9 +115,8 @@ def _messages(deliveries: DataFrame) -> DataFrame:
 
 
 def _measured(messages: DataFrame) -> DataFrame:
-    """Adds the lengths. A message waits until its first delivery, and runs from the delivery that
-    is acked. The time between, or after the first delivery of one that is never acked, is
-    retries."""
+    """Adds the lengths. A message waits until its first delivery, runs from the delivery that is
+    acked, and is retried in between, or to its end if it is never acked."""
     is_acked = F.coalesce(F.col("done.kind") == ACKED, F.lit(False))
     waiting = millis("produced_at", F.coalesce("delivered_at", "finished_at"))
     running = F.when(is_acked, millis("last.delivered_at", "finished_at"))
@@ -141,3 +145,59 @@ def _first_found(name: str, *words: str) -> Column:
     for word in reversed(words):
         chosen = F.when(F.max(F.col(name) == word), word).otherwise(chosen)
     return chosen
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def runs(steps: DataFrame) -> DataFrame:
+    outcome = F.col("outcome")
+    on_path = F.col("path_position").isNotNull()
+    summed = (
+        steps.where(~is_dead_letter_step())
+        .groupBy(*RUN)
+        .agg(
+            F.min("tenant_id").alias("tenant_id"),
+            F.max(outcome.isin(RUNNING, WAITING)).alias("is_open"),
+            F.max(outcome == DEAD_LETTERED).alias("is_failed"),
+            F.min("produced_at").alias("started_at"),
+            F.max("finished_at").alias("last_finished_at"),
+            F.count("*").alias("steps"),
+            *(F.sum(name).alias(name) for name in (*COUNTS, *LENGTHS)),
+            F.count("path_position").alias("path_steps"),
+            F.min(F.when(on_path, F.col("last_message.produced_at"))).alias("path_from"),
+            F.max(F.when(on_path, F.col("last_message.ended_at"))).alias("path_to"),
+            F.sum("missing_parents").alias("missing_parents"),
+            F.max("in_cycle").alias("has_cycle"),
+            F.max("has_skew").alias("has_skew"),
+            F.max(on_path).alias("is_traced"),
+            F.array_sort(F.collect_set("topic")).alias("topics"),
+        )
+    )
+    open_or_not = F.when(F.col("is_open"), RUNNING).when(F.col("is_failed"), FAILED)
+    return (
+        summed.withColumn("outcome", open_or_not.otherwise(SUCCEEDED))
+        .withColumn("finished_at", F.when(~F.col("is_open"), F.col("last_finished_at")))
+        .withColumn("duration_ms", at_least_0(millis("started_at", "finished_at")))
+        .withColumn("path_ms", at_least_0(millis("path_from", "path_to")))
+        .withColumn("path_steps", F.when(F.col("is_traced"), F.col("path_steps")))
+        .select(*RUNS.names)
+    )
+
+
+def critical_paths(steps: DataFrame) -> DataFrame:
+    return (
+        steps.where("path_position is not null")
+        .select(
+            "*",
+            F.col("last_message.produced_at").alias("started_at"),
+            F.col("last_message.ended_at").alias("ended_at"),
+            *(F.col(f"last_message.{name}").alias(f"last_{name}") for name in LENGTHS),
+        )
+        .select(
+            *(
+                F.col(f"last_{name}").alias(name) if name in LENGTHS else F.col(name)
+                for name in CRITICAL_PATH.names
+            )
+        )
+    )

@@ -1,11 +1,9 @@
-"""Prepares rows that pipelines send to topics and caches, and finds those that the broker would
-refuse.
+"""Prepares rows for topics and caches, and finds those that the broker would refuse.
 
 The broker refuses a whole batch for one bad row, at every try. So pipelines call `refusals` (for
 topics) or `entry_refusals` (for caches) first, and put bad rows aside. `as_sent` removes what a
 stored message cannot carry to another topic: a deadline that has passed, a partition that the
-target does not have, and a topic that the message asked for itself. Must not know which rows are
-sent, or why.
+target lacks, and a topic that the message asked for. Must not know which rows are sent.
 """
 
 from __future__ import annotations
@@ -25,22 +23,10 @@ from penstock.spark.broker import Broker
 from penstock.spark.logs import RecordLog
 from penstock.spark.options import BrokerSettings
 from penstock.spark.schemas import RECORD_COLUMNS
+from penstock.spark.sink_columns import TOPIC_COLUMNS
 
-ENVELOPE = (
-    "key",
-    "value",
-    "run_id",
-    "step_id",
-    "parent_step_id",
-    "tenant_id",
-    "idempotency_key",
-    "partition_override",
-    "deadline",
-    "retry_max_attempts",
-    "retry_backoff_ms",
-    "retry_max_backoff_ms",
-    "routing_label",
-    "routing_meta",
+ENVELOPE = tuple(
+    name for name in RECORD_COLUMNS if name in TOPIC_COLUMNS and name != "target_topic"
 )
 """Columns of a stored message that the sink has too. The topic is the target's."""
 
@@ -52,20 +38,15 @@ DEADLINE_MARGIN = timedelta(minutes=1)
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 _RETRY = ("retry_max_attempts", "retry_backoff_ms", "retry_max_backoff_ms")
-_LIMITED = {
-    "routing_label": "the label",
-    "run_id": "the run_id",
-    "step_id": "the step_id",
-    "parent_step_id": "the parent_step_id",
-    "tenant_id": "the tenant_id",
-    "idempotency_key": "the idempotency_key",
+_LIMITED = {"routing_label": "the label"} | {
+    name: f"the {name}"
+    for name in ("run_id", "step_id", "parent_step_id", "tenant_id", "idempotency_key")
 }
 """Texts that the broker limits, and their names in errors."""
 
 
 def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, int]:
-    """Returns how many partitions each topic has. Raises NotFound with all topics that do not
-    exist."""
+    """Returns how many partitions each topic has. Raises NotFound with all that are missing."""
     found: dict[str, int] = {}
     missing: list[str] = []
     with Broker(broker) as connection:
@@ -84,8 +65,7 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
 
 
 def largest_message(broker: BrokerSettings) -> int | None:
-    """Returns the most bytes of key and value that the broker accepts; None if its version does not
-    say."""
+    """Returns the most bytes of key and value that the broker accepts; None if it is too old."""
     with Broker(broker) as connection:
         answer = connection.call("GET", "/v1/version")
     return msgspec.json.decode(answer, type=Version).max_message_bytes

@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from penstock.model.journal import ACKED, DEAD_LETTERED
-from penstock.spark.pipelines.lineage_tables import RUNNING, WAITING
+from penstock.spark.pipelines.lineage_tables import RUNNING, WAITING, scoped
 
 Row = Mapping[str, Any]
 
@@ -74,8 +74,7 @@ def chosen(steps: Sequence[Row], most: int = MAX_LANES) -> list[Row]:
 
 
 def bars(tries: Sequence[Row], until: datetime) -> list[Bar]:
-    """Returns the bars of one step's attempts. An attempt that has not ended lasts `until` the end
-    of the picture."""
+    """Returns the bars of a step's attempts. One that has not ended lasts `until`."""
     by_message: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for one in sorted(tries, key=lambda row: row["position"]):
         by_message[one["partition"], one["offset"]].append(one)
@@ -167,8 +166,7 @@ class _Picture:
             self._mark(lane, max(bar.end for bar in found), ">", _EDGE)
 
     def path(self, lanes: Sequence[tuple[int, Row]]) -> None:
-        """Draws a line from the end of each step of the critical path to the beginning of the
-        next."""
+        """Draws a line from the end of each step of the critical path to the next step."""
         on_path = sorted(
             (item for item in lanes if item[1]["path_position"] is not None),
             key=lambda item: item[1]["path_position"],
@@ -242,7 +240,7 @@ def _kind(one: Row) -> str:
 
 
 def _lane_key(row: Row) -> tuple[Any, ...]:
-    return row["step_id"], row["topic"], row["group"]
+    return row["step_id"], row["tenant"], row["namespace"], row["topic"], row["group"]
 
 
 def _begins(step: Row) -> datetime:
@@ -288,13 +286,12 @@ def _title(
 
 def _label(step: Row) -> str:
     name = _plain(step["step_id"] or "(no step)", MAX_LABEL)
-    where = _plain(f"{step['topic']} / {step['group'] or '(no group)'}", MAX_LABEL)
+    where = _plain(f"{scoped(step, 'topic')} / {step['group'] or '(no group)'}", MAX_LABEL)
     return f"{name}  –  {where}"
 
 
 def _plain(text: str, most: int) -> str:
-    """Puts a text on one line and shortens it, with □ for characters that our font does not
-    have."""
+    """Puts a text on one line and shortens it, with □ for characters that the font lacks."""
     known = _shapes()
     shown = "".join(sign if ord(sign) in known else "□" for sign in text)
     if len(shown) <= most:

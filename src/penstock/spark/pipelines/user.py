@@ -7,53 +7,75 @@
         return orders.groupBy("key").count()
 
 Invariant: the function only describes the computation. It is called once, when the run starts, and
-its result is checked against the sink before the first batch. A batch reaches its sink once.
+its result is checked against the sink before the first batch. A batch reaches its sink once. An
+unknown source or sink is refused when the file is loaded, with what is allowed.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from penstock.model.errors import InvalidArgument
 from penstock.model.options import TEXT, TRUE_OR_FALSE, Option, number, whole_number
-from penstock.spark.pipelines.endpoints import SOURCES, TABLE_NAME, FlowEndpoint, sink_of, source_of
-from penstock.spark.pipelines.names import BUILT_IN
+from penstock.spark.pipelines.names import BUILT_IN, is_own_table
 from penstock.spark.running.pipeline import Pipeline
 
 Mode = Literal["append", "update", "complete"]
 
 MODES = ("append", "update", "complete")
+TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+SOURCES = "topic:NAME (a pattern, or several with commas), journal, table:NAME or parquet:PATH"
+SINKS = "topic:NAME, cache:TENANT/NAMESPACE/CACHE or table:NAME"
 
 
+@dataclass(frozen=True)
+class FlowEndpoint:
+    """`kind` is topic, journal, table, parquet or cache."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_stream(self) -> bool:
+        """True if it can be read as a stream."""
+        return self.kind in ("topic", "journal")
+
+    def is_fed_by(self, sink: FlowEndpoint) -> bool:
+        """Returns whether rows written to the sink are read here."""
+        if self.kind != sink.kind:
+            return False
+        if self.kind == "topic":
+            return any(fnmatchcase(sink.name, each.strip()) for each in self.name.split(","))
+        return self.name == sink.name
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+
+@dataclass(eq=False, repr=False)
 class UserPipeline:
     """The result of `@pipeline`. It can still be called like the function, as in a test."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        sources: Mapping[str, FlowEndpoint | UserPipeline],
-        sink: FlowEndpoint | None,
-        *,
-        name: str,
-        mode: Mode,
-        options: Mapping[str, Any],
-        stream: bool | None,
-        partition_by: tuple[str, ...],
-        rejects: str | None,
-    ) -> None:
-        self.function = function
-        self.sources = sources
-        self.sink = sink
-        self.name = name
-        self.mode = mode
-        self.source_options = options
-        self.partition_by = partition_by
-        self.rejects = rejects
+    function: Callable[..., Any]
+    sources: Mapping[str, FlowEndpoint | UserPipeline]
+    sink: FlowEndpoint | None
+    _: KW_ONLY
+    name: str
+    mode: Mode
+    source_options: Mapping[str, Any]
+    stream: InitVar[bool | None]
+    partition_by: tuple[str, ...]
+    rejects: str | None
+
+    def __post_init__(self, stream: bool | None) -> None:
         self.is_stream = self._can_stream() if stream is None else stream
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
+        self.__doc__ = self.function.__doc__
+        self.__name__ = self.function.__name__
         self._check(stream)
 
     def __call__(self, *frames: Any, **named: Any) -> Any:
@@ -162,7 +184,7 @@ def pipeline(
             None if sink is None else sink_of(sink),
             name=chosen,
             mode=mode,
-            options=dict(options or {}),
+            source_options=dict(options or {}),
             stream=stream,
             partition_by=(partition_by,) if isinstance(partition_by, str) else tuple(partition_by),
             rejects=rejects,
@@ -203,6 +225,38 @@ def _source(name: str, given: object) -> FlowEndpoint | UserPipeline:
             f"pipeline {name}: a source is {SOURCES}, or another pipeline; not {given!r}"
         )
     return source_of(given)
+
+
+def source_of(text: str) -> FlowEndpoint:
+    if text.strip() == "journal":
+        return FlowEndpoint("journal", "")
+    kind, colon, name = text.partition(":")
+    if not colon:
+        kind, name = "topic", text
+    return _checked(kind, name, text, "source", ("topic", "table", "parquet"), SOURCES)
+
+
+def sink_of(text: str) -> FlowEndpoint:
+    kind, _, name = text.partition(":")
+    kind = kind.strip()
+    found = _checked(kind, name, text, "sink", ("topic", "cache", "table"), SINKS)
+    if kind == "cache" and len(found.name.split("/")) != 3:
+        raise InvalidArgument(f"sink {text!r} is not allowed; it takes {SINKS}")
+    if kind == "table" and is_own_table(found.name):
+        raise InvalidArgument(
+            f"sink {text!r} is the name of one of Penstock's own tables: choose another"
+        )
+    return found
+
+
+def _checked(
+    kind: str, name: str, text: str, what: str, kinds: tuple[str, ...], takes: str
+) -> FlowEndpoint:
+    kind, name = kind.strip(), name.strip()
+    is_table = kind == "table"
+    if kind not in kinds or not name or (is_table and not TABLE_NAME.fullmatch(name)):
+        raise InvalidArgument(f"{what} {text!r} is not allowed; it takes {takes}")
+    return FlowEndpoint(kind, name)
 
 
 _KINDS = {bool: TRUE_OR_FALSE, int: whole_number(), float: number(), str: TEXT}

@@ -52,8 +52,7 @@ def choose(path: str, name: str) -> list[UserPipeline]:
 
 
 def in_order(pipelines: Sequence[UserPipeline]) -> list[UserPipeline]:
-    """Orders the pipelines so that each comes after those that feed it, and otherwise as they
-    were."""
+    """Orders the pipelines so that each comes after those that feed it."""
     placed: list[UserPipeline] = []
     on_the_way: list[UserPipeline] = []
 

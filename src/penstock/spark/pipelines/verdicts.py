@@ -152,8 +152,7 @@ def _labels(given: Any, count: int) -> list[Any]:
 
 
 def _present(label: Any) -> Any:
-    """Turns the missing values of pandas into None: they are not equal to themselves, or have no
-    truth value."""
+    """Turns the missing values of pandas into None: they do not equal themselves."""
     try:
         return label if bool(label == label) else None
     except TypeError:

@@ -1,3 +1,1 @@
-"""Pipelines and their runs: what they are, and the queries and jobs of a run. Knows no pipeline by
-name.
-"""
+"""Pipelines and their runs: what they are, and a run's queries and jobs. Knows no pipeline."""

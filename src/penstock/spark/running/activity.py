@@ -62,8 +62,7 @@ class Activity:
         hurry: threading.Event | None = None,
         is_idle: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Waits until it has ended or is idle. Returns False after `patience_s`, or when `hurry` is
-        set."""
+        """Waits for its end or for `is_idle`. Returns False after `patience_s` or `hurry`."""
         deadline = time.monotonic() + patience_s
         while not (self.wait(POLL_S) or is_idle()):
             if time.monotonic() > deadline or (hurry is not None and hurry.is_set()):

@@ -105,8 +105,7 @@ def advice_for_commands(text: str) -> str:
 
 
 def _own_frames(stack: list[str]) -> list[str]:
-    """Returns the frames of a stack that belong to neither Spark nor this package, with their
-    code."""
+    """Returns the frames, with their code, that belong to neither Spark nor this package."""
     kept: list[str] = []
     is_own = False
     for line in stack:

@@ -102,7 +102,6 @@ def cancel_jobs(spark: SparkSession, group: str) -> None:
 
 
 def _make_active(spark: SparkSession) -> None:
-    """Makes the session active on this thread: writes look for format("penstock") in the active
-    session."""
+    """Makes the session active on this thread: writes look for format("penstock") there."""
     kind: Any = SparkSession._get_j_spark_session_class(spark._jvm)
     kind.setActiveSession(spark._jsparkSession)

@@ -2,8 +2,7 @@
 
 Invariant: the function receives a batch as a whole, with its number, and never after a stop was
 requested. A batch that the function did not finish comes again when the query continues. An
-exception of the function is kept as it is, because Spark's own report of it is a page of two
-languages.
+exception of the function is kept as it is: Spark's report of it is a page of two languages.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from penstock.spark.running.tally import Tally
 WriteBatch = Callable[[DataFrame, int], None]
 
 MOST_STARTING = 2
-"""The most queries of a session whose sources start at the same time. Spark ends a query if the
-Python process of its source does not answer within 10 s, which happens when many start on few
-cores."""
+"""The most queries of a session whose sources start at the same time. Spark ends a query if its
+source does not answer within 10 s, as when many start on few cores."""
 
 MOST_STARTS = 3
 """The most tries to start a query whose source was too late, on a busy machine."""
@@ -172,8 +170,7 @@ def starting(spark: SparkSession) -> int:
 
 
 def _await_others(spark: SparkSession) -> None:
-    """Waits for the sources of other queries, but not for ever: one that never starts fails its own
-    query."""
+    """Waits for other queries' sources, but not for ever: one that never starts fails itself."""
     deadline = time.monotonic() + _STARTING_S
     while starting(spark) >= MOST_STARTING and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -183,8 +180,7 @@ class QueryListener(StreamingQueryListener):
     """Tells the queries of runs what Spark has committed, and when Spark is done with them.
 
     A session has one. Spark calls it from a thread of Java, for the events of all queries one after
-    the other: nothing here may wait or fail. Queries are known by their names, which are unique
-    while they run.
+    the other: nothing here may wait or fail. Queries are known by their unique names.
     """
 
     def __init__(self) -> None:

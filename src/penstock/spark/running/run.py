@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,35 +28,24 @@ STOP_PATIENCE_S = 30.0
 __all__ = ["Run", "WriteBatch"]
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """Reads what is there and ends if `once` is set; otherwise it checks for new rows every
-    `every_s`. `claim` is called before a query or job starts, and may refuse it."""
+    `every_s`. `report` shows a line or a small table to the person who started the run. `claim` is
+    called before a query or job starts, and may refuse it."""
 
-    def __init__(
-        self,
-        name: str,
-        spark: SparkSession,
-        broker: BrokerSettings,
-        lake: Lake,
-        settings: Mapping[str, Any],
-        *,
-        once: bool = True,
-        every_s: float = 10.0,
-        say: Callable[[str], None] = print,
-        warn: Callable[[str], None] = print,
-        claim: Callable[[str, str], None] = lambda pipeline, name: None,
-    ) -> None:
-        self.name = name
-        self.spark = spark
-        self.broker = broker
-        self.lake = lake
-        self.settings = settings
-        self.once = once
-        self.every_s = every_s
-        self.activities: list[Activity] = []
-        self._say = say
-        self._warn = warn
-        self._claim = claim
+    name: str
+    spark: SparkSession
+    broker: BrokerSettings
+    lake: Lake
+    settings: Mapping[str, Any]
+    _: KW_ONLY
+    once: bool = True
+    every_s: float = 10.0
+    report: Callable[[str], None] = print
+    warn: Callable[[str], None] = print
+    claim: Callable[[str, str], None] = lambda pipeline, name: None
+    activities: list[Activity] = field(default_factory=list, init=False)
 
     # -- for pipelines -------------------------------------------------------------------------
 
@@ -82,8 +71,8 @@ class Run:
     ) -> None:
         """Starts a streaming query. `write` receives each batch at least once, with its number; it
         must do nothing the second time."""
-        self._claim(self.name, query)
-        begun = PipelineQuery(self.name, query, self.spark, write, self.broker, self._warn)
+        self.claim(self.name, query)
+        begun = PipelineQuery(self.name, query, self.spark, write, self.broker, self.warn)
         name = f"{self.name}-{query}"
         listener_of(self.spark).expect(name, begun)
         writer = (
@@ -99,10 +88,9 @@ class Run:
         self.activities.append(begun)
 
     def repeat(self, job: str, work: Callable[[], int]) -> None:
-        """Starts a job that makes tables again and returns their number of rows. With `once` it
-        runs once, when everything started before it has ended; otherwise it runs every
-        `every_s`."""
-        self._claim(self.name, job)
+        """Starts a job that makes tables and returns their number of rows: with `once` one time,
+        when everything started before has ended, otherwise every `every_s`."""
+        self.claim(self.name, job)
         begun = PipelineJob(
             self.name,
             job,
@@ -115,19 +103,13 @@ class Run:
         self.activities.append(begun)
 
     def query_id(self) -> str:
-        """Returns the id of the query whose batch is being written, which is kept in its
-        checkpoint; empty outside of a batch."""
+        """Returns the id in the checkpoint of the query whose batch is written; else empty."""
         return self.spark.sparkContext.getLocalProperty(QUERY_ID) or ""
-
-    def report(self, text: str) -> None:
-        """Shows a line or a small table to the person who started the run."""
-        self._say(text)
 
     # -- for the supervisor ----------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Waits until everything has ended, or until `timeout_s` is over. Raises the first
-        failure."""
+        """Waits until everything has ended, or for `timeout_s`. Raises the first failure."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for activity in self.activities:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -149,18 +131,13 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the run's broker to options of format("penstock"), and leaves out those that are
-        None."""
+        """Adds the run's broker to options of format("penstock"), and leaves out None."""
         own = {"url": self.broker.url, "retrySeconds": f"{self.broker.retry_s:g}"}
-        if self.broker.token:
-            own["token"] = self.broker.token
+        for name in ("token", "tenant", "namespace"):
+            if getattr(self.broker, name):
+                own[name] = getattr(self.broker, name)
         return own | {name: value for name, value in options.items() if value is not None}

@@ -76,7 +76,8 @@ class Tally:
         with self._lock:
             taken = {number: replace(each) for number, each in self._stretches.items()}
         lags: list[int | None] = []
-        with Broker(_without_retries(settings)) as broker:
+        # Tries once only: a count is not worth waiting for.
+        with Broker(replace(settings, retry_s=0)) as broker:
             for number, stretch in taken.items():
                 self._enter(number, stretch, _rows(broker, stretch))
                 lags.append(_lag(broker, stretch))
@@ -91,8 +92,7 @@ class Tally:
 
 
 def positions(offset: str | None) -> Positions | None:
-    """Returns the positions in an offset of our sources; None for offsets of other sources, and if
-    there is none yet."""
+    """Returns the positions in an offset of our sources; None for others, and without one."""
     try:
         known = json.loads(offset or "null")
     except ValueError:
@@ -109,11 +109,6 @@ def positions(offset: str | None) -> Positions | None:
         for topic, partitions in records.items()
         for partition, position in partitions.items()
     }
-
-
-def _without_retries(settings: BrokerSettings) -> BrokerSettings:
-    """Tries once only: a count is not worth waiting for."""
-    return BrokerSettings(url=settings.url, token=settings.token, retry_s=0)
 
 
 def _rows(broker: Broker, stretch: _Stretch) -> int:
