@@ -34,7 +34,7 @@ MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
-_ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
+_ADDRESS = re.compile(r"(https?)://127\.0\.0\.1:(\d+)")
 
 T = TypeVar("T")
 
@@ -53,7 +53,8 @@ class BrokerProcess:
 
     `data_dir` None means `--memory`. `env` adds to the environment, from which every PENSTOCK_
     variable of the caller is taken out first. `port` 0 means any, another one with every start.
-    With `safe_path` Python does not look for modules in the working directory.
+    `cwd` is its working directory, if not the caller's. With `safe_path` Python does not look for
+    modules there.
     """
 
     def __init__(
@@ -63,12 +64,15 @@ class BrokerProcess:
         env: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        cwd: Path | None = None,
     ) -> None:
         self.data_dir = data_dir
+        self.cwd = cwd
         self.flags = flags
         self.host = host
         self.env = dict(env or {})
         self.port = 0
+        self.scheme = "http"
         self.safe_path = False
         self._port = port
         self.process: subprocess.Popen[bytes] | None = None
@@ -86,6 +90,7 @@ class BrokerProcess:
         self.process = subprocess.Popen(
             self._command(),
             env=self._environment(),
+            cwd=self.cwd,
             stdout=self._stdout,
             stderr=self._stderr,
             stdin=subprocess.DEVNULL,
@@ -117,6 +122,31 @@ class BrokerProcess:
             assert code == 0, f"SIGTERM ended the broker with {code}:\n{self.stderr()}"
         self.start()
 
+    def __enter__(self) -> BrokerProcess:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def keep_port(self) -> None:
+        """Lets later starts listen where this one does."""
+        self._port = self.port
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay, and nothing is answered."""
+        if self.process is None:
+            raise RuntimeError("the broker is not running")
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process is None:
+            raise RuntimeError("the broker is not running")
+        self.process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Whatever happened in the test, leave no process behind."""
         if MEASURING and self.process is not None:
@@ -131,7 +161,7 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def client(self) -> httpx.Client:
@@ -255,7 +285,8 @@ class BrokerProcess:
             code = process.poll()
             found = _ADDRESS.search(self.stdout())
             if found is not None:
-                return int(found.group(1))
+                self.scheme = found.group(1)
+                return int(found.group(2))
             if code is not None:
                 raise StartFailed(code, self.stdout() + self.stderr())
             time.sleep(0.01)

@@ -80,6 +80,9 @@ ENGINE = (
     Threshold("engine.batch_storing", "MAX_UNSYNCED_BYTES", 8 * KIB),
     Threshold("engine.reading", "RELEASE_BYTES", 16 * KIB),
     Threshold("engine.streams", "TURN_OFFERS", 4),
+    Threshold("engine.event_reading", "READ_EVENTS", 5),
+    Threshold("engine.event_reading", "READ_BYTES", 2 * KIB),
+    Threshold("engine.event_reading", "STEP_EVENTS", 2),
     Threshold("engine.caches", "_EVICTION_BURST", 4),
     Threshold("model.limits", "DISPATCH_BURST", 3),
     Threshold("model.limits", "MAX_REGISTRY_CHANGES", 20),
@@ -98,12 +101,13 @@ SERVER = (
     Threshold("server.commands", "MAX_KNOWN_PATHS", 4),
     Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),
     Threshold("server.websocket.events", "MAX_BURST_EVENTS", 4),
-    Threshold("server.websocket.channels", "FIRST_FRAME_EVENTS", 2),
+    Threshold("server.websocket.channel", "FIRST_FRAME_EVENTS", 2),
+    Threshold("server.websocket.named_channel", "MAX_WAITING", 2),
 )
 
 SPARK = (
     Threshold("spark.planning", "SMALL_ROWS", 4),
-    Threshold("spark.pieces", "PIECE_BYTES", 4 * KIB, "cut", "limit"),
+    Threshold("spark.staging", "PIECE_BYTES", 4 * KIB, "cut", "limit"),
 )
 
 _LARGER = {

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -43,7 +43,8 @@ class Closed(AssertionError):
 
 
 class WebSocket:
-    """`before` and `after` are bytes sent with the handshake, in the same packet."""
+    """`before` and `after` are bytes sent with the handshake, in the same packet. `wrap` puts TLS
+    on the socket."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class WebSocket:
         receive_buffer: int | None = None,
         before: bytes = b"",
         after: bytes = b"",
+        wrap: Callable[[socket.socket], socket.socket] | None = None,
     ) -> None:
         self.socket = socket.socket()
         if receive_buffer is not None:
@@ -62,6 +64,8 @@ class WebSocket:
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if wrap is not None:
+            self.socket = wrap(self.socket)
         self._buffer = bytearray()
         self.answers_pings = True
         self.pings = 0

@@ -18,6 +18,7 @@ from penstock.spark.launching.catalog import choose
 from penstock.spark.launching.register import Register, RunEntry, born_of
 from tests.broker_process import SOURCE, BrokerProcess, eventually
 from tests.cli.conftest import Ran, run_penstock
+from tests.quick_java import quick_java
 
 if os.environ.get("CI") != "true":
     pytest.importorskip("pyspark")
@@ -221,7 +222,10 @@ def test_a_run_is_seen_in_the_status_and_ends_when_it_is_stopped(
             *("--every", "1s", "--name", "mine", "--master", "local[2]"),
             *("--conf", "spark.sql.shuffle.partitions=2"),
         ],
-        env=inherited | state | {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url},
+        env=inherited
+        | state
+        | {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url}
+        | quick_java(),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -123,8 +123,7 @@ def test_when_java_is_killed_one_line_says_so(running: Running) -> None:
     eventually(lambda: not running.left(), timeout_s=10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("then_s", [0.0, 1.0])
+@pytest.mark.parametrize(("number", "then_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 1.0)])
 def test_a_signal_while_spark_starts_ends_the_run_and_java(
     running: Running, number: signal.Signals, then_s: float
 ) -> None:

@@ -88,8 +88,8 @@ def test_the_scope_comes_from_the_environment_too(penstock: Run) -> None:
     assert penstock("stream", "list", "--namespace", "default", env=env).code == 0
 
 
-def test_a_delivery_that_is_not_built_is_reported(penstock: Run) -> None:
+def test_a_guarantee_that_the_storage_cannot_give_is_reported(penstock: Run) -> None:
     """felix-120"""
     refused = penstock("stream", "create", "sure", "--delivery", "at_least_once")
     assert refused.code == 1
-    assert "not available yet" in refused.err
+    assert "would be lost" in refused.err

@@ -12,11 +12,8 @@ from tests.broker_process import BrokerProcess
 
 @pytest.fixture(scope="package")
 def broker() -> Iterator[BrokerProcess]:
-    process = BrokerProcess(None)
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None) as process:
+        yield process
 
 
 @pytest.fixture

@@ -106,7 +106,8 @@ def test_a_key_is_required() -> None:
 def test_the_query_has_only_the_given_parameters() -> None:
     assert caches.delete(PATH, "k").path == f"{CACHE}/entries/k"
     assert caches.delete(PATH, "k", if_version=0).path == f"{CACHE}/entries/k?if_version=0"
-    assert streams.subscribe_path(PATH, None, 5000) == f"{STREAM}/subscribe?heartbeat_ms=5000"
+    path = streams.subscribe_path(PATH, name=None, heartbeat_ms=5000)
+    assert path == f"{STREAM}/subscribe?heartbeat_ms=5000"
     watch = caches.watch_path(PATH, None, "", ["expire", "evict"], 3, 100)
     query = "prefix=&include=expire%2Cevict&since_version=3&heartbeat_ms=100"
     assert watch == f"{CACHE}/watch?{query}"

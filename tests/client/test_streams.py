@@ -39,11 +39,8 @@ def stream(client: Client, request: pytest.FixtureRequest) -> StreamHandle:
 @pytest.fixture
 def own_broker() -> Iterator[BrokerProcess]:
     """One that may be killed."""
-    broker = BrokerProcess(None)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with BrokerProcess(None) as broker:
+        yield broker
 
 
 def received(subscription: Subscription, count: int) -> list[bytes]:

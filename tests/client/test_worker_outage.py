@@ -206,11 +206,8 @@ def test_a_stream_that_the_broker_closes_is_logged_plainly(
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[BrokerProcess]:
     """A broker that asks for a token."""
-    broker = BrokerProcess(None, env={"PENSTOCK_TOKEN": "sesame"})
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with BrokerProcess(None, env={"PENSTOCK_TOKEN": "sesame"}) as broker:
+        yield broker
 
 
 @pytest.mark.parametrize(("token", "error"), [("sesame", NotFound), ("salami", Unauthenticated)])

@@ -216,11 +216,8 @@ def test_a_missing_or_doubled_host_is_refused(broker: BrokerProcess, hosts: list
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[BrokerProcess]:
     """A broker that waits half a second for a request it has seen the beginning of."""
-    process = BrokerProcess(None, env={"PENSTOCK_REQUEST_TIMEOUT_MS": "500"})
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None, env={"PENSTOCK_REQUEST_TIMEOUT_MS": "500"}) as process:
+        yield process
 
 
 START = b"POST /v1/produce HTTP/1.1\r\nHost: 127.0.0.1\r\n"

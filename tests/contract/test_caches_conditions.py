@@ -49,6 +49,15 @@ def test_an_entrys_etag_is_its_version_in_quotes(ns: Namespace, url: str) -> Non
     assert etag_of(counted) == f'"{counted.json()["version"]}"' == etag_of(client.get(url))
 
 
+def test_unknown_query_parameters_are_ignored(ns: Namespace, url: str) -> None:
+    client, more = ns.broker.client, {"unknown": "1", "key": ""}
+    assert client.put(url, params=more, json={"value": "MQ=="}).status_code == 200
+    assert client.put(url, params=more | {"raw": "true"}, content=b"2").status_code == 200
+    assert client.get(url, params=more).json()["value"] == "Mg=="
+    assert client.post(f"{url}/incr", params=more).json()["number"] == 3
+    assert client.delete(url, params=more).json()["deleted"] is True
+
+
 def test_if_match_changes_that_version_only(ns: Namespace, url: str) -> None:
     """felix-78: else 412, and nothing has changed."""
     first = etag_of(put(ns, url, "MQ=="))

@@ -20,12 +20,9 @@ SUBSCRIBE = "/v1/tenants/default/namespaces/default/streams/default/subscribe?fo
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
     env = {"PENSTOCK_ALLOWED_ORIGINS": f"{PAGE},https://other.example", "PENSTOCK_TOKEN": TOKEN}
-    process = BrokerProcess(None, env=env)
-    try:
-        yield process.start()
+    with BrokerProcess(None, env=env) as process:
+        yield process
         assert "Traceback" not in process.stderr()
-    finally:
-        process.close()
 
 
 def assert_readable(reply: httpx.Response, origin: str = PAGE) -> None:

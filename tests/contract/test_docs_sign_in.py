@@ -17,11 +17,8 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[BrokerProcess]:
-    process = BrokerProcess(None, env={"PENSTOCK_TOKEN": TOKEN})
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None, env={"PENSTOCK_TOKEN": TOKEN}) as process:
+        yield process
 
 
 @pytest.mark.parametrize("credentials", [{}, {"Authorization": "Bearer wrong"}])

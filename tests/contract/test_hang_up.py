@@ -47,11 +47,8 @@ def hang_ups(broker: BrokerProcess) -> list[str]:
 def guarded(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker whose token is in the file `token` of the test's folder."""
     (tmp_path / "token").write_text(OLD)
-    process = BrokerProcess(None, "--token-file", str(tmp_path / "token"))
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None, "--token-file", str(tmp_path / "token")) as process:
+        yield process
 
 
 def test_sighup_does_not_end_the_broker() -> None:

@@ -49,11 +49,8 @@ expected-statuses = [
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data")
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(tmp_path / "data") as process:
+        yield process
 
 
 def test_the_broker_takes_what_the_document_allows_and_refuses_what_it_forbids(

@@ -20,11 +20,8 @@ from tests.contract.conftest import StartBroker
 @pytest.fixture(scope="module")
 def small() -> Iterator[BrokerProcess]:
     """The documents' own values: 2 in flight, 2 messages, 20 bytes a partition."""
-    process = BrokerProcess(None, "--profile", "contract")
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None, "--profile", "contract") as process:
+        yield process
 
 
 def refused(broker: BrokerProcess, topic: str, **options: Any) -> httpx.Response:

@@ -119,17 +119,17 @@ def test_creating_without_a_parent_names_what_is_unknown(
 @pytest.mark.parametrize(
     "body",
     [
-        {"delivery": "at_least_once"},
-        {"delivery": "exactly_once"},
-        {"durable": True},
+        {"delivery": "at_least_once", "durable": False},
+        {"delivery": "exactly_once", "durable": False},
         {"retention": "7d"},
         {"retention": 1},
+        {"retention_bytes": "1GB"},
     ],
 )
-def test_a_delivery_that_is_not_built_is_refused(place: Place, body: dict[str, Any]) -> None:
+def test_a_guarantee_without_its_storage_is_refused(place: Place, body: dict[str, Any]) -> None:
     """felix-120: never silently downgraded. A stream that keeps nothing has no retention either."""
     reply = place.create("streams", name="s", **body)
-    assert "not available yet" in assert_typed_error(reply, 400, "INVALID_ARGUMENT")
+    assert "durable stream" in assert_typed_error(reply, 400, "INVALID_ARGUMENT")
     assert place.get("streams") == {"streams": []}
 
 
@@ -219,6 +219,7 @@ def test_a_stream_shows_every_setting_in_force(place: Place) -> None:
         "ordering": "per_stream",
         "retention": None,
         "retention_ms": 0,
+        "retention_bytes": 0,
         "event_queue_depth": 4096,
         "event_queue_bytes": 64 * 2**20,
         "pub_queue_depth": 1024,

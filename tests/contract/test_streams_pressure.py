@@ -130,12 +130,9 @@ HALVES = {
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[BrokerProcess]:
-    process = BrokerProcess(None, env=QUICK)
-    try:
-        yield process.start()
+    with BrokerProcess(None, env=QUICK) as process:
+        yield process
         assert "Traceback" not in process.stderr()
-    finally:
-        process.close()
 
 
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES.keys())

@@ -81,6 +81,7 @@ def test_openapi_describes_every_route_of_the_documents(broker: BrokerProcess) -
         ("GET", "/v1/release/batch", {"POST"}),
         ("PUT", "/v1/topics/some", {"GET", "PATCH", "DELETE"}),
         ("GET", "/v1/idempotency/begin", {"POST"}),
+        ("GET", "/v1/transactions", {"POST"}),
     ],
 )
 def test_a_wrong_method_is_405_with_allow(

@@ -130,7 +130,7 @@ class Reader:
             flags.remove("--memory")
             data_dir = None
         env = {"PYTHONPATH": str(self._directory)}
-        self._broker = BrokerProcess(data_dir, *flags, env=env).start()
+        self._broker = BrokerProcess(data_dir, *flags, env=env, cwd=self._directory).start()
 
     def run(self, block: Block, place: str) -> str:
         """What the example prints. It must succeed."""
@@ -168,7 +168,8 @@ class Reader:
         self, block: Block, place: str, output: int | None = None
     ) -> subprocess.Popen[str]:
         """In a group of processes of its own, to be killed with what it has started."""
-        at = {"PENSTOCK_URL": f"http://{self._address()}"}
+        scheme = "http" if self._broker is None else self._broker.scheme
+        at = {"PENSTOCK_URL": f"{scheme}://{self._address()}"}
         return subprocess.Popen(
             self._command(block, place),
             cwd=self._directory,

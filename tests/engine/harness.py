@@ -55,6 +55,10 @@ class Turns(ManualScheduler):
             if turns > self.MOST_TURNS:
                 raise AssertionError("the broker spins: it never comes to rest")
 
+    def run_until(self, is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Waits longer: on a busy machine, a sealing process takes seconds to start."""
+        super().run_until(is_true, timeout_s)
+
     def in_thread(self, work: Callable[[], None]) -> None:
         if self.is_holding_reads:
             self.held_reads.append(work)
@@ -409,7 +413,7 @@ class Broker:
         parts = self.engine.parts
         held = self.state.topics[topic].partitions[partition]
         log = parts.window.log(self.state.topics[topic].id, partition)
-        found: list[Message] = []
+        found: list[Any] = []
         cursor = max(first_offset, held.first_offset)
         while cursor < held.end_offset:
             page = parts.pages.page(log, cursor)

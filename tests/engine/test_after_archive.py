@@ -169,8 +169,8 @@ def test_records_and_images_of_before_have_topics_without_it():
     broker = filled()
     image = msgspec.msgpack.decode(encode_image(take_image(broker.state)))
     topics = image[2]
-    assert topics[0][-4:] == [True, 0, 0, 0]
-    del topics[0][-4:]
+    assert topics[0][-5:] == [True, 0, 0, 0, []]
+    del topics[0][-5:]
     restored = restore_image(decode_image(msgspec.msgpack.encode(image)), broker.limits)
     assert restored.topics["t"].after_archive is False
     assert restored.topics["t"].retention_ms == RETENTION_MS

@@ -10,7 +10,6 @@ from penstock.model.errors import (
     AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     TooLarge,
     VersionMismatch,
 )
@@ -92,37 +91,6 @@ def test_entries_are_scoped_by_tenant_namespace_and_cache(held: Held):
     broker.erase(scopes[1], "k")
     values = [broker.read(scope, "k") for scope in scopes]
     assert values == [b"0", None, b"2", b"3", b"4"]
-
-
-@pytest.mark.parametrize(
-    ("path", "named"),
-    [
-        (("x", "n", "c"), "unknown tenant 'x'"),
-        (("t", "y", "c"), "unknown namespace 'y'"),
-        (("t", "n", "z"), "cache scope not found: 't/n/z'"),
-    ],
-)
-def test_an_unknown_scope_is_refused_by_every_command(held: Held, path: Path, named: str):
-    """felix-85, 87, 88, 89, 92."""
-    broker, _ = held
-    caches = broker.engine.caches
-    outcomes = [
-        broker.call(caches.get, path, "k"),
-        broker.call(caches.get_many, path, ["k"]),
-        broker.call(caches.put, Put(path, "k", b"v")),
-        broker.call(caches.delete, Delete(path, "k")),
-        broker.call(caches.increment, Increment(path, "k")),
-        broker.call(caches.size, path),
-    ]
-    with pytest.raises(NotFound, match=named):
-        broker.transact([Put(path, "k", b"v")])
-    with pytest.raises(NotFound, match=named):
-        broker.watch(path, "k")
-    with pytest.raises(NotFound, match=named):
-        caches.check_targets([(path, "k")])
-    for outcome in outcomes:
-        assert isinstance(outcome, NotFound)
-        assert named in outcome.message
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "line\nbreak", "\x85"])

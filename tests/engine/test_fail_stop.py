@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from penstock.api.effects import EffectCommand
+from penstock.api.transactions import AckOperation, TransactionCommand
 from penstock.core.invariants import check
 from penstock.engine import ledger
 from penstock.model.caching import Put
 from penstock.model.errors import Unavailable
 from penstock.model.progress import Reached
+from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.tenancy import CacheConfig, Entry, Path
 from penstock.model.writes import CommitBatch, PartCommit
 from tests.engine.harness import LONG_MS, Reader, on_disk, values
@@ -49,6 +51,10 @@ COMMANDS: dict[str, Submit] = {
     "tenant": lambda b, r: b.submit(b.engine.registry.create, STREAM),
     "cache": lambda b, r: b.submit(b.engine.caches.put, Put(CACHE, "k", b"new")),
     "commit of a batch": lambda b, r: b.submit(b.engine.writes.commit, BATCH),
+    "transaction": lambda b, r: b.submit(
+        b.engine.transactions.commit,
+        TransactionCommand([b.command("t", "c"), AckOperation(b.naming(r, 0))], "tx"),
+    ),
 }
 
 APPLIES = ("apply", "apply_message", "apply_messages")
@@ -92,7 +98,7 @@ def facts(broker: WriteBroker) -> dict[str, Any]:
     tenants = broker.must(broker.engine.registry.tenants)
     check(broker.state)
     return {
-        "topics": broker.must(broker.engine.list_topics),
+        "topics": broker.must(broker.engine.list_topics, DEFAULT_SCOPE),
         "stored": broker.contents("t"),
         "cache": value.value,
         "tenants": [tenant.tenant_id for tenant in tenants],
@@ -159,6 +165,9 @@ AFTERWARDS: dict[str, tuple[str, Callable[[WriteBroker], tuple[object, str]]]] =
     "a topic's window": ("topic", lambda b: (b.engine.parts.window, "open_topic")),
     "a deleted topic's": ("deletion", lambda b: (b.engine.parts.window, "drop_topic")),
     "a countdown": ("cache", lambda b: (b.engine.caches, "_hold")),
+    "a transaction's message": ("transaction", lambda b: (b.engine.parts.window, "add")),
+    "its dispatch": ("transaction", lambda b: (b.engine.parts.dispatcher, "mark_topic")),
+    "its places": ("transaction", lambda b: (b.engine.parts.dispatcher, "left_flight")),
     "a batch's rows": ("commit of a batch", lambda b: (b.engine.writes, "_begin")),
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api.effects import EffectCommand
 from penstock.model.errors import Unavailable
+from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.storage.log import WalOptions
 from tests.engine.harness import LONG_MS, SMALL, Broker, Reader, on_disk, values
 from tests.storage.faulty_vfs import FaultyVfs
@@ -54,7 +55,7 @@ def test_a_failed_sync_refuses_every_command_that_waits_for_it(kind: str):
         broker.submit(engine.create_topic, "new", 1),
         broker.submit(engine.configure_topic, "t", 1, 1),
         broker.submit(engine.delete_topic, "t"),
-        broker.submit(engine.list_topics),
+        broker.submit(engine.list_topics, DEFAULT_SCOPE),
     ]
     assert not any(waiting), "answered before it was durable"
     broker.settle()
@@ -84,7 +85,7 @@ def test_after_a_failed_sync_nothing_succeeds_until_a_restart(kind: str):
         assert isinstance(broker.try_produce("t", "lost"), Unavailable)
         assert isinstance(broker.ack(reader, 0), Unavailable)
         assert isinstance(broker.nack(reader, 1), Unavailable)
-        assert isinstance(broker.call(broker.engine.list_topics), Unavailable)
+        assert isinstance(broker.call(broker.engine.list_topics, DEFAULT_SCOPE), Unavailable)
         assert isinstance(broker.call(broker.engine.describe_topic, "t"), Unavailable)
     assert not broker.engine.health().ready
     assert not reader.items, "something held back was released"
@@ -180,7 +181,7 @@ def test_nothing_leaves_while_the_sync_is_under_way():
         broker.submit(broker.engine.create_topic, "u", 1),
     ]
     broker.scheduler.run_until(lambda: broker.disk.is_held)
-    waiting.append(broker.submit(broker.engine.list_topics))
+    waiting.append(broker.submit(broker.engine.list_topics, DEFAULT_SCOPE))
     waiting.append(broker.submit(broker.engine.produce, broker.command("t", "c")))
     broker.scheduler.run()
     assert not any(waiting)

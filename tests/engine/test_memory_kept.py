@@ -17,8 +17,7 @@ from penstock.engine.window import Window
 from penstock.model.envelope import DeadLetter, Envelope, RetryPolicy, Routing
 from penstock.model.limits import CHUNK_BYTES_IN_MEMORY, KIB, Limits
 from penstock.model.ranges import RangeRequest
-from penstock.model.records import Message, encode_record
-from penstock.model.units import utf8_bytes
+from penstock.model.records import Message, Stored, encode_record, stored_bytes
 from penstock.storage.log import WalOptions
 from tests.engine.harness import LONG_MS, Broker, Reader, on_disk
 
@@ -28,8 +27,8 @@ CHUNK_SLACK = 4 * KIB
 """The tail keeps whole chunks."""
 
 
-def size_of(message: Message) -> int:
-    return utf8_bytes(message.key) + utf8_bytes(message.value)
+def size_of(message: Stored) -> int:
+    return stored_bytes(message)
 
 
 def recount(broker: Broker) -> int:

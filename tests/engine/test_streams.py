@@ -78,20 +78,6 @@ def test_one_publishers_events_keep_their_order():
     assert at_once.events == in_bits.events == events
 
 
-def test_all_subscribers_see_the_order_of_acceptance():
-    """felix-12, 13, 18: each gets everything, of all publishers."""
-    bank = Bank()
-    readers = [bank.subscribe() for _ in range(5)]
-    order: list[bytes] = []
-    for n in range(50):
-        for publisher in (b"a", b"b", b"c"):
-            events = [publisher + b"%d.%d" % (n, m) for m in range(1 + n % 3)]
-            assert bank.send(*events) == [None]
-            order += events
-    bank.settle()
-    assert all(reader.events == order for reader in readers)
-
-
 def test_under_drops_the_order_holds():
     """felix-15."""
     bank = Bank(event_queue_depth=8)

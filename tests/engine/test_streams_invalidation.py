@@ -52,19 +52,6 @@ class Looking(Listener):
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_the_event_arrives_and_the_entry_is_gone(durable: bool):
-    """felix-82."""
-    bank = on_disk() if durable else with_entry()
-    reader = bank.subscribe()
-    outcome = bank.send(b"user-updated", invalidate=INVALIDATE)
-    assert outcome == ([] if durable else [None])
-    bank.settle()
-    assert outcome == [None]
-    assert reader.events == [b"user-updated"]
-    assert not is_there(bank)
-
-
-@pytest.mark.parametrize("durable", [False, True])
 def test_the_entry_is_gone_before_the_ack_and_before_the_event(durable: bool):
     """felix-83."""
     bank = on_disk() if durable else with_entry()

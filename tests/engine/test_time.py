@@ -218,20 +218,6 @@ def test_each_group_dead_letters_for_itself():
     broker.close()
 
 
-def test_a_dead_letter_topic_has_no_dead_letters():
-    """driftq-40: there it is retried without end."""
-    broker = on_disk()
-    broker.topic("dlq.t")
-    broker.produce("dlq.t", "a", envelope=policy(1))
-    reader = broker.consume("dlq.t")
-    for attempt in range(1, 5):
-        item = reader.one()
-        assert item.attempts == attempt
-        assert broker.nack(reader, item) is None
-    assert sorted(broker.state.topics) == ["dlq.t"]
-    broker.close()
-
-
 def test_a_copy_is_neither_refused_by_limits_nor_taken_for_a_produce_of_its_key():
     """driftq-41, 59."""
     broker = on_disk(limits=Limits(max_partition_msgs=2, max_partition_bytes=20))

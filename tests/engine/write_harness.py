@@ -11,6 +11,7 @@ from penstock.api.outcomes import Done
 from penstock.api.rows import CheckedRows
 from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB
+from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, CommitReport, PartCommit, PieceName, PieceReport
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
@@ -68,7 +69,7 @@ class WriteBroker(Broker):
         def check(now_ms: int) -> CheckedRows:
             if cache is not None:
                 return check_cache_rows(table, limits.max_message_bytes)
-            return check_topic_rows(table, topic, limits.max_message_bytes, now_ms)
+            return check_topic_rows(table, DEFAULT_SCOPE, topic, limits.max_message_bytes, now_ms)
 
         name = PieceName(producer, batch, part, attempt, piece)
         self.engine.writes.stage(name, topic, cache, table.nbytes, check, done)

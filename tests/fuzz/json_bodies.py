@@ -26,6 +26,10 @@ ROUTES: list[Route] = [
         "topic": "t", "group": "g", "idempotency_key": "k", "owner": "o", "lease_ms": 1000}),
     ("POST", "/v1/idempotency/commit", {
         "topic": "t", "group": "g", "idempotency_key": "k", "owner": "o", "result": "r"}),
+    ("POST", "/v1/transactions", {"transaction_id": "x", "operations": [
+        {"op": "produce", "topic": "t", "value": "v"},
+        {"op": "nack", "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o"},
+        {"op": "cache_incr", "cache": "default", "key": "k", "delta": 1}]}),
     ("POST", "/v1/writes/p/0/commit", {"parts": [{"part": 0, "pieces": 1, "rows": 1}]}),
     ("POST", "/v1/journal/archived", {"next": 0}),
     ("POST", "/v1/tenants", {"tenant_id": "default"}),

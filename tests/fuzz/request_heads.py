@@ -53,6 +53,8 @@ EXTRAS = [
     b"Origin: https://elsewhere.example", b"Origin: null", b"Sec-Fetch-Site: cross-site",
     b"Authorization: Bearer x", b"Host: localhost", b"Host: elsewhere.example", b"no colon",
     b": no name", b"Transfer-Encoding: chunked", b"Content-Length: 0", b"Content-Length: 3",
+    b"X-Penstock-Tenant: acme", b"X-Penstock-Tenant: default", b"X-Penstock-Namespace: prod",
+    b"X-Penstock-Tenant: ", b"X-Penstock-Namespace: \xff", b"x-penstock-tenant: k\xc3\xa4se",
     b"Keep-Alive: timeout=5", b"Trailer: X", b"TE: trailers", b"Content-Type: text/plain",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MIB
+from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.server.arrow_bodies import read_table
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
 from penstock.storage.staging import pack
@@ -23,11 +24,8 @@ NOW_MS = 1_800_000_000_000
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data", env=SETTINGS)
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(tmp_path / "data", env=SETTINGS) as process:
+        yield process
 
 
 def test_random_http_is_answered_or_closed_and_harms_nobody(broker: BrokerProcess) -> None:
@@ -45,7 +43,7 @@ def refusal_of(body: bytes, *, is_cache: bool) -> PenstockError | None:
         if is_cache:
             rows = check_cache_rows(table, 1000)
         else:
-            rows = check_topic_rows(table, "t", 1000, NOW_MS)
+            rows = check_topic_rows(table, DEFAULT_SCOPE, "t", 1000, NOW_MS)
     except PenstockError as error:
         return error
     assert pack(rows.table, "t", []).rows == table.num_rows

@@ -12,11 +12,8 @@ from tests.fuzz import websocket
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
-    process = BrokerProcess(None, env=websocket.ENV)
-    try:
-        yield process.start()
-    finally:
-        process.close()
+    with BrokerProcess(None, env=websocket.ENV) as process:
+        yield process
 
 
 @pytest.mark.parametrize("seed", range(4))

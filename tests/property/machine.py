@@ -16,6 +16,7 @@ from penstock.api.effects import BegunEffect, EffectCommand
 from penstock.api.messages import Produce, Settle
 from penstock.api.topics import RetryDefaults
 from penstock.core.effects import effect_key
+from penstock.model.access import AccessRule, Role
 from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError
 from penstock.model.item import Item
@@ -30,6 +31,7 @@ from tests.storage.faulty_vfs import FLAVOURS
 TOPICS = ["a", "b"]
 GROUPS = ["g", "h"]
 OWNERS = ["o", "p"]
+SOME = ["produce", "consume"]
 POLICIES = [
     None,
     RetryPolicy(1),
@@ -326,13 +328,17 @@ class BrokerMachine(Observed):
     # -- topics and groups --------------------------------------------------------------------
 
     @rule(
-        what=st.sampled_from(["create", "create", "configure", "delete group", "delete topic"]),
+        what=st.sampled_from(
+            ["create", "create", "configure", "delete group", "delete topic", "access"]
+        ),
         pick=choice,
         other=choice,
     )
     def administer(self, what: str, pick: int, other: int) -> None:
         if what == "create":
             self._create_topic(TOPICS[pick % 2], 1 + other % 3)
+        elif what == "access":
+            self._change_access(pick, other)
         elif self.model.topics:
             topic = self._topic(pick)
             if what == "configure":
@@ -347,6 +353,24 @@ class BrokerMachine(Observed):
                 self._delete_group(topic, GROUPS[other % 2])
             elif other < 4:
                 self._delete_topic(topic)
+
+    def _change_access(self, pick: int, other: int) -> None:
+        """Grants a rule, revokes one, or changes a role."""
+        access, rules = self.broker.engine.access, self.broker.state.access.rules
+        role = Role(tenant_id="default", name="team", permissions=("read", SOME[other % 2]))
+        if other % 3 == 0 and rules:
+            self.broker.must(access.revoke, sorted(rules)[pick % len(rules)], None)
+        elif other % 3 == 1:
+            self.broker.must(access.set_role, role, None)
+        else:
+            resource = f"topic:{TOPICS[pick % 2]}*"
+            rule = AccessRule(
+                tenant_id="default",
+                resource=resource,
+                principal=OWNERS[other % 2],
+                permissions=(SOME[pick % 2],),
+            )
+            self.broker.must(access.grant, rule, None)
 
     def _create_topic(self, name: str, partitions: int) -> None:
         known = self.model.topics.get(name)

@@ -16,6 +16,7 @@ import pytest
 from penstock.model.errors import FailedPrecondition
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
+from tests.quick_java import quick_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +25,10 @@ IS_CI = os.environ.get("CI") == "true"
 SMALL_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
 
 StartBroker = Callable[..., BrokerProcess]
+
+# For the shared session and for every Spark that a test starts: the batches of tests are small, and
+# compiling them to the fastest code takes Java longer than running them.
+os.environ.update(quick_java())
 
 collect_ignore_glob = []
 try:
@@ -35,15 +40,25 @@ except ImportError:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    from penstock.spark import session
+def java() -> None:
+    """For tests that start Java with a script of Spark's: it is on the PATH or in JAVA_HOME."""
+    from penstock.spark.java import find_java_home
 
     try:
-        made = session("penstock tests", "local[2,2]", {"spark.sql.shuffle.partitions": 2})
+        home = find_java_home(os.environ)
     except FailedPrecondition as error:
         if IS_CI:
             raise
         pytest.skip(error.message)
+    if home is not None:
+        os.environ["JAVA_HOME"] = str(home)
+
+
+@pytest.fixture(scope="session")
+def spark(java: None) -> Iterator[SparkSession]:
+    from penstock.spark import session
+
+    made = session("penstock tests", "local[2,2]", {"spark.sql.shuffle.partitions": 2})
     yield made
     made.stop()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.broker_process import BrokerProcess, eventually
+from tests.quick_java import OPTIONS
 from tests.spark.sources import produce
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -40,10 +40,11 @@ def louder(rows):
 JOB = """
 import sys
 from penstock.spark import session
-url, topic, master, out = sys.argv[1:]
+url, topic, master, out, java_options = sys.argv[1:]
 spark = session("cluster", master, {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m", "spark.executor.cores": 1, "spark.cores.max": 2,
+    "spark.executor.extraJavaOptions": java_options,
 })
 options = {"url": url, "topic": topic}
 rows = spark.read.format("penstock").options(minPartitions=4, **options).load()
@@ -65,6 +66,7 @@ def daemon(log: Path, *arguments: str, work_dir: Path) -> Iterator[Path]:
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": OPTIONS,
         "SPARK_WORKER_DIR": str(work_dir),
         "PYTHONPATH": str(SOURCE),
         "PYSPARK_PYTHON": sys.executable,
@@ -88,8 +90,8 @@ def daemon(log: Path, *arguments: str, work_dir: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def master(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster whose two workers have come. The shared session has found Java."""
+def master(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster whose two workers have come."""
     tmp_path = tmp_path_factory.mktemp("cluster")
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as stack:
@@ -118,7 +120,7 @@ def test_a_batch_and_a_stream_are_read_on_a_cluster(
     job = tmp_path / "job.py"
     job.write_text(JOB)
     done = subprocess.run(
-        [sys.executable, str(job), broker.url, topic, master, str(tmp_path)],
+        [sys.executable, str(job), broker.url, topic, master, str(tmp_path), OPTIONS],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
@@ -140,6 +142,7 @@ def test_a_pipeline_runs_on_a_cluster_through_spark_submit(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": OPTIONS,
         "spark.sql.shuffle.partitions": "2",
     }
     changed = {"PYTHONPATH": str(SOURCE), "PENSTOCK_URL": broker.url, "PENSTOCK_TOKEN": "s3cret"}

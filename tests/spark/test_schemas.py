@@ -24,7 +24,9 @@ from penstock.storage.columns import SCHEMA
 def test_the_records_have_topic_and_partition_and_the_columns_of_history():
     arrow = to_arrow_schema(schema_of("records"), timezone="UTC")
     assert arrow.names[:2] == ["topic", "partition"]
-    assert pa.schema(list(arrow)[2:]).equals(SCHEMA)
+    # The events of durable streams, which have a payload, are not read with Spark yet.
+    assert SCHEMA.names[-1] == "payload"
+    assert pa.schema(list(arrow)[2:]).equals(SCHEMA.remove(len(SCHEMA) - 1))
 
 
 def test_columns_come_in_the_order_they_are_asked_for():

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.model.errors import FailedPrecondition
-from penstock.spark import java, session
+from penstock.spark import java
 from penstock.spark.sessions import settings_for
 from tests.broker_process import BrokerProcess
 from tests.spark.sources import produce
@@ -140,19 +139,6 @@ def test_what_suits_one_machine_is_set_on_one_machine_only():
     assert settings_for("local[2]", {})[name] == "true"
     assert settings_for("local[2]", {name: "false"})[name] == "false"
     assert name not in settings_for("spark://there:7077", {})
-
-
-def test_a_session_that_is_there_is_kept_as_it_is(spark: SparkSession):
-    before = dict(spark.sparkContext.getConf().getAll())
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
-        again = session("another", "local[7]", {"spark.sql.ansi.enabled": True})
-        assert again.sparkContext is spark.sparkContext
-        assert dict(again.sparkContext.getConf().getAll()) == before
-        assert again.conf.get("spark.sql.session.timeZone") == "Europe/Berlin"
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 def test_the_package_is_imported_without_spark():

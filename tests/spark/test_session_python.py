@@ -11,7 +11,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.session_python import DAEMON, python_launcher
+from penstock.spark.sessions import DAEMON, python_launcher
 
 ZIPS = Path(os.path.realpath(pyspark.__file__)).parent / "python" / "lib"
 

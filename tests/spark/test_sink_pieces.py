@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.spark.pieces import RowPiece, cut
+from penstock.spark.staging import RowPiece, cut
 
 LIMIT = 10_000
 

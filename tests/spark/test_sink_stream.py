@@ -16,9 +16,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from penstock.model.errors import NotFound
 from penstock.spark.broker import Broker
 from penstock.spark.options import SinkSettings
-from penstock.spark.pieces import cut
 from penstock.spark.sink import BatchSink, StreamSink
-from penstock.spark.staging import ProducerBatch
+from penstock.spark.staging import ProducerBatch, cut
 from tests.broker_process import BrokerProcess
 from tests.contract.checks import new_name
 from tests.spark.sinks import cached, numbered, values

@@ -11,8 +11,7 @@ import pytest
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError, Unavailable
 from penstock.spark.broker import Broker, Patience
 from penstock.spark.options import BrokerSettings
-from penstock.spark.pieces import RowPiece
-from penstock.spark.staging import ProducerBatch, StagedPart
+from penstock.spark.staging import ProducerBatch, RowPiece, StagedPart
 
 Answer = dict[str, Any] | PenstockError
 COMMIT = ("POST", "/v1/writes/p%2Fq/7/commit")

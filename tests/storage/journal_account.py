@@ -25,7 +25,7 @@ Row = dict[str, Any]
 COLUMNS = (
     "position", "timestamp", "kind", "topic", "partition", "offset", "group", "owner", "attempt",
     "reason", "run_id", "step_id", "parent_step_id", "tenant_id", "routing_label", "retry_at",
-    "produced_at", "delivered_at",
+    "produced_at", "delivered_at", "tenant", "namespace",
 )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ class Account:
             "position": position,
             "timestamp": instant(record.ts),
             "kind": kind,
-            "topic": self._topics[record.topic_id],
+            **_named(self._topics[record.topic_id]),
             "partition": record.partition,
             "offset": offset,
             "group": None if kind == "produced" else self._groups[record.group_id],
@@ -125,6 +125,13 @@ class Account:
             "delivered_at": instant(held[-1].ts) if held else None,
         }
         self.rows.append(row | more)
+
+
+def _named(full: str) -> Row:
+    """Topics outside of the default namespace have three names in one."""
+    *scope, topic = full.split("\x1f")
+    tenant, namespace = scope or (None, None)
+    return {"topic": topic, "tenant": tenant, "namespace": namespace}
 
 
 def account_of(vfs: Vfs, directory: str) -> list[Row]:

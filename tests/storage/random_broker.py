@@ -16,6 +16,13 @@ from hypothesis import strategies as st
 from penstock.api.effects import EffectCommand
 from penstock.api.messages import Produce, Settle
 from penstock.api.topics import RetryDefaults
+from penstock.api.transactions import (
+    AckOperation,
+    EffectOperation,
+    NackOperation,
+    Operation,
+    TransactionCommand,
+)
 from penstock.core.cache_rules import (
     Decision,
     decide_bounds,
@@ -43,6 +50,7 @@ from penstock.core.settle import decide_ack, decide_lapse, decide_nack, find_lea
 from penstock.core.state import BrokerState, apply
 from penstock.core.tenancy import decide_change, decide_create
 from penstock.core.tenancy import decide_delete as decide_delete_entry
+from penstock.core.tokens import decide_create_token, decide_revoke_token, decide_rotate_token
 from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
@@ -51,6 +59,7 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.core.topics import Topic
+from penstock.core.transaction_rules import decide_transaction, find_committed
 from penstock.core.write_rules import RowColumns, decide_rows
 from penstock.model.caching import Check, Delete, Increment, Put, Txn
 from penstock.model.envelope import Envelope, RetryPolicy, Routing
@@ -68,6 +77,7 @@ from penstock.model.records import (
     encode_record,
 )
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
+from penstock.model.tokens import Token
 from penstock.storage.frames import encode_frame
 from penstock.storage.segments import SegmentHeader, encode_header, segment_name
 from penstock.storage.vfs import Vfs
@@ -77,7 +87,7 @@ LEASE_MS = 50
 
 Step = tuple[int, int, int, int]
 _step = st.tuples(
-    st.integers(0, 33), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
+    st.integers(0, 37), st.integers(0, 11), st.integers(0, 11), st.sampled_from([0, 1, 7, 90])
 )
 steps = st.lists(_step, max_size=80)
 long_histories = st.lists(_step, min_size=60, max_size=160)
@@ -116,6 +126,9 @@ class RandomBroker:
             self._change_entries,
             self._look,
             *[self._write_batch] * 2,
+            *[self._transact] * 2,
+            self._transact_caches,
+            self._token,
         ]
         self._topic(0, 0)
         self._group(0, 0)
@@ -161,7 +174,8 @@ class RandomBroker:
                 self.emit(decide_lapse(entry, until, self.now_ms))
 
     def _topic(self, a: int, b: int) -> None:
-        name = f"topic-{a % 3}"
+        # One of them is in a namespace, which may not exist.
+        name = "tenant-1\x1fn\x1ftopic-1" if a % 3 == 2 else f"topic-{a % 3}"
         archive = True if name not in self.state.topics and b % 4 == 0 else None
         created = decide_create_topic(self.state, name, 1 + b % 3, self.now_ms, archive)
         if created is not None:
@@ -438,6 +452,68 @@ class RandomBroker:
             for message in decide_rows(self.state, rows, self.now_ms).messages:
                 self.emit(message)
             self.emit(WriteStored(self.now_ms, producer, storing.batch, storing.done + count))
+
+    def _transact(self, a: int, b: int) -> None:
+        """Messages, an ack or a nack of two deliveries, and the commit of an effect, in one."""
+        topic = self._some_topic(b)
+        if topic is None:
+            return
+        once = Envelope(idempotency_key=f"once-{a % 4}")
+        operations: list[Operation] = [
+            Produce(topic.name, f"key-{n}", f"välue-{a}", once if n == b % 3 else None)
+            for n in range(1 + a % 3)
+        ]
+        for n, choice in enumerate((b, b + 1)):
+            entry = self._some_entry(a, choice)
+            if entry is not None and (a + n) % 3:
+                delivery = _settle(entry)
+                is_ack = (a + n) % 2
+                operations.append(
+                    AckOperation(delivery) if is_ack else NackOperation(delivery, "reason")
+                )
+        if b % 4 == 0:
+            command = EffectCommand("", topic.name, "group-0", f"once-{a}", "owner")
+            operations.append(EffectOperation(command, "result"))
+        self._commit(operations, f"tx-{a % 5}" if b % 2 else "")
+
+    def _transact_caches(self, a: int, b: int) -> None:
+        path = self._some_cache(a)
+        if path is not None:
+            put, delete = Put(path, f"key-{b % 5}", b"v" * a, 60), Delete(path, f"key-{a % 5}")
+            self._commit([put, delete, Increment(path, "counter", b)], f"tx-{a % 5}")
+
+    def _commit(self, operations: list[Operation], transaction_id: str) -> None:
+        command = TransactionCommand(operations, transaction_id)
+        if find_committed(self.state, command, self.now_ms) is None:
+            now_ms = self.now_ms
+            draft = decide_transaction(self.state, command, operations, now_ms, now_ms)
+            for record, _ in draft.records:
+                self.emit(record)
+            if draft.caches is not None:
+                self._emit_all(draft.caches)
+
+    def _token(self, a: int, b: int) -> None:
+        """A token of any reach is created, rotated or revoked."""
+        tokens, registry = self.state.tokens, self.state.registry
+        found = tokens.get(f"token-{a % 4}")
+        digest = bytes([a, b]) * 16
+        if found is None:
+            tenants = sorted(registry.tenants)
+            tenant_id = tenants[b % len(tenants)][0] if b % 3 else None
+            inside = [path[1] for path in registry.namespaces if path[0] == tenant_id]
+            namespace = inside[0] if inside and b % 2 else None
+            expires_ms = self.now_ms + 100 if a % 2 else 0
+            wanted = Token(
+                f"token-{a % 4}", f"principal-{b}", tenant_id, namespace, ("reader",) * (b % 2),
+                b % 4 == 0, 0, expires_ms, digest,
+            )  # fmt: skip
+            for record in decide_create_token(tokens, registry, wanted, self.now_ms):
+                self.emit(record)
+        elif b % 2:
+            until_ms = self.now_ms + b if b % 3 else 0
+            self.emit(decide_rotate_token(tokens, found.id, digest, until_ms, self.now_ms))
+        else:
+            self.emit(decide_revoke_token(tokens, found.id, self.now_ms))
 
     def _emit_all(self, decision: Decision[Any]) -> None:
         for record in decision.records:

@@ -162,7 +162,7 @@ def _pages(broker: Broker, topic: str, log: PartitionLog) -> list[tuple[int, str
     while (ref := log.ref_at(at)) is not None:
         page = history.read(ref, at, PAGE_ROWS)
         assert page, f"batch {ref} has no row at {at} or behind it"
-        rows += [(message.offset, message.value) for message in page]
+        rows += [(message.offset, str(message.value)) for message in page]
         at = page[-1].offset + 1
     return rows
 

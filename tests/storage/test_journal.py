@@ -158,7 +158,8 @@ def row(kind: str, ms: int, offset: int = 0, since: int | None = None, **more: A
         "timestamp": instant(ms), "kind": kind, "topic": "orders", "partition": 1,
         "offset": offset, "group": "workers", "owner": None, "attempt": None, "reason": None,
         **known, "retry_at": None, "produced_at": instant(10 + offset),
-        "delivered_at": None if since is None else instant(since), **more,
+        "delivered_at": None if since is None else instant(since), "tenant": None,
+        "namespace": None, **more,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.image import StateImage, take_image
+from penstock.core.image import take_image
 from penstock.core.state import BrokerState, apply
 from penstock.model.records import (
     Message,
@@ -76,7 +76,7 @@ def restart(vfs: Vfs) -> tuple[Checkpoint, BrokerState, dict[Place, Message]]:
     for ref in checkpoint.refs:
         rows = reader.read(ref, 0, 10**6, 10**9)
         assert [rows[0].offset, rows[-1].offset, len(rows)] == [ref.first, ref.last, ref.msgs]
-        messages |= {(m.topic_id, m.partition, m.offset): m for m in rows}
+        messages |= {(m.topic_id, m.partition, m.offset): m for m in rows if isinstance(m, Message)}
     for number, path in list_segments(vfs, DIRECTORY):
         if number < checkpoint.first_segment:
             continue
@@ -101,10 +101,6 @@ def check_store(vfs: Vfs, log: list[bytes], retained: dict[Place, Message]) -> C
     }
     assert live == retained
     return checkpoint
-
-
-def image_of(vfs: Vfs) -> StateImage:
-    return take_image(restart(vfs)[1])
 
 
 @settings(deadline=None)

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.opening import open_in_memory
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.limits import Limits
 from penstock.server.http.admission import Admission
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.identity.authenticator import Authenticator
+from penstock.server.identity.expulsion import CredentialWatch
 from penstock.server.pages import WebPages
 from penstock.server.routes.table import ROUTES, path_route
 
@@ -49,25 +52,37 @@ class Transport(asyncio.Transport):
 
 
 class MemoryConnection:
-    """`is_remembering` False: the broker caches neither heads nor verdicts."""
+    """`is_remembering` False: the broker caches neither heads nor verdicts. `authenticate` makes
+    the authenticator of a broker with access control; connections are then closed with their
+    credentials."""
 
-    def __init__(self, *, is_remembering: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        is_remembering: bool = True,
+        authenticate: Callable[[EmbeddedEngine], Authenticator] | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.engine = open_in_memory(Limits(), LoopScheduler(loop))
+        authenticator = None if authenticate is None else authenticate(self.engine)
+        self.connections: set[Any] = set()
         self.dispatch = RequestDispatch(
             self.engine,
-            Admission(loopback_only=True),
+            Admission(loopback_only=True, authenticator=authenticator),
             ROUTES | PAGES,
             path_route,
             request_timeout_ms=60_000,
             idle_timeout_ms=60_000,
             is_remembering=is_remembering,
         )
+        if authenticator is not None:
+            self.watch = CredentialWatch(self.dispatch, self.connections, authenticator)
+            self.engine.tokens.listen(self.watch.changed)
         self.connect()
 
     def connect(self) -> None:
         """A new connection to the same broker; the one before is forgotten."""
-        self.protocol: Any = HttpConnection(self.dispatch, set())
+        self.protocol: Any = HttpConnection(self.dispatch, self.connections)
         self.transport = Transport()
         self.protocol.connection_made(self.transport)
 

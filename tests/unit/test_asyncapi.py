@@ -23,12 +23,10 @@ DOCUMENT = build_document()
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    process = BrokerProcess(None)
-    try:
-        yield process.start()
-    finally:
-        process.close()
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    env = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
+    with BrokerProcess(tmp_path_factory.mktemp("data"), env=env) as process:
+        yield process
 
 
 def references(value: Any) -> Iterator[str]:
@@ -96,6 +94,19 @@ def named(message: MessageDescription) -> str:
     return message.type
 
 
+def delivered_event(broker: BrokerProcess, socket: WebSocket, stream: str) -> dict[str, Any]:
+    """An event of a new durable stream that this connection may ack."""
+    here = {"tenant_id": "default", "namespace": "default"}
+    path = "/v1/tenants/default/namespaces/default/streams"
+    broker.client.post(path, json={"name": stream, "delivery": "at_least_once"})
+    subscribed = socket.ask({"type": "subscribe", "stream": stream, "name": "n"} | here)
+    socket.send({"type": "publish", "stream": stream, "payload": ""} | here)
+    frames = socket.receive_all(2)
+    event = next(frame for frame in frames if frame["type"] == "event")
+    ids = {name: event[name] for name in ("offset", "delivery_id")}
+    return {"subscription_id": subscribed["subscription_id"], **ids}
+
+
 @pytest.mark.parametrize("only_required", [False, True], ids=["whole", "only required"])
 @pytest.mark.parametrize("message", MESSAGES, ids=named)
 def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
@@ -112,6 +123,8 @@ def test_the_example_of_a_message_works_and_has_the_answer_that_is_documented(
             "watch_id": opened[1]["watch_id"],
         }
         example = {"type": message.type} | message.example
+        if message.type.startswith("event_"):
+            ids |= delivered_event(broker, socket, message.type + str(only_required))
         example |= {name: ids[name] for name in ids if name in example}
         if only_required:
             # Of a watch, one of two is.

@@ -14,6 +14,7 @@ import pytest
 from penstock.api.rows import CheckedRows
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import KIB, MAX_TARGETS, MIB
+from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.writes import RowTarget
 from penstock.server import row_checks
 from penstock.server.arrow_bodies import STREAM_MARK, read_table
@@ -37,7 +38,7 @@ def stream(table: pa.Table, **options: Any) -> bytes:
 def checked(columns: dict[str, Any] | pa.Table, topic: str = "t") -> CheckedRows:
     """As it comes in a body."""
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
-    return check_topic_rows(read_table(stream(table), MIB), topic, MAX_BYTES, NOW_MS)
+    return check_topic_rows(read_table(stream(table), MIB), DEFAULT_SCOPE, topic, MAX_BYTES, NOW_MS)
 
 
 def refusal(columns: dict[str, Any] | pa.Table, topic: str = "t") -> PenstockError:
@@ -189,7 +190,7 @@ def test_a_time_zone_that_is_no_text_is_refused_with_its_column() -> None:
     broken = body.replace(b"Europe/Paris", b"Europe/\xff\xfe\xfd\xfc\xfb")
     assert broken != body
     with pytest.raises(InvalidArgument, match="'deadline'"):
-        check_topic_rows(read_table(broken, MIB), "t", MAX_BYTES, NOW_MS)
+        check_topic_rows(read_table(broken, MIB), DEFAULT_SCOPE, "t", MAX_BYTES, NOW_MS)
 
 
 @pytest.mark.parametrize("error", [pa.ArrowInvalid, OverflowError, KeyError, OSError, TypeError])
@@ -204,7 +205,7 @@ def test_whatever_arrow_raises_over_a_column_is_a_refusal_that_names_it(
         with monkeypatch.context() as patch:
             patch.setattr(row_checks, "_one_array", _for(column, raising))
             with pytest.raises(InvalidArgument, match=f"'{column}'") as caught:
-                check_topic_rows(table, "t", MAX_BYTES, NOW_MS)
+                check_topic_rows(table, DEFAULT_SCOPE, "t", MAX_BYTES, NOW_MS)
         assert caught.value.message.encode()
 
 
@@ -227,7 +228,7 @@ def test_a_column_of_nulls_takes_no_memory_before_there_are_keys() -> None:
         with pytest.raises(InvalidArgument, match="'key'"):
             check_cache_rows(read_table(body, MIB), MAX_BYTES)
         with pytest.raises(InvalidArgument, match="'value'"):
-            check_topic_rows(read_table(body, MIB), "t", MAX_BYTES, NOW_MS)
+            check_topic_rows(read_table(body, MIB), DEFAULT_SCOPE, "t", MAX_BYTES, NOW_MS)
 
 
 def test_a_routing_is_kept_with_its_meta():
@@ -292,14 +293,14 @@ def test_a_row_is_what_a_produce_of_it_would_be(body: dict[str, Any]):
     """The same rules, whichever way it comes."""
     line = msgspec.json.encode(body)
     try:
-        command = produce_of(msgspec.json.decode(line, type=ProduceBody))
+        command = produce_of(DEFAULT_SCOPE, msgspec.json.decode(line, type=ProduceBody))
     except InvalidArgument as error:
         with pytest.raises(InvalidArgument) as caught:
-            check_topic_rows(produce_table(line), "", MAX_BYTES, NOW_MS)
+            check_topic_rows(produce_table(line), DEFAULT_SCOPE, "", MAX_BYTES, NOW_MS)
         said = error.message.removeprefix("envelope.").split()[0]
         assert said in caught.value.message
         return
-    [row] = messages(check_topic_rows(produce_table(line), "", MAX_BYTES, NOW_MS))
+    [row] = messages(check_topic_rows(produce_table(line), DEFAULT_SCOPE, "", MAX_BYTES, NOW_MS))
     envelope = command.envelope
     topic = (envelope.target_topic if envelope else "") or command.topic
     assert row == (topic, command.key, command.value, envelope, None)
@@ -308,7 +309,7 @@ def test_a_row_is_what_a_produce_of_it_would_be(body: dict[str, Any]):
 def test_lines_are_numbered_and_blank_ones_do_not_count():
     lines = [msgspec.json.encode({"value": f"v{n}"}) for n in range(3 * STEP_LINES)]
     body = b"\n \n\n".join(lines) + b"\n\n"
-    found = messages(check_topic_rows(produce_table(body), "t", MAX_BYTES, NOW_MS))
+    found = messages(check_topic_rows(produce_table(body), DEFAULT_SCOPE, "t", MAX_BYTES, NOW_MS))
     assert [row[2] for row in found] == [f"v{n}" for n in range(3 * STEP_LINES)]
     lines[2 * STEP_LINES + 7] = b'{"value": "x", "labels": {}}'
     with pytest.raises(InvalidArgument, match=f"^row {2 * STEP_LINES + 7}: invalid JSON"):
@@ -376,7 +377,9 @@ def test_no_damage_to_a_stream_does_more_than_refuse_it():
         for _ in range(rng.randint(1, 4)):
             damaged[rng.randrange(4, len(damaged))] = rng.randrange(256)
         try:
-            rows = check_topic_rows(read_table(bytes(damaged), MIB), "t", MAX_BYTES, NOW_MS)
+            rows = check_topic_rows(
+                read_table(bytes(damaged), MIB), DEFAULT_SCOPE, "t", MAX_BYTES, NOW_MS
+            )
         except PenstockError:
             continue
         assert len(messages(rows)) == rows.table.num_rows

@@ -224,6 +224,20 @@ def test_a_token_that_no_client_can_send_is_refused(text: str, tmp_path: Path) -
         assert text not in refused.value.message
 
 
+def test_a_principals_token_is_not_taken_for_the_brokers_own(tmp_path: Path) -> None:
+    """A shell that is set up for a client must not make that client an admin."""
+    file = tmp_path / "token"
+    file.write_text("pst_0b7d3f2a9c1e4d58_secret")
+    for environ in (
+        {"PENSTOCK_TOKEN_FILE": str(file)},
+        {"PENSTOCK_TOKEN": "pst_0b7d3f2a9c1e4d58_secret"},
+    ):
+        settings, _ = load_settings({}, environ=environ)
+        with pytest.raises(InvalidArgument, match="made for one principal") as refused:
+            read_token(settings)
+        assert "secret" not in refused.value.message
+
+
 def test_the_control_planes_token_comes_from_its_file_or_there_is_none(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(" sesame\n")

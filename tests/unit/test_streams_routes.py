@@ -148,8 +148,8 @@ def test_a_full_connection_takes_nothing_until_there_is_room() -> None:
         protocol.data_received(get(SUBSCRIBE + b"?lag=true"))
         feed, subscription = protocol.stream, protocol.stream._source._subscription
         taken: list[int] = []
-        batch = SimpleNamespace(payloads=[b"x"], encoded={})
-        waiting = [SimpleNamespace(batch=batch, start=0, end=1)]
+        batch = SimpleNamespace(payloads=[b"x"], encoded={}, offset=-1)
+        waiting = [SimpleNamespace(batch=batch, start=0, end=1, offset=-1)]
 
         def take(max_events: int) -> list[Any]:
             taken.append(max_events)
@@ -183,8 +183,8 @@ def test_a_write_holds_as_much_as_the_events_before_it_say(
         protocol = connection.protocol
         protocol.data_received(get(SUBSCRIBE))
         taken: list[int] = []
-        batch = SimpleNamespace(payloads=[b"x" * size], encoded={})
-        waiting = [SimpleNamespace(batch=batch, start=0, end=1)] * 3
+        batch = SimpleNamespace(payloads=[b"x" * size], encoded={}, offset=-1)
+        waiting = [SimpleNamespace(batch=batch, start=0, end=1, offset=-1)] * 3
 
         def take(max_events: int) -> list[Any]:
             taken.append(max_events)

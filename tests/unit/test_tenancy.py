@@ -153,16 +153,16 @@ def test_nothing_is_created_without_its_parent(entry: Entry):
         decide_create(whole(), entry, NOW)
 
 
-@pytest.mark.parametrize("config", [{"delivery": "at_least_once"}, {"durable": True}])
-def test_features_that_are_not_built_are_refused(config: dict[str, Any]):
+@pytest.mark.parametrize("config", [{"delivery": "at_least_once"}, {"delivery": "exactly_once"}])
+def test_a_guarantee_needs_a_durable_stream(config: dict[str, Any]):
     """felix-120."""
     registry = whole()
-    with pytest.raises(InvalidArgument, match="not available yet"):
+    with pytest.raises(InvalidArgument, match="needs a durable stream"):
         decide_create(registry, stream("new", **config), NOW)
-    with pytest.raises(InvalidArgument, match="not available yet"):
+    with pytest.raises(InvalidArgument, match="needs a durable stream"):
         decide_change(registry, ("t", "n", "s"), NOW, stream=StreamConfig(**config))
     entries = [*registry.entries(), stream("new", **config)]
-    with pytest.raises(InvalidArgument, match="not available yet"):
+    with pytest.raises(InvalidArgument, match="needs a durable stream"):
         decide_reconcile(registry, entries, NOW)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 Row = dict[str, Any]
 IDS = ("run_id", "step_id", "parent_step_id", "tenant_id", "routing_label")
 LENGTHS = ("waiting_ms", "running_ms", "retry_ms")
+SCOPE: Row = {"tenant": None, "namespace": None}
+"""All topics of the golden sample are in the default namespace."""
 
 
 def ms(start: datetime | None, end: datetime | None) -> int | None:
@@ -121,6 +123,7 @@ def _happened(message: Message, row: Row) -> None:
 def attempts(rows: list[Row]) -> list[Row]:
     return [
         dict(zip(("topic", "partition", "offset"), message.place, strict=True))
+        | SCOPE
         | {"group": message.group, "produced_at": message.produced_at, "has_skew": False}
         | message.ids
         | {name: value for name, value in one.items() if name != "end_position"}
@@ -156,6 +159,7 @@ def _step(key: tuple[Any, ...], group: list[Message]) -> Row:
     last = max(group, key=lambda m: (m.ended_at or m.last_at, m.last_position))
     return {
         **dict(zip(("run_id", "step_id", "topic", "group"), key, strict=True)),
+        **SCOPE,
         "parents": sorted({m.ids["parent_step_id"] for m in group} - {None}),
         "tenant_id": min((m.ids["tenant_id"] for m in group if m.ids["tenant_id"]), default=None),
         "outcome": next(word for word in order if word in outcomes),
@@ -241,6 +245,7 @@ def _run(run_id: str, members: list[Row]) -> Row:
     outcome = "failed" if "dead_lettered" in outcomes else "succeeded"
     return {
         "run_id": run_id,
+        **SCOPE,
         "tenant_id": min((s["tenant_id"] for s in members if s["tenant_id"]), default=None),
         "outcome": "running" if is_open else outcome,
         "started_at": started,
@@ -263,6 +268,7 @@ def _run(run_id: str, members: list[Row]) -> Row:
 def critical_paths(rows: list[Row]) -> list[Row]:
     return [
         {name: step[name] for name in ("run_id", "path_position", "step_id", "topic", "group")}
+        | SCOPE
         | {"outcome": step["outcome"], "started_at": step["last_message"]["produced_at"]}
         | {name: step["last_message"][name] for name in ("ended_at", *LENGTHS)}
         for step in steps(rows)

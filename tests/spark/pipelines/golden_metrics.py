@@ -64,6 +64,8 @@ def _cell(cell: tuple[Any, ...], rows: list[Row], window_ms: int) -> Row:
         "group": group,
         "tenant_id": tenant_id,
         "routing_label": routing_label,
+        "tenant": None,
+        "namespace": None,
         **count,
         "retries": len([row for row in delivered if row["attempt"] > 1]),
         "produced_per_s": count["produced"] / seconds,

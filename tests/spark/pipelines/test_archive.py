@@ -12,7 +12,6 @@ from urllib.parse import quote
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.lake import compaction
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.options import BrokerSettings
@@ -92,7 +91,7 @@ def test_all_rows_of_all_topics_and_of_the_journal_are_in_the_lake_once(
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(compaction, "FEW", 2)
+    monkeypatch.setattr("penstock.spark.lake.table.FEW", 2)
     broker.create_topic(ODD)
     produce(broker, topic, range(10), run_id="r", retry_policy={"max_attempts": 2})
     produce(broker, ODD, range(10, 13))
@@ -188,7 +187,7 @@ def test_a_topic_that_is_deleted_under_a_batch_does_not_end_a_running_archive(
 def test_a_running_archive_takes_new_topics_and_a_lost_checkpoint_is_refused(
     broker: BrokerProcess, lake: Lake, start: StartRun, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compaction, "FEW", 2)
+    monkeypatch.setattr("penstock.spark.lake.table.FEW", 2)
     monkeypatch.setattr(archive, "COMPACT_EVERY", 1)
     stem = new_name("new")
     options = {"topics": f"{stem}-*", "journal": "false"}

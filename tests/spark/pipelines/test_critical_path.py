@@ -8,8 +8,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from penstock.spark.pipelines.critical_path import PathStep, trace
-from penstock.spark.pipelines.tracing import trace_runs
+from penstock.spark.pipelines.tracing import PathStep, trace, trace_runs
 
 
 def step(
@@ -120,11 +119,14 @@ def test_no_steps_have_no_path():
 # -- rows as Spark brings them -----------------------------------------------------------------
 
 
-def batches(runs: dict[str, int], rows_each: int, topic: str = "work") -> list[pa.RecordBatch]:
+def batches(
+    runs: dict[str, int], rows_each: int, topic: str = "work", **scope: str
+) -> list[pa.RecordBatch]:
     """Runs of so many steps, each the parent of the next."""
     rows = [
         {
             "run_id": run,
+            **scope,
             "step_id": f"{n}",
             "topic": topic,
             "group": "g",
@@ -138,6 +140,7 @@ def batches(runs: dict[str, int], rows_each: int, topic: str = "work") -> list[p
     ]
     moment = pa.timestamp("us", "UTC")
     kinds = [("run_id", pa.string()), ("step_id", pa.string()), ("topic", pa.string())]
+    kinds += [("tenant", pa.string()), ("namespace", pa.string())]
     kinds += [("group", pa.string()), ("parents", pa.list_(pa.string()))]
     kinds += [("produced_at", moment), ("delivered_at", moment)]
     kinds += [("last_message", pa.struct([("ended_at", moment)]))]
@@ -150,6 +153,16 @@ def places(found: list[pa.RecordBatch]) -> dict[str, list[int | None]]:
     for row in pa.Table.from_batches(found).to_pylist():
         seen.setdefault(row["run_id"], []).append(row["path_position"])
     return seen
+
+
+@pytest.mark.parametrize("rows_each", [1, 2, 100])
+def test_runs_of_two_tenants_with_one_id_are_traced_apart(rows_each: int):
+    found = []
+    plain = batches({"a": 2}, rows_each)
+    acme = batches({"a": 3}, rows_each, tenant="acme", namespace="prod")
+    for batch in trace_runs(iter([*plain, *acme])):
+        found += [(row["tenant"], row["path_position"]) for row in batch.to_pylist()]
+    assert found == [(None, 0), (None, 1), ("acme", 0), ("acme", 1), ("acme", 2)]
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 3, 5, 100])

@@ -126,7 +126,7 @@ class Reported:
         self.said: list[str] = []
         broker = BrokerSettings(url=golden.broker.url)
         settings = PIPELINE.settings(options)
-        with Run(PIPELINE.name, spark, broker, lake, settings, say=self.said.append) as run:
+        with Run(PIPELINE.name, spark, broker, lake, settings, report=self.said.append) as run:
             PIPELINE.start(run)
             run.wait(60)
         self.rows = told(dead_letters_table(lake).read())
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_waits_for_the_archive_beside_it(
     letters = letters_of(golden)
     run = Run(
         PIPELINE.name, spark, BrokerSettings(url=golden.broker.url), lake,
-        PIPELINE.settings({"from": "lake"}), once=False, every_s=0.1, say=said.append,
+        PIPELINE.settings({"from": "lake"}), once=False, every_s=0.1, report=said.append,
     )  # fmt: skip
     with run:
         PIPELINE.start(run)

@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import PenstockError
-from penstock.spark.lake import compaction
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
@@ -55,7 +54,7 @@ def contents(frame: DataFrame) -> list[tuple[str, int]]:
 def test_a_table_is_appended_to_joined_replaced_and_read(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compaction, "FEW", 2)
+    monkeypatch.setattr("penstock.spark.lake.table.FEW", 2)
     table = lake.table("counts", rows(spark, ("a", 1)).schema, ("name",))
     assert table.read().collect() == []
     assert table.append(rows(spark, ("a/b", 1), ("{ü}", 2)), "w", 0) == 2

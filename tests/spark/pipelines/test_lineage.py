@@ -16,10 +16,9 @@ from penstock.spark.lake.lake import Lake
 from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.archive import dated, journal_table
 from penstock.spark.pipelines.attempts import attempts, deliveries
-from penstock.spark.pipelines.lineage import PIPELINE
+from penstock.spark.pipelines.lineage import PIPELINE, steps_table
 from penstock.spark.pipelines.lineage_tables import ATTEMPTS, CRITICAL_PATH, RUNS, STEPS
-from penstock.spark.pipelines.runs import critical_paths, runs
-from penstock.spark.pipelines.steps import steps, traced
+from penstock.spark.pipelines.steps import critical_paths, runs, steps, traced
 from penstock.spark.running.failure import PipelineFailed
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import schema_of
@@ -78,7 +77,7 @@ def run_of(spark: SparkSession, golden: Golden, lake: Path, said: list[str], **g
         BrokerSettings(url=golden.broker.url, retry_s=20),
         Lake(spark, str(lake)),
         PIPELINE.settings(given),
-        say=said.append,
+        report=said.append,
     )
 
 
@@ -362,6 +361,31 @@ def tried(tables: Tables, run: str) -> list[Row]:
 
 def lengths(row: Row) -> tuple[int, int, int]:
     return row["waiting_ms"], row["running_ms"], row["retry_ms"]
+
+
+def test_two_tenants_with_the_same_names_are_told_apart(spark: SparkSession):
+    """The same topic, partition, offset, group, run and step."""
+    both = Story()
+    acme: dict[str, Any] = {"tenant": "acme", "namespace": "prod"}
+    both.tell(0, "produced", "run")
+    both.tell(5, "produced", "run", **acme)
+    both.tell(10, "delivered", "run", 1)
+    both.tell(11, "delivered", "run", 1, **acme)
+    both.tell(20, "nacked", "run", 1, reason="bad", retry_at=30, **acme)
+    both.tell(25, "acked", "run", 1)
+    journal = journal_of(spark, both.rows)
+    found = deliveries(journal).cache()
+    stepped = traced(steps(found)).cache()
+    tries = {row.tenant: (row.outcome, row.waiting_ms) for row in attempts(found).collect()}
+    assert tries == {None: ("acked", 10), "acme": ("nacked", 6)}
+    of_steps = {(row.tenant, row.namespace): row.outcome for row in stepped.collect()}
+    assert of_steps == {(None, None): "succeeded", ("acme", "prod"): "waiting"}
+    of_runs = {row.tenant: (row.outcome, row.attempts) for row in runs(stepped).collect()}
+    assert of_runs == {None: ("succeeded", 1), "acme": ("running", 1)}
+    paths = {(row.tenant, row.path_position) for row in critical_paths(stepped).collect()}
+    assert paths == {(None, 0), ("acme", 0)}
+    shown = steps_table([row.asDict(recursive=True) for row in stepped.collect()])
+    assert "acme/prod/run" in shown
 
 
 def test_a_returned_delivery_is_no_attempt(of_story: Tables):

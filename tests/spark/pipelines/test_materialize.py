@@ -50,7 +50,7 @@ def start(
         settings = PIPELINE.settings(options)
         of_broker = BrokerSettings(url=broker.url, retry_s=10)
         run = DeadlyRun(
-            "materialize", spark, of_broker, lake, settings, say=said.append, deadly=deadly
+            "materialize", spark, of_broker, lake, settings, report=said.append, deadly=deadly
         )
         started.append(run)
         PIPELINE.start(run)

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from penstock.model.errors import InvalidArgument
+from penstock.model.journal import KINDS
 from penstock.model.limits import MAX_CACHE_KEY_BYTES
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
@@ -20,9 +21,9 @@ from penstock.spark.options import BrokerSettings
 from penstock.spark.pipelines.metrics import (
     ACCURACY,
     KEYS,
-    KINDS,
     PIPELINE,
     SCHEMA,
+    SCOPE,
     latest,
     metrics_table,
     windows,
@@ -38,7 +39,7 @@ Row = dict[str, Any]
 
 CACHE = "default/default/default"
 NOON = datetime(2025, 3, 30, 12, tzinfo=UTC)
-COLUMNS = ("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS)
+COLUMNS = ("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS, *SCOPE)
 TIMES = ("timestamp", "produced_at", "delivered_at", "window_start", "window_end")
 TYPES = dict.fromkeys(TIMES, TimestampType()) | {"attempt": IntegerType()}
 JOURNAL = StructType([StructField(name, TYPES.get(name, StringType())) for name in COLUMNS])
@@ -164,7 +165,22 @@ def test_a_cache_gets_the_newest_window_of_each_key(spark: SparkSession):
     assert set(by_keys) == {("orders", "workers", 'a"|,', None), ("orders", None, None, None)}
     newest = by_keys["orders", "workers", 'a"|,', None]
     assert (newest["acked"], newest["window_start"]) == (2, "2025-03-30T12:01:00.000Z")
-    assert set(newest) == set(SCHEMA.names) - {"date"}
+    assert set(newest) == set(SCHEMA.names) - {"date", *SCOPE}
+
+
+def test_topics_of_two_tenants_are_counted_apart(spark: SparkSession):
+    acme = {"tenant": "acme", "namespace": "prod"}
+    rows = [event("produced", 1), event("produced", 2, **acme), event("produced", 3, **acme)]
+    made = windows(frame_of(spark, rows))
+    found = {(row.tenant, row.namespace, row.topic): row.produced for row in made.collect()}
+    assert found == {(None, None, "orders"): 1, ("acme", "prod", "orders"): 2}
+    entries = {row.key: json.loads(row.value) for row in latest(made).collect()}
+    assert set(entries) == {
+        '["orders",null,null,null]',
+        '["orders",null,null,null,"acme","prod"]',
+    }
+    newest = entries['["orders",null,null,null,"acme","prod"]']
+    assert (newest["tenant"], newest["topic"], newest["produced"]) == ("acme", "orders", 2)
 
 
 # -- a stream --------------------------------------------------------------------------------------
@@ -198,7 +214,7 @@ class Feed:
             BrokerSettings(url=self._url, retry_s=20),
             lake,
             settings,
-            say=self.said.append,
+            report=self.said.append,
         )
         vars(run)["stream"] = lambda **_: (
             self.spark.readStream.schema(JOURNAL)
@@ -340,7 +356,7 @@ def test_every_window_of_the_golden_sample_is_as_computed_in_plain_python(
     lake = Lake(spark, str(tmp_path))
     broker = BrokerSettings(url=golden.broker.url)
     settings = PIPELINE.settings({"window": "100ms", "watermark": "50ms"})
-    with Run(PIPELINE.name, spark, broker, lake, settings, say=lambda text: None) as run:
+    with Run(PIPELINE.name, spark, broker, lake, settings, report=lambda text: None) as run:
         PIPELINE.start(run)
         run.wait(120)
         assert told(windows(run.read(log="journal"), 100)) == wanted

@@ -50,7 +50,7 @@ def replayed(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Repl
         at = BrokerSettings(url=broker.url, retry_s=10)
         watch = deadly or Deadly()
         say = told.lines.append
-        with DeadlyRun("replay", spark, at, lake, settings, say=say, deadly=watch) as made:
+        with DeadlyRun("replay", spark, at, lake, settings, report=say, deadly=watch) as made:
             PIPELINE.start(made)
             made.wait(120)
         told.steps = watch.steps

@@ -45,7 +45,9 @@ def route(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Routed:
         settings = PIPELINE.settings(given)
         lake = Lake(spark, str(tmp_path / "lake"))
         at = BrokerSettings(url=url or broker.url, retry_s=10)
-        with DeadlyRun("route", spark, at, lake, settings, say=said.append, deadly=deadly) as made:
+        with DeadlyRun(
+            "route", spark, at, lake, settings, report=said.append, deadly=deadly
+        ) as made:
             PIPELINE.start(made)
             made.wait(120)
         return said

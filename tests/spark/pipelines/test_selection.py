@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.pipelines.pace import MAX_CHUNK_ROWS, Pace
+from penstock.spark.pipelines.replays import MAX_CHUNK_ROWS, Pace
 from penstock.spark.pipelines.selection import Criteria, chosen, in_chunks, marked, without
 from penstock.spark.pipelines.targets import as_sent
 from tests.spark.pipelines.messages import NOON, message, records

@@ -10,10 +10,9 @@ from pyspark.sql.types import StructType
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.spark.lake.commits import Commit, Commits, writer_name
-from penstock.spark.lake.compaction import FEW, packed
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
-from penstock.spark.lake.table import Table
+from penstock.spark.lake.table import FEW, Table, packed
 from penstock.spark.sink import QUERY_ID
 
 SCHEMA = "name string, day date, count long, at timestamp"

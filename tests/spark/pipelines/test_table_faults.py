@@ -20,9 +20,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from penstock.spark.lake.compaction import FEW
 from penstock.spark.lake.files import Files
-from penstock.spark.lake.table import Table
+from penstock.spark.lake.table import FEW, Table
 
 SCHEMA = StructType([StructField("part", StringType()), StructField("number", LongType())])
 

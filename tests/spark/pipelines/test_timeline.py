@@ -21,9 +21,12 @@ def at(ms: int) -> datetime:
     return NOON + timedelta(milliseconds=ms)
 
 
+SCOPE = {"tenant": None, "namespace": None}
+
+
 def step(name: str | None, start: int = 0, end: int = 10, **columns: Any) -> Row:
     return {
-        "step_id": name, "topic": "work", "group": "workers", "outcome": "succeeded",
+        "step_id": name, "topic": "work", "group": "workers", **SCOPE, "outcome": "succeeded",
         "failures": 0, "dead_letters": 0, "path_position": None, "produced_at": at(start),
         "delivered_at": at(start), "finished_at": at(end), "waiting_ms": 0,
         "running_ms": end - start, "retry_ms": 0,
@@ -33,7 +36,7 @@ def step(name: str | None, start: int = 0, end: int = 10, **columns: Any) -> Row
 
 def attempt(start: int, end: int | None, outcome: str = "acked", **columns: Any) -> Row:
     return {
-        "step_id": "s", "topic": "work", "group": "workers", "partition": 0, "offset": 0,
+        "step_id": "s", "topic": "work", "group": "workers", **SCOPE, "partition": 0, "offset": 0,
         "position": start, "produced_at": at(0), "delivered_at": at(start),
         "ended_at": None if end is None else at(end), "outcome": outcome, "retry_at": None,
     } | columns  # fmt: skip

@@ -78,7 +78,9 @@ def run_file(
     runs: dict[str, Run] = {}
     for chosen in choose([str(path)], options):
         settings = BrokerSettings(url=broker.url, retry_s=10)
-        with Run(chosen.name, spark, settings, lake, chosen.settings, say=lambda text: None) as run:
+        with Run(
+            chosen.name, spark, settings, lake, chosen.settings, report=lambda text: None
+        ) as run:
             runs[chosen.name] = run
             chosen.pipeline.start(run)
             run.wait(WAIT_S)

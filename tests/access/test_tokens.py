@@ -1,0 +1,39 @@
+"""Tokens and access rules: who may make a token, and how powerful it may be."""
+
+from __future__ import annotations
+
+from penstock.model.principals import Principal
+from tests.access.server import AccessServer
+
+
+def test_a_holder_of_access_makes_tokens_within_its_power(server: AccessServer) -> None:
+    who = server.know(Principal("deputy"))
+    server.grant(who, "reader", "access")
+    server.grant("boss", "admin")
+    wanted = {"principal": "bot", "tenant_id": "default", "roles": ["reader"]}
+    made = server.must(who, "POST", "/v1/tokens", wanted)
+    for refused in (
+        wanted | {"roles": ["writer"]},
+        wanted | {"admin": True},
+        wanted | {"tenant_id": "other"},
+        wanted | {"principal": "boss", "roles": []},
+        {"principal": "bot"},
+    ):
+        assert server.ask(who, "POST", "/v1/tokens", refused).status_code == 403, refused
+    strong = server.must("root", "POST", "/v1/tokens", wanted | {"roles": ["admin"]})
+    assert server.ask(who, "POST", f"/v1/tokens/{strong['id']}/rotate").status_code == 403
+    assert server.ask(who, "DELETE", f"/v1/tokens/{made['id']}").status_code == 204
+    nobody = server.know(Principal("nobody"))
+    assert server.ask(nobody, "POST", "/v1/tokens", wanted).status_code == 403
+    assert server.ask(nobody, "DELETE", f"/v1/tokens/{strong['id']}").status_code == 403
+    assert server.ask(nobody, "GET", "/v1/tokens").status_code == 403
+
+
+def test_tokens_are_in_the_audit_log_without_their_secrets(server: AccessServer) -> None:
+    made = server.must("root", "POST", "/v1/tokens", {"principal": "audited", "admin": True})
+    turned = server.must("root", "POST", f"/v1/tokens/{made['id']}/rotate")
+    server.must("root", "DELETE", f"/v1/tokens/{made['id']}")
+    rows = [row for row in server.audit() if row["resource"] == f"token:{made['id']}"]
+    assert [row["action"] for row in rows] == ["token.create", "token.rotate", "token.revoke"]
+    for secret in (made["token"], turned["token"]):
+        assert secret not in str(rows)

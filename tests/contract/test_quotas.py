@@ -1,0 +1,153 @@
+"""Quotas over HTTP: set, read, refused with 429, and declared in a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.contract.checks import new_name
+
+EMPTY = {
+    "publish_rate_limit": None,
+    "publish_bytes_limit": None,
+    "subscribe_connections": None,
+    "topics": None,
+    "cache_memory": None,
+    "backlog_msgs": None,
+    "backlog_bytes": None,
+    "disk_bytes": None,
+    "stream_retention": None,
+}
+
+
+@pytest.fixture
+def place(broker: BrokerProcess) -> str:
+    """The path of a namespace of the test's own."""
+    tenant = new_name("tenant")
+    made = {
+        "tenants": [{"tenant_id": tenant, "namespaces": ["prod"]}],
+        "streams": [{"tenant_id": tenant, "namespace": "prod", "name": "s"}],
+    }
+    assert broker.client.post("/v1/apply", json=made).status_code == 200
+    return f"/v1/tenants/{tenant}/namespaces/prod"
+
+
+def publish(broker: BrokerProcess, place: str) -> httpx.Response:
+    return broker.client.post(f"{place}/streams/s/publish", json={"payload": "eA=="})
+
+
+def overdraw(broker: BrokerProcess, place: str) -> None:
+    """Publishes so much that a rate of one per second stays used up for longer than a test."""
+    url = f"{place}/streams/s/publish_batch"
+    assert broker.client.post(url, json={"payloads": ["eA=="] * 1000}).status_code == 200
+
+
+def test_a_quota_is_set_read_and_removed(broker: BrokerProcess, place: str) -> None:
+    """felix-102, 131."""
+    url = f"{place}/quota"
+    first = broker.client.get(url).json()
+    assert (first["limits"], first["refused"]) == (EMPTY, {})
+    limits = {
+        "publish_rate_limit": "10000/s",
+        "publish_bytes_limit": "1MB/s",
+        "cache_memory": "10GB",
+        "stream_retention": "7d",
+        "subscribe_connections": 100,
+    }
+    changed = broker.client.patch(url, json=limits)
+    assert changed.status_code == 200, changed.text
+    shown = {
+        "publish_rate_limit": 10_000,
+        "publish_bytes_limit": 2**20,
+        "cache_memory": 10 * 2**30,
+        "stream_retention": "7d",
+        "subscribe_connections": 100,
+    }
+    assert changed.json()["limits"] == EMPTY | shown
+    again = broker.client.patch(url, json={"cache_memory": None, "topics": 5}).json()
+    assert again["limits"] == EMPTY | shown | {"cache_memory": None, "topics": 5}
+    removed = broker.client.patch(url, json=dict.fromkeys(EMPTY)).json()
+    assert removed["limits"] == EMPTY
+
+
+def test_a_refusal_is_429_with_the_name_of_the_quota(broker: BrokerProcess, place: str) -> None:
+    """felix-98."""
+    broker.client.patch(f"{place}/quota", json={"publish_rate_limit": 1})
+    overdraw(broker, place)
+    refused = publish(broker, place)
+    assert refused.status_code == 429
+    body = refused.json()
+    assert (body["error"], body["reason"]) == ("RESOURCE_EXHAUSTED", "quota")
+    assert body["limit"] == "publish_rate_limit"
+    assert body["retry_after_ms"] > 0
+    assert int(refused.headers["retry-after"]) * 1000 >= body["retry_after_ms"]
+    tenant = place.split("/")[3]
+    metrics = broker.client.get("/metrics").text
+    labels = f'namespace="prod",quota="publish_rate_limit",tenant="{tenant}"'
+    assert f"penstock_quota_limit{{{labels}}} 1.0" in metrics
+    assert f"penstock_quota_refusals_total{{{labels}}}" in metrics
+
+
+def test_the_tenants_quota_holds_in_its_namespaces(broker: BrokerProcess, place: str) -> None:
+    """felix-102."""
+    tenant = place.removesuffix("/namespaces/prod")
+    broker.client.patch(f"{tenant}/quota", json={"publish_rate_limit": 1})
+    overdraw(broker, place)
+    assert publish(broker, place).status_code == 429
+    assert broker.client.get(f"{tenant}/quota").json()["refused"] == {"publish_rate_limit": 1}
+
+
+def test_a_declared_quota_is_created_and_changed(broker: BrokerProcess) -> None:
+    tenant = new_name("tenant")
+    wanted: dict[str, Any] = {
+        "tenants": [{"tenant_id": tenant, "namespaces": ["prod"]}],
+        "quotas": [
+            {"tenant_id": tenant, "topics": 9},
+            {"tenant_id": tenant, "namespace": "prod", "publish_rate_limit": "5/s"},
+        ],
+    }
+    made = broker.client.post("/v1/apply", json=wanted)
+    assert made.status_code == 200, made.text
+    url = f"/v1/tenants/{tenant}"
+    assert broker.client.get(f"{url}/quota").json()["limits"]["topics"] == 9
+    at_prod = f"{url}/namespaces/prod/quota"
+    assert broker.client.get(at_prod).json()["limits"]["publish_rate_limit"] == 5
+    wanted["quotas"][1]["publish_rate_limit"] = 7
+    changed = broker.client.post("/v1/apply", json=wanted | {"changes": True}).json()
+    assert [step["action"] for step in changed["steps"]] == ["keep", "change"]
+    assert changed["steps"][1]["changes"] == [{"setting": "publish_rate_limit", "from": 5, "to": 7}]
+    assert broker.client.get(at_prod).json()["limits"]["publish_rate_limit"] == 7
+
+
+def test_a_quota_of_an_unknown_tenant_is_a_conflict(broker: BrokerProcess) -> None:
+    wanted = {"quotas": [{"tenant_id": new_name("tenant"), "topics": 1}], "dry_run": True}
+    (step,) = broker.client.post("/v1/apply", json=wanted).json()["steps"]
+    assert step["action"] == "conflict"
+    assert "unknown tenant" in step["reason"]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"publish_rate_limit": "fast"},
+        {"publish_rate_limit": "5/m"},
+        {"publish_rate_limit": 0},
+        {"publish_bytes_limit": "5XB/s"},
+        {"cache_memory": "many"},
+        {"topics": -1},
+        {"stream_retention": "never"},
+        {"colour": 1},
+    ],
+)
+def test_a_wrong_limit_is_400(broker: BrokerProcess, place: str, limits: dict[str, Any]) -> None:
+    assert broker.client.patch(f"{place}/quota", json=limits).status_code == 400
+    assert broker.client.get(f"{place}/quota").json()["limits"] == EMPTY
+
+
+def test_the_quota_of_an_unknown_tenant_is_404(broker: BrokerProcess) -> None:
+    url = f"/v1/tenants/{new_name('tenant')}/quota"
+    assert broker.client.get(url).status_code == 404
+    assert broker.client.patch(url, json={"topics": 1}).status_code == 404
