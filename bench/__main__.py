@@ -17,6 +17,7 @@ from bench.loads import (
     cache_http,
     cache_socket,
     cycle,
+    durable_streams,
     fanout,
     isolation,
     latency,
@@ -25,8 +26,10 @@ from bench.loads import (
     produce,
     restart,
     scale,
+    sdk_socket,
     spark,
     stalled,
+    transactions,
 )
 from bench.machine import describe_machine
 from bench.report import write_again, write_results
@@ -37,15 +40,18 @@ LOADS: dict[str, Callable[[Setting], list[Row]]] = {
     "produce": produce.measure,
     "batch": batch.measure,
     "cycle": cycle.measure,
+    "transactions": transactions.measure,
     "scale": scale.measure,
     "memory": memory.measure,
     "restart": restart.measure,
     "isolation": isolation.measure,
     "fanout": fanout.measure,
+    "durable_streams": durable_streams.measure,
     "latency": latency.measure,
     "stalled": stalled.measure,
     "cache_http": cache_http.measure,
     "cache_socket": cache_socket.measure,
+    "sdk_socket": sdk_socket.measure,
     "spark": spark.measure,
     "pipelines": pipelines.measure,
 }

@@ -103,7 +103,7 @@ def pipeline(spark: SparkSession, name: str, url: str, path: str, **options: str
     chosen = PIPELINES[name]
     settings = chosen.settings(options)
     lake = Lake(spark, path)
-    with Run(name, spark, BrokerSettings(url=url), lake, settings, say=lambda _: None) as run:
+    with Run(name, spark, BrokerSettings(url=url), lake, settings, report=lambda _: None) as run:
         chosen.start(run)
         run.wait()
     return sum(activity.rows for activity in run.activities)

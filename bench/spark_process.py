@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -49,9 +48,7 @@ class SparkProcess:
         self._line()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is not None:
             self._process.communicate()  # the end of its jobs is the end of it
 
@@ -89,6 +86,11 @@ class SparkProcess:
             said = (self._directory / "spark.txt").read_text(encoding="utf-8", errors="replace")
             raise BenchFailed(f"Spark ended:\n{said[-3000:]}")
         return line
+
+
+def expect_rows(count: int, found: int) -> None:
+    if found != count:
+        raise BenchFailed(f"{found:,} rows instead of {count:,}")
 
 
 def _family(pid: int) -> list[int]:

@@ -4,8 +4,8 @@
 .venv/bin/python scripts/generate_sync_client.py --check   fails if one of them is not current
 
 The modules `aio*.py` of `penstock.client` are the source; each `sync*.py` of `GENERATED` is its
-source after the replacements below, sorted and formatted by ruff. `aio_waiting` and `sync_waiting`
-are both written by hand: they hold the differences that replacing words cannot express.
+source after the replacements below, sorted and formatted by ruff. `*_waiting` and `*_socket_runner`
+are written by hand for both: they hold the differences that replacing words cannot express.
 `scripts/check` and a unit test run the check.
 """
 
@@ -22,8 +22,12 @@ CLIENT = ROOT / "src" / "penstock" / "client"
 
 GENERATED = {
     "aio.py": "sync.py",
+    "aio_events.py": "sync_events.py",
     "aio_feeds.py": "sync_feeds.py",
     "aio_handles.py": "sync_handles.py",
+    "aio_socket.py": "sync_socket.py",
+    "aio_socket_feeds.py": "sync_socket_feeds.py",
+    "aio_transactions.py": "sync_transactions.py",
     "aio_worker_base.py": "sync_worker_base.py",
 }
 
@@ -39,7 +43,7 @@ REPLACEMENTS = [
     (r"\ba(close|iter_raw|next|read)\b", r"\1"),
     (r"\bfor asyncio\b", "for blocking code"),
     (r"\bTasks of one event loop\b", "Threads"),
-    (r"\b([Aa]nother) task\b", r"\1 thread"),
+    (r"\b([Aa]nother|[Oo]ne) task\b", r"\1 thread"),
 ]
 
 

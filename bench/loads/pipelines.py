@@ -20,9 +20,9 @@ import uvloop
 
 from bench.batches import batch_requests, produce_batches
 from bench.processes import TOPIC
-from bench.rows import BenchFailed, Row, Target
+from bench.rows import Row, Target
 from bench.setting import Setting
-from bench.spark_process import SparkProcess
+from bench.spark_process import SparkProcess, expect_rows
 from bench.synthetic_journal import messages_of
 
 LOAD = "pipelines"
@@ -38,10 +38,7 @@ def _archive_and_replay(setting: Setting) -> list[Row]:
     count, out = setting.messages, setting.out / f"{LOAD}-lake"
     archive = Row(LOAD, f"archive of {count:,} messages and their journal", "rows/s", [])
     replay = Row(LOAD, f"replay of {count:,} messages, lake → topic", "messages/s", [])
-    with (
-        setting.broker(f"{LOAD}-broker") as broker,
-        SparkProcess(setting.cores, out) as spark,
-    ):
+    with setting.broker(f"{LOAD}-broker") as broker, SparkProcess(setting.cores, out) as spark:
         broker.create_topic()
         setting.say(f"{LOAD}: preparing {count:,} messages")
         uvloop.run(produce_batches(broker.port, batch_requests(count)))
@@ -50,13 +47,13 @@ def _archive_and_replay(setting: Setting) -> list[Row]:
         for run in setting.each_run(LOAD):
             work = {"url": url, "path": str(out / f"lake-{run}")}
             done = spark.run("pipeline", name="archive", topics=TOPIC, **work)
-            _expect(2 * count + (run - 1) * count, done.rows)
+            expect_rows(2 * count + (run - 1) * count, done.rows)
             archive.values.append(done.rows / done.seconds)
             target = f"again-{run}"
             broker.create_topic(target)
             asked = {"from": "lake", "topic": TOPIC, "to": target, "apply": "true"}
             done = spark.run("pipeline", name="replay", **asked, **work)
-            _expect(count, broker.stored(target))
+            expect_rows(count, broker.stored(target))
             replay.values.append(count / done.seconds)
     return [archive, replay]
 
@@ -75,10 +72,10 @@ def _lineage(setting: Setting) -> list[Row]:
         for count, rate in zip(counts, rates, strict=True):
             setting.say(f"{LOAD}: lineage of {count:,} journal rows")
             lake = str(out / f"lake-{count}")
-            _expect(count, spark.run("journal_to_lake", path=lake, count=count).rows)
+            expect_rows(count, spark.run("journal_to_lake", path=lake, count=count).rows)
             asked = {"name": "lineage", "from": "lake", "url": "http://127.0.0.1:1"}
             done = spark.run("pipeline", **asked, path=lake)
-            _expect(_tables_rows(count), done.rows)
+            expect_rows(_tables_rows(count), done.rows)
             rate.values.append(count / done.seconds)
             rate.note = f"{done.seconds:,.1f} s"
             taken.append([spark.run("live_heap").rows, spark.memory_bytes()])
@@ -91,8 +88,3 @@ def _lineage(setting: Setting) -> list[Row]:
 def _tables_rows(count: int) -> int:
     """Counts 1.1 attempts, a step and a path position per message, and a run per five messages."""
     return messages_of(count) * 33 // 10
-
-
-def _expect(count: int, found: int) -> None:
-    if found != count:
-        raise BenchFailed(f"{found:,} rows instead of {count:,}")

@@ -15,9 +15,9 @@ import uvloop
 from bench.batches import batch_requests, produce_batches
 from bench.generators import run_produce
 from bench.processes import TOPIC, Broker
-from bench.rows import BenchFailed, Row, Target
+from bench.rows import Row, Target
 from bench.setting import Setting
-from bench.spark_process import Done, SparkProcess, memory_bytes
+from bench.spark_process import Done, SparkProcess, expect_rows, memory_bytes
 
 LOAD = "spark"
 YIELD = 19
@@ -55,7 +55,7 @@ def _rates(setting: Setting, broker: Broker) -> list[Row]:
     source = {"url": _url(broker), "topic": TOPIC}
     with SparkProcess(setting.cores, out) as spark:
         same = str(out / "same-rows")
-        _expect(count, spark.run("to_parquet", **source, path=same).rows)
+        expect_rows(count, spark.run("to_parquet", **source, path=same).rows)
         spark.run("parquet_to_noop", path=same)  # Java is slow at first, whatever it does
         spark.run("history_to_noop", **source)
         for run in setting.each_run(LOAD):
@@ -69,7 +69,7 @@ def _rates(setting: Setting, broker: Broker) -> list[Row]:
             path = str(out / f"sink-{run}")
             done = spark.run("stream_to_sink", **source, target=copy, path=path)
             sink.values.append(_rate(count, done))
-            _expect(count, broker.stored(copy))
+            expect_rows(count, broker.stored(copy))
         warm = _warm_ratios(setting, spark, source, same)
     return [native, history, ratio, *warm, parquet, sink]
 
@@ -135,7 +135,7 @@ def _memory(setting: Setting) -> list[Row]:
         for count in counts:
             _add_history(setting, broker, count)
             done = spark.run("stream_to_parquet", **job, per_batch=setting.messages // 2)
-            _expect(count, done.rows)
+            expect_rows(count, done.rows)
             taken.append([memory_bytes(broker.pid), spark.memory_bytes()])
     for row, before, after in zip(rows, *taken, strict=True):
         row.values.append(after / before)
@@ -144,13 +144,8 @@ def _memory(setting: Setting) -> list[Row]:
 
 
 def _rate(count: int, done: Done) -> float:
-    _expect(count, done.rows)
+    expect_rows(count, done.rows)
     return count / done.seconds
-
-
-def _expect(count: int, found: int) -> None:
-    if found != count:
-        raise BenchFailed(f"{found:,} rows arrived of {count:,}")
 
 
 def _url(broker: Broker) -> str:
