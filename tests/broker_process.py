@@ -24,6 +24,7 @@ import httpx
 from tests.ndjson import ConsumeStream
 
 START_TIMEOUT_S = 30.0
+SEAL_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 20.0
 
@@ -176,6 +177,13 @@ class BrokerProcess:
 
     def stdout(self) -> str:
         return _contents(self._stdout)
+
+    def wait_for_seal(self) -> None:
+        """Waits until the log was sealed once. Sealing takes only idle time of the CPU while few
+        segments wait, and a machine that runs other tests beside this one has little of it."""
+        assert self.data_dir is not None
+        manifest = self.data_dir / "MANIFEST"
+        eventually(manifest.exists, timeout_s=SEAL_TIMEOUT_S)
 
     def stderr(self) -> str:
         return _contents(self._stderr)

@@ -24,7 +24,7 @@ from tests.broker_process import BrokerProcess
 from tests.crash.cache_ledger import CACHES, LONG_TTL_MS, Ledger
 from tests.crash.wire import Connection, Lost
 
-SMALL = {"PENSTOCK_SEGMENT_BYTES": "262144"}
+SMALL = {"PENSTOCK_SEGMENT_BYTES": "65536"}
 BUDGET_S = 24.0
 MIN_LIVES = 6
 KEYS_PER_WRITER = 12
@@ -175,7 +175,7 @@ def loop(tmp_path: Path) -> Iterator[CacheKillLoop]:
 
 
 def test_kills_under_load_lose_nothing_that_a_durable_cache_acknowledged(
-    loop: CacheKillLoop, tmp_path: Path
+    loop: CacheKillLoop,
 ) -> None:
     """felix-52, 78, 79, 81, 111"""
     began = time.monotonic()
@@ -183,11 +183,11 @@ def test_kills_under_load_lose_nothing_that_a_durable_cache_acknowledged(
         loop.live_and_die()
     loop.broker.start()
     loop.check()
+    loop.broker.wait_for_seal()
     assert loop.broker.terminate() == 0, loop.broker.stderr()
     print(loop.lives, dict(loop.ledger.counts))
     rare = [what for what in KINDS if not loop.ledger.counts[what]]
     assert not rare, f"the load never led to: {rare}"
-    assert (tmp_path / "data" / "MANIFEST").exists(), "nothing was ever sealed"
 
 
 KINDS = ("written", "removed", "counted", "transactions")

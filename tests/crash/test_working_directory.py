@@ -36,7 +36,7 @@ def test_a_module_in_the_working_directory_does_not_stop_sealing(
     try:
         broker.start().create_topic("t")
         fill(broker)
-        eventually(lambda: (tmp_path / "data" / "MANIFEST").exists(), timeout_s=60)
+        broker.wait_for_seal()
         assert metric(broker, "penstock_sealing_failures") == 0
         assert broker.client.get("/v1/readyz").json() == {"status": "ready"}
     finally:
