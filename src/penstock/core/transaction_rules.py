@@ -292,7 +292,6 @@ def find_committed(
 
 
 _CACHE_KINDS = (Put, Delete, Increment)
-_SETTLING_KINDS = (AckOperation, NackOperation)
 
 
 def _check_shape(operations: list[Operation]) -> None:
@@ -300,20 +299,28 @@ def _check_shape(operations: list[Operation]) -> None:
         raise InvalidArgument("a transaction needs at least one operation")
     if len(operations) > MAX_TXN_OPS:
         raise TooLarge(f"a transaction has at most {MAX_TXN_OPS} operations")
-    scope = _scope(operations[0])
-    for operation in operations:
-        if _scope(operation) != scope:
-            raise InvalidArgument("all operations of a transaction must be in one namespace")
+    if len({_SCOPES[type(operation)](operation) for operation in operations}) > 1:
+        raise InvalidArgument("all operations of a transaction must be in one namespace")
 
 
-def _scope(operation: Operation) -> tuple[str, ...]:
-    if isinstance(operation, Produce):
-        return split_name(operation.topic)[0]
-    if isinstance(operation, _SETTLING_KINDS):
-        return split_name(operation.delivery.topic)[0]
-    if isinstance(operation, EffectOperation):
-        return split_name(operation.effect.topic)[0]
+def _scope_of_path(operation: Publish | Put | Delete | Increment) -> tuple[str, ...]:
     return operation.path[:2]
+
+
+def _scope_of_delivery(operation: AckOperation | NackOperation) -> tuple[str, ...]:
+    return split_name(operation.delivery.topic)[0]
+
+
+_SCOPES: dict[type[Any], Callable[[Any], tuple[str, ...]]] = {
+    Produce: lambda operation: split_name(operation.topic)[0],
+    Publish: _scope_of_path,
+    AckOperation: _scope_of_delivery,
+    NackOperation: _scope_of_delivery,
+    EffectOperation: lambda operation: split_name(operation.effect.topic)[0],
+    Put: _scope_of_path,
+    Delete: _scope_of_path,
+    Increment: _scope_of_path,
+}
 
 
 def _check_ids(state: BrokerState, answer_bytes: int, now_ms: int) -> None:

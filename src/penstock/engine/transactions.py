@@ -64,8 +64,11 @@ class TransactionCommands:
         self._quotas = quotas
 
     def commit(self, command: TransactionCommand, done: Done[_Results]) -> None:
+        if self.routing is None:
+            self._commit(command, command.operations, done)
+            return
         produces = [each for each in command.operations if isinstance(each, Produce)]
-        if self.routing is None or not produces or self._is_known(command):
+        if not produces or self._is_known(command):
             self._commit(command, command.operations, done)
             return
         route_many(self.routing, produces, partial(self._routed, command, done))
@@ -104,7 +107,8 @@ class TransactionCommands:
                 if known is not None:
                     return known
             try:
-                draft = decide_transaction(state, command, operations, now_ms, ledger.wall_ms())
+                wall_ms = ledger.wall_ms() if _has_deadline(operations) else now_ms
+                draft = decide_transaction(state, command, operations, now_ms, wall_ms)
                 if draft.places:
                     self._check_memory()
                 if self._quotas.is_active:
@@ -167,3 +171,7 @@ class TransactionCommands:
             refused = operations[error.operation]
             if isinstance(refused, Produce):
                 self._producing.count_refusal(refused, error)
+
+
+def _has_deadline(operations: list[Operation]) -> bool:
+    return any(isinstance(each, Produce) and each.deadline_ms for each in operations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -19,13 +19,14 @@ from penstock.api.transactions import (
 )
 from penstock.model.caching import Delete, Increment, Put
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.limits import MAX_TXN_OPS
+from penstock.model.limits import MAX_BATCH_ITEMS, MAX_TXN_OPS
 from penstock.model.names import clean_name
 from penstock.model.scopes import Scope, full_name, plain_name
 from penstock.model.streams import Publish
 from penstock.model.tenancy import Path
 from penstock.model.transactions import CacheResult, OperationResult, StoredResult
 from penstock.server.access import Open, check, check_path, check_produce
+from penstock.server.batches import SMALL_BODY_BYTES
 from penstock.server.commands import clean_reason, increment_of, is_absent, ttl_of, version_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Notes, Request, decode_body
@@ -157,6 +158,14 @@ class CommittedTransaction(msgspec.Struct):
     results: list[TransactionItem]
 
 
+class _WholeBody(StrictBody):
+    """A body of ordinary size, decoded in one go."""
+
+    operations: list[OperationBody]
+    transaction_id: str | None = None
+
+
+_whole = msgspec.json.Decoder(_WholeBody)
 _bodies = msgspec.json.Decoder(TransactionBody)
 _lists = ListDecoder(OperationBody)
 _raws = ListDecoder(msgspec.Raw)
@@ -164,9 +173,8 @@ _one: msgspec.json.Decoder[OperationBody] = msgspec.json.Decoder(OperationBody)
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    body = decode_body(_bodies, request.body)
+    bodies, transaction_id = decode_transaction(request.body)
     scope = request.notes.scope
-    bodies = _operations(body.operations)
     if not bodies:
         # Before its id is looked up: whoever may do nothing must not learn which ids were used.
         raise InvalidArgument("a transaction needs at least one operation")
@@ -174,8 +182,8 @@ def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if request.notes.principal is not None:
         for index, operation in enumerate(command.operations):
             _check_access(dispatch, request.notes, index, operation)
-    if body.transaction_id is not None:
-        name = clean_name(body.transaction_id, "transaction_id")
+    if transaction_id is not None:
+        name = clean_name(transaction_id, "transaction_id")
         command.transaction_id = full_name(scope, name)
         # Members in another order, or spaces, make another transaction: clients repeat the bytes.
         command.fingerprint = hashlib.blake2b(request.body, digest_size=8).digest()
@@ -186,6 +194,25 @@ def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 
 # -- operations ----------------------------------------------------------------------------------
+
+
+def decode_transaction(data: bytes) -> tuple[list[OperationBody], str | None]:
+    """Returns the operations and the id. Tries to decode all in one go, which is fast; a body that
+    is large or wrong is decoded in steps, which tell what is wrong with it."""
+    if len(data) <= SMALL_BODY_BYTES:
+        try:
+            whole = _whole.decode(data)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            pass
+        else:
+            if len(whole.operations) <= MAX_BATCH_ITEMS:
+                return whole.operations, whole.transaction_id
+    return decode_in_steps(data)
+
+
+def decode_in_steps(data: bytes) -> tuple[list[OperationBody], str | None]:
+    body = decode_body(_bodies, data)
+    return _operations(body.operations), body.transaction_id
 
 
 def _operations(raw: msgspec.Raw) -> list[OperationBody]:
@@ -205,7 +232,7 @@ def _operations(raw: msgspec.Raw) -> list[OperationBody]:
 
 def _operation_of(scope: Scope, index: int, body: OperationBody) -> Operation:
     try:
-        return _KINDS[type(body)][0](scope, body)
+        return _KINDS[type(body)].command(scope, body)
     except PenstockError as error:
         raise error.at_operation(index) from None
 
@@ -283,43 +310,57 @@ def _path(scope: Scope, cache: str | None) -> Path:
     return (*scope, clean_name(cache, "cache"))
 
 
-_KINDS: dict[type[Any], tuple[Callable[[Scope, Any], Operation], str]] = {
-    ProduceOperation: (produce_of, "produced"),
-    AckOperationBody: (_ack_of, "acked"),
-    NackOperationBody: (_nack_of, "nacked"),
-    EffectOperationBody: (_effect_of, "committed"),
-    PublishOperation: (_publish_of, "published"),
-    CachePutOperation: (_put_of, "put"),
-    CacheDeleteOperation: (_delete_of, "deleted"),
-    CacheIncrOperation: (_increment_of, "incremented"),
+# -- results -------------------------------------------------------------------------------------
+
+
+def _produced(body: ProduceOperation, result: OperationResult) -> TransactionItem:
+    topic = clean_name(body.topic, "topic")
+    if isinstance(result, StoredResult):
+        return TransactionItem("produced", topic, result.partition, result.offset)
+    return TransactionItem("produced", topic, duplicate=True)
+
+
+def _published(_: PublishOperation, result: OperationResult) -> TransactionItem:
+    if isinstance(result, StoredResult):
+        return TransactionItem("published", offset=result.offset)
+    return TransactionItem("published", duplicate=True)
+
+
+def _done(status: str) -> Callable[[Any, OperationResult], TransactionItem]:
+    item = TransactionItem(status)
+    return lambda _, result: item
+
+
+def _changed(status: str) -> Callable[[Any, CacheResult], TransactionItem]:
+    return lambda _, result: TransactionItem(
+        status, version=result.version, deleted=result.deleted, number=result.number
+    )
+
+
+class _Kind(NamedTuple):
+    """Makes the command of an operation, and the item of its result."""
+
+    command: Callable[[Scope, Any], Operation]
+    item: Callable[[Any, Any], TransactionItem]
+
+
+_KINDS: dict[type[Any], _Kind] = {
+    ProduceOperation: _Kind(produce_of, _produced),
+    AckOperationBody: _Kind(_ack_of, _done("acked")),
+    NackOperationBody: _Kind(_nack_of, _done("nacked")),
+    EffectOperationBody: _Kind(_effect_of, _done("committed")),
+    PublishOperation: _Kind(_publish_of, _published),
+    CachePutOperation: _Kind(_put_of, _changed("put")),
+    CacheDeleteOperation: _Kind(_delete_of, _changed("deleted")),
+    CacheIncrOperation: _Kind(_increment_of, _changed("incremented")),
 }
-"""How to make each kind's command, and the status of its result."""
 
 
-# -- the answer ----------------------------------------------------------------------------------
-
-
-def _committed(bodies: list[OperationBody], results: list[OperationResult]) -> Any:
-    items = [_item(body, result) for body, result in zip(bodies, results, strict=True)]
+def _committed(bodies: list[OperationBody], results: list[OperationResult]) -> CommittedTransaction:
+    items = [
+        _KINDS[type(body)].item(body, result) for body, result in zip(bodies, results, strict=True)
+    ]
     return CommittedTransaction("committed", items)
-
-
-def _item(body: OperationBody, result: OperationResult) -> TransactionItem:
-    status = _KINDS[type(body)][1]
-    if isinstance(body, ProduceOperation):
-        topic = clean_name(body.topic, "topic")
-        if isinstance(result, StoredResult):
-            return TransactionItem(status, topic, result.partition, result.offset)
-        return TransactionItem(status, topic, duplicate=True)
-    if isinstance(body, PublishOperation):
-        if isinstance(result, StoredResult):
-            return TransactionItem(status, offset=result.offset)
-        return TransactionItem(status, duplicate=True)
-    if isinstance(result, CacheResult):
-        return TransactionItem(
-            status, version=result.version, deleted=result.deleted, number=result.number
-        )
-    return TransactionItem(status)
 
 
 _DELIVERY = {
