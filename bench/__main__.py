@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.cores import choose_cores
 from bench.generators import missing_tools
 from bench.loads import (
+    access,
     batch,
     cache_http,
     cache_socket,
@@ -29,6 +30,7 @@ from bench.loads import (
     sdk_socket,
     spark,
     stalled,
+    tenants,
     transactions,
 )
 from bench.machine import describe_machine
@@ -41,6 +43,8 @@ LOADS: dict[str, Callable[[Setting], list[Row]]] = {
     "batch": batch.measure,
     "cycle": cycle.measure,
     "transactions": transactions.measure,
+    "access": access.measure,
+    "tenants": tenants.measure,
     "scale": scale.measure,
     "memory": memory.measure,
     "restart": restart.measure,

@@ -8,14 +8,14 @@ dofile(debug.getinfo(1, "S").source:match("^@(.*/)") .. "summary.lua")
 
 function init(args)
   local method, path = args[1], wrk.path
-  local body, headers
+  local body
   if method == "PUT" then
     body = '{"value":"' .. VALUE .. '"}'
-    headers = { ["Content-Type"] = "application/json" }
+    wrk.headers["Content-Type"] = "application/json"
   end
   local requests, turn = {}, 0
   for key = 1, KEYS do
-    requests[key] = wrk.format(method, path .. "/key-" .. key, headers, body)
+    requests[key] = wrk.format(method, path .. "/key-" .. key, nil, body)
   end
   function request()
     turn = turn % KEYS + 1

@@ -39,23 +39,24 @@ def missing_tools() -> list[str]:
     return [tool for tool in ("wrk", "redis-server", "redis-benchmark") if not shutil.which(tool)]
 
 
-def run_wrk(server: Server, seconds: float, key_prefix: str = "") -> WrkResult:
+def run_wrk(server: Server, seconds: float, key_prefix: str = "", token: str = "") -> WrkResult:
     """Sends durable produces, one per request."""
     arguments = [TOPIC, key_prefix] if key_prefix else [TOPIC]
-    return _wrk(server, seconds, "/v1/produce", _PRODUCE_SCRIPT, arguments)
+    return _wrk(server, seconds, "/v1/produce", _PRODUCE_SCRIPT, arguments, token)
 
 
-def run_cache(server: Server, seconds: float, method: str) -> WrkResult:
+def run_cache(server: Server, seconds: float, method: str, token: str = "") -> WrkResult:
     """Sends a GET or PUT of a cache entry per request, over a thousand keys."""
-    return _wrk(server, seconds, CACHE_PATH, _CACHE_SCRIPT, [method])
+    return _wrk(server, seconds, CACHE_PATH, _CACHE_SCRIPT, [method], token)
 
 
 def _wrk(
-    server: Server, seconds: float, path: str, script: Path, arguments: list[str]
+    server: Server, seconds: float, path: str, script: Path, arguments: list[str], token: str
 ) -> WrkResult:
     """Runs wrk. Any answer that is not a success fails the benchmark."""
+    headers = ["--header", f"Authorization: Bearer {token}"] if token else []
     command = [
-        "wrk", "--threads", "1", "--connections", str(CONNECTIONS),
+        "wrk", "--threads", "1", "--connections", str(CONNECTIONS), *headers,
         "--duration", f"{max(1, round(seconds))}s", "--script", str(script),
         f"http://127.0.0.1:{server.port}{path}", "--", *arguments,
     ]  # fmt: skip
@@ -69,10 +70,10 @@ def _wrk(
     return result
 
 
-def run_produce(broker: Broker, seconds: float, key_prefix: str = "") -> WrkResult:
+def run_produce(broker: Broker, seconds: float, key_prefix: str = "", token: str = "") -> WrkResult:
     """Runs `run_wrk` and compares its count with the messages that the broker stored."""
     before = broker.stored()
-    result = run_wrk(broker, seconds, key_prefix)
+    result = run_wrk(broker, seconds, key_prefix, token)
     stored = broker.stored() - before
     # Requests in progress when wrk stopped are stored but not counted.
     if not result.requests <= stored <= result.requests + CONNECTIONS:

@@ -62,11 +62,13 @@ class _Socket(asyncio.Protocol):
 
 
 class Connection(_Socket):
-    """Passes answers to `on_reply`, in the order of the requests."""
+    """Passes answers to `on_reply`, in the order of the requests. An answer that is neither a
+    success nor has the status `expected` is an error."""
 
-    def __init__(self, on_reply: OnReply, on_error: OnError) -> None:
+    def __init__(self, on_reply: OnReply, on_error: OnError, expected: int = 200) -> None:
         super().__init__(on_error)
         self._on_reply = on_reply
+        self._expected = expected
         self._need = 0
 
     def _take(self, data: bytes) -> bytes:
@@ -79,7 +81,7 @@ class Connection(_Socket):
                 break
             self._need = 0
             status = int(data[at + 9 : at + 12])
-            if not 200 <= status < 300:
+            if not 200 <= status < 300 and status != self._expected:
                 raise BenchFailed(f"the broker answered {data[at:stop].decode(errors='replace')}")
             self._on_reply(status, data[body:stop])
             at = stop
@@ -147,10 +149,12 @@ class Asking:
             self._waiting.popleft().set_exception(error)
 
 
-async def connect(port: int, on_reply: OnReply, on_error: OnError) -> Connection:
+async def connect(
+    port: int, on_reply: OnReply, on_error: OnError, expected: int = 200
+) -> Connection:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
-        lambda: Connection(on_reply, on_error), "127.0.0.1", port
+        lambda: Connection(on_reply, on_error, expected), "127.0.0.1", port
     )
     return connection
 
@@ -170,10 +174,10 @@ async def consume(
 OWNER = "bench"
 
 
-def post(path: str, body: bytes) -> bytes:
+def post(path: str, body: bytes, *headers: str) -> bytes:
     """Returns the bytes of a POST request."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    lines = ["Host: localhost", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([f"POST {path} HTTP/1.1", *lines, "\r\n"]).encode() + body
 
 
 def ack_body(topic: str, group: str, item: Item) -> bytes:

@@ -133,7 +133,8 @@ class BareResponder(Server):
 
 
 class Broker(Server):
-    """A broker with ROOMY and `settings`; all other settings have their defaults."""
+    """A broker with ROOMY and `settings`; all other settings have their defaults. If `token` is one
+    of them, `ask` sends it."""
 
     def __init__(self, cores: Cores, directory: Path, **settings: int | str) -> None:
         super().__init__(cores, directory)
@@ -154,8 +155,11 @@ class Broker(Server):
     def ask(self, method: str, path: str, body: Any = None) -> bytes:
         """Sends one request that must succeed and is not measured."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        token = self._settings.get("token")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        content = None if body is None else msgspec.json.encode(body)
         try:
-            connection.request(method, path, None if body is None else msgspec.json.encode(body))
+            connection.request(method, path, content, headers)
             reply = connection.getresponse()
             answer = reply.read()
         finally:

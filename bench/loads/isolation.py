@@ -6,22 +6,18 @@ system allows, no longer in the page cache.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from statistics import quantiles
 
 import uvloop
 
 from bench.batches import VALUE, batch_requests, produce_batches
-from bench.lean_client import Connection, connect, post
-from bench.pace import keep_pace
+from bench.lean_client import post
+from bench.paced_produce import PacedProduce
 from bench.processes import ROOT, TOPIC, Broker
 from bench.rows import BenchFailed, Row
 from bench.setting import Setting
@@ -29,6 +25,7 @@ from bench.setting import Setting
 LOAD = "isolation"
 PER_SECOND = 2000
 MEMORY_BYTES = 32 << 20
+_REQUEST = post("/v1/produce", f'{{"topic":"{TOPIC}","key":"k","value":"{VALUE}"}}'.encode())
 
 
 def measure(setting: Setting) -> list[Row]:
@@ -55,9 +52,9 @@ def measure(setting: Setting) -> list[Row]:
 
 
 def _p99(setting: Setting, broker: Broker) -> float:
-    load = PacedProduce(PER_SECOND)
-    p99: float = uvloop.run(load.run(broker.port, setting.seconds))
-    return p99
+    load = PacedProduce(PER_SECOND, _REQUEST)
+    uvloop.run(load.run(broker.port, setting.seconds))
+    return load.p99
 
 
 @contextmanager
@@ -86,53 +83,3 @@ def _forget_cached(broker: Broker) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-# -- the load --------------------------------------------------------------------------------------
-
-CONNECTIONS = 16
-_REQUEST = post("/v1/produce", f'{{"topic":"{TOPIC}","key":"k","value":"{VALUE}"}}'.encode())
-
-
-class PacedProduce:
-    """Sends without waiting for answers, so that a stall of the broker shows in the times."""
-
-    def __init__(self, per_second: int) -> None:
-        self._per_second = per_second
-        self._sent: list[deque[float]] = [deque() for _ in range(CONNECTIONS)]
-        self._took: list[float] = []
-        self._unanswered = 0
-        self._error: Exception | None = None
-        self._settled = asyncio.Event()
-
-    async def run(self, port: int, seconds: float) -> float:
-        """Returns the 99th percentile of the times to an answer, in ms."""
-        connections = [
-            await connect(port, partial(self._replied, sent), self._failed) for sent in self._sent
-        ]
-        await keep_pace(self._per_second, seconds, partial(self._send, connections))
-        while self._unanswered and self._error is None:
-            self._settled.clear()
-            await self._settled.wait()
-        for connection in connections:
-            connection.close()
-        if self._error is not None:
-            raise self._error
-        return quantiles(self._took, n=100)[98] * 1000
-
-    def _send(self, connections: list[Connection], number: int) -> None:
-        if self._error is not None:
-            raise self._error
-        lane = number % CONNECTIONS
-        self._sent[lane].append(time.perf_counter())
-        connections[lane].write(_REQUEST)
-        self._unanswered += 1
-
-    def _replied(self, sent: deque[float], _: int, body: bytes) -> None:
-        self._took.append(time.perf_counter() - sent.popleft())
-        self._unanswered -= 1
-        self._settled.set()
-
-    def _failed(self, error: Exception) -> None:
-        self._error = error
-        self._settled.set()
