@@ -92,9 +92,16 @@ class StreamsPart(Protocol):
         """Joins a named subscription. Nothing is delivered to `sink` before `done` was called."""
         ...
 
+    def advance(
+        self, path: Path, name: str, at: int, done: Done[int], stream_id: int | None = None
+    ) -> None:
+        """Finishes everything below an offset for a named subscription, which is created if it is
+        new. Gives its position, which never goes back."""
+        ...
+
     def log_name(self, path: Path) -> str:
-        """Returns the topic that keeps the events of a durable stream, to settle deliveries of
-        named subscriptions. Raises if the stream has none."""
+        """Returns the topic that keeps the events of a durable stream, to read ranges of it and to
+        settle deliveries of named subscriptions. Raises if the stream has none."""
         ...
 
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import httpx
 
 from penstock.client.aio_waiting import close_response, time_limit
-from penstock.client.caches import watch_path
+from penstock.client.caches import CachedEntry, EntryBuffer, entries_path, watch_path
 from penstock.client.connection import half_close, heartbeat_of, lost, silence_limit
 from penstock.client.feeds import PayloadBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
-from penstock.client.ranges import Row, RowBuffer
+from penstock.client.ranges import KeptEvent, KeptEventBuffer, Row, RowBuffer, events_path
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
 from penstock.model.caching import WatchEvent
 from penstock.model.errors import PenstockError
@@ -174,6 +174,31 @@ class AsyncOpenRows(AsyncLineStream[Row]):
 
     def __init__(self, client: AsyncClient, path: str) -> None:
         super().__init__(client, path, RowBuffer(), None, 0)
+
+
+class AsyncKeptEvents(AsyncLineStream[KeptEvent]):
+    """The events of a range of a durable stream. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        path: Path,
+        start: int | None,
+        end: int | None,
+        from_ms: int | None,
+        to_ms: int | None,
+    ) -> None:
+        url_path = events_path(path, start, end, from_ms, to_ms)
+        super().__init__(client, url_path, KeptEventBuffer(), None, 0)
+
+
+class AsyncEntries(AsyncLineStream[CachedEntry]):
+    """All entries of a cache as of one moment. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(self, client: AsyncClient, path: Path) -> None:
+        super().__init__(client, entries_path(path), EntryBuffer(), None, 0)
 
 
 class AsyncSubscription(AsyncLineStream[bytes]):

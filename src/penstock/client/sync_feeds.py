@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import httpx
 
-from penstock.client.caches import watch_path
+from penstock.client.caches import CachedEntry, EntryBuffer, entries_path, watch_path
 from penstock.client.connection import half_close, heartbeat_of, lost, silence_limit
 from penstock.client.feeds import PayloadBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
-from penstock.client.ranges import Row, RowBuffer
+from penstock.client.ranges import KeptEvent, KeptEventBuffer, Row, RowBuffer, events_path
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
 from penstock.client.sync_waiting import close_response, time_limit
 from penstock.model.caching import WatchEvent
@@ -175,6 +175,31 @@ class OpenRows(LineStream[Row]):
 
     def __init__(self, client: Client, path: str) -> None:
         super().__init__(client, path, RowBuffer(), None, 0)
+
+
+class KeptEvents(LineStream[KeptEvent]):
+    """The events of a range of a durable stream. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(
+        self,
+        client: Client,
+        path: Path,
+        start: int | None,
+        end: int | None,
+        from_ms: int | None,
+        to_ms: int | None,
+    ) -> None:
+        url_path = events_path(path, start, end, from_ms, to_ms)
+        super().__init__(client, url_path, KeptEventBuffer(), None, 0)
+
+
+class Entries(LineStream[CachedEntry]):
+    """All entries of a cache as of one moment. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(self, client: Client, path: Path) -> None:
+        super().__init__(client, entries_path(path), EntryBuffer(), None, 0)
 
 
 class Subscription(LineStream[bytes]):

@@ -188,6 +188,7 @@ class Streams:
         named: NamedSubscriptions,
     ) -> None:
         self.consume = named.open
+        self.advance = named.advance
         self._quotas = quotas
         self._opened = opened
         self._state = state

@@ -21,6 +21,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.staging import PieceStaging
+from penstock.engine.streams import Streams
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
 from penstock.model.tenancy import Entry
@@ -52,12 +53,13 @@ class Writes:
         piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        streams: Streams,
         check_memory: Callable[[], None],
     ) -> None:
         self.staging = staging
         self.stage = staging.stage
         self.batches = BatchStoring(
-            state, ledger, scheduler, piece_store, caches, dispatcher, self._stored
+            state, ledger, scheduler, piece_store, caches, dispatcher, streams, self._stored
         )
         self._check_memory = check_memory
         self._state = state
