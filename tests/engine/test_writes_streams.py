@@ -85,6 +85,14 @@ def test_subscribers_get_the_events_of_a_batch_like_published_ones():
     broker.close()
 
 
+def test_a_named_subscription_gets_a_batch_without_a_later_publish():
+    broker = Both(options=ROOMY)
+    billing = broker.named()
+    broker.write_events(*ODD)
+    assert broker.ack_all(billing) == ODD
+    broker.close()
+
+
 def test_an_exactly_once_stream_takes_a_batch_beside_numbered_publishes():
     """felix-122: the batch has no sequence; it is stored once by its own number."""
     broker = Both(delivery="exactly_once", options=ROOMY)

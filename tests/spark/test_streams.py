@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from penstock.spark.broker import Broker
+from penstock.spark.cache_source import CacheReader
 from penstock.spark.options import CacheSettings, SinkSettings, SourceSettings
-from penstock.spark.schemas import schema_of
+from penstock.spark.schemas import cache_schema, schema_of
 from penstock.spark.sink import BatchSink, StreamSink
 from penstock.spark.source import StreamReader
 from penstock.spark.staging import ProducerBatch, cut
@@ -311,6 +313,44 @@ def test_a_cache_cannot_be_followed_as_a_stream(
         )
     with pytest.raises(Exception, match="cache 'default/default/nowhere' does not exist at http"):
         read(spark, events.broker, cache="nowhere")
+
+
+class Rows:
+    """A stream of rows that breaks off after its batches."""
+
+    def __init__(self, batches: list[pa.RecordBatch], *, is_broken: bool) -> None:
+        self._batches = batches
+        self._is_broken = is_broken
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from self._batches
+        if self._is_broken:
+            raise Unavailable("the rows broke off")
+
+
+def test_a_snapshot_that_breaks_off_is_not_continued_with_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Two snapshots are of two moments. One that never began is asked for again."""
+    batch = pa.record_batch({"key": ["a", "b"]})
+    answers = [
+        Rows([], is_broken=True),
+        Rows([batch], is_broken=False),
+        Rows([batch], is_broken=True),
+        Rows([batch], is_broken=False),
+    ]
+    monkeypatch.setattr(Broker, "rows", lambda *_: answers.pop(0))
+    settings = CacheSettings(url="http://127.0.0.1:1", retry_s=5, cache="a/b/c")
+    reader = CacheReader(settings, cache_schema(["key"]))
+    assert [each.num_rows for each in reader.read(InputPartition(0))] == [2]
+    with pytest.raises(Unavailable, match="the next one would be of another moment"):
+        list(reader.read(InputPartition(0)))
+    assert len(answers) == 1
 
 
 # -- the audit log ---------------------------------------------------------------------------------
