@@ -23,10 +23,10 @@ import httpx
 
 from tests.ndjson import ConsumeStream
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 SEAL_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 10.0
-REQUEST_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 60.0
 
 # Set by scripts/coverage for every process that the tests start.
 PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
