@@ -16,11 +16,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import httpx
 
+from tests.broker_template import BrokerTemplate, CopiedProcess
 from tests.ndjson import ConsumeStream
 
 START_TIMEOUT_S = 30.0
@@ -39,6 +41,8 @@ _ADDRESS = re.compile(r"(https?)://127\.0\.0\.1:(\d+)")
 
 T = TypeVar("T")
 
+RunningBroker = subprocess.Popen[bytes] | CopiedProcess
+
 
 class StartFailed(AssertionError):
     """The broker ended, or did not say where it listens, in time."""
@@ -52,11 +56,16 @@ class StartFailed(AssertionError):
 class BrokerProcess:
     """One broker, started any number of times on the same directory and settings.
 
+    It is a copy of a process that has loaded the broker, if only settings tell it from others. A
+    test about the start itself sets `is_copy` to False.
+
     `data_dir` None means `--memory`. `env` adds to the environment, from which every PENSTOCK_
     variable of the caller is taken out first. `port` 0 means any, another one with every start.
     `cwd` is its working directory, if not the caller's. With `safe_path` Python does not look for
     modules there.
     """
+
+    is_copy = True
 
     def __init__(
         self,
@@ -76,7 +85,7 @@ class BrokerProcess:
         self.scheme = "http"
         self.safe_path = False
         self._port = port
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: RunningBroker | None = None
         # Files, not pipes: nobody has to read them for the broker to go on.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - close() ends it
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
@@ -88,14 +97,7 @@ class BrokerProcess:
         for output in (self._stdout, self._stderr):
             output.seek(0)
             output.truncate()
-        self.process = subprocess.Popen(
-            self._command(),
-            env=self._environment(),
-            cwd=self.cwd,
-            stdout=self._stdout,
-            stderr=self._stderr,
-            stdin=subprocess.DEVNULL,
-        )
+        self.process = self._start_copy() if self._may_be_a_copy() else self._start_fresh()
         self.port = self._wait_for_address(self.process)
         self._client = self.new_client()
         return self
@@ -273,6 +275,26 @@ class BrokerProcess:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _may_be_a_copy(self) -> bool:
+        """Whether only settings of the broker tell this start from any other one."""
+        is_plain = self.is_copy and self.cwd is None and not self.safe_path and not MEASURING
+        return is_plain and all(name.startswith("PENSTOCK_") for name in self.env)
+
+    def _start_copy(self) -> CopiedProcess:
+        arguments = self._command()[3:]
+        files = self._stdout.fileno(), self._stderr.fileno()
+        return _template().start(arguments, self._environment(), *files)
+
+    def _start_fresh(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command(),
+            env=self._environment(),
+            cwd=self.cwd,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            stdin=subprocess.DEVNULL,
+        )
+
     def _command(self) -> list[str]:
         where = ["--memory"] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
         return [
@@ -282,12 +304,10 @@ class BrokerProcess:
 
     def _environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-        extra = self.env.get("PYTHONPATH")
-        paths = [str(SOURCE), extra, os.environ.get("PYTHONPATH")]
-        path = os.pathsep.join(p for p in paths if p)
-        return inherited | PATIENCE | self.env | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        paths = [str(SOURCE), self.env.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        return inherited | PATIENCE | self.env | _python(paths)
 
-    def _wait_for_address(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_address(self, process: RunningBroker) -> int:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             code = process.poll()
@@ -306,6 +326,17 @@ class BrokerProcess:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+@cache
+def _template() -> BrokerTemplate:
+    return BrokerTemplate(dict(os.environ) | _python([str(SOURCE), os.environ.get("PYTHONPATH")]))
+
+
+def _python(paths: list[str | None]) -> dict[str, str]:
+    """Returns the settings of the broker's Python, which finds modules in these places first."""
+    path = os.pathsep.join(each for each in paths if each)
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _contents(output: IO[bytes]) -> str:
