@@ -16,26 +16,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import httpx
 
-from tests.broker_template import BrokerTemplate, CopiedProcess
 from tests.ndjson import ConsumeStream
+from tests.penstock_template import MEASURING, CopiedProcess, is_plain, python_settings, template
+from tests.penstock_template import SOURCE as SOURCE
 
 START_TIMEOUT_S = 30.0
 SEAL_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 20.0
 
-# Set by scripts/coverage for every process that the tests start.
 PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
 """Gives a router that is started beside other work the time it needs. Flags override it."""
-MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
-
-SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 _ADDRESS = re.compile(r"(https?)://127\.0\.0\.1:(\d+)")
 
@@ -277,13 +273,11 @@ class BrokerProcess:
 
     def _may_be_a_copy(self) -> bool:
         """Whether only settings of the broker tell this start from any other one."""
-        is_plain = self.is_copy and self.cwd is None and not self.safe_path and not MEASURING
-        return is_plain and all(name.startswith("PENSTOCK_") for name in self.env)
+        return self.is_copy and self.cwd is None and not self.safe_path and is_plain(self.env)
 
     def _start_copy(self) -> CopiedProcess:
-        arguments = self._command()[3:]
         files = self._stdout.fileno(), self._stderr.fileno()
-        return _template().start(arguments, self._environment(), *files)
+        return template().start(self._command()[3:], self._environment(), *files)
 
     def _start_fresh(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -305,7 +299,7 @@ class BrokerProcess:
     def _environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         paths = [str(SOURCE), self.env.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
-        return inherited | PATIENCE | self.env | _python(paths)
+        return inherited | PATIENCE | self.env | python_settings(paths)
 
     def _wait_for_address(self, process: RunningBroker) -> int:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -326,17 +320,6 @@ class BrokerProcess:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-
-@cache
-def _template() -> BrokerTemplate:
-    return BrokerTemplate(dict(os.environ) | _python([str(SOURCE), os.environ.get("PYTHONPATH")]))
-
-
-def _python(paths: list[str | None]) -> dict[str, str]:
-    """Returns the settings of the broker's Python, which finds modules in these places first."""
-    path = os.pathsep.join(each for each in paths if each)
-    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _contents(output: IO[bytes]) -> str:

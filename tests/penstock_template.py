@@ -1,8 +1,8 @@
-"""Starts brokers as copies of a process that has already loaded what a broker loads.
+"""Starts the `penstock` command as a copy of a process that has already loaded it.
 
-Loading takes nine tenths of the CPU time of a start, and the tests start many hundred brokers. A
-copy is a process like any other: it has its own memory, files and signals, runs `penstock serve`
-from the command line on, and its end tells its exit code. Only the loading happened before.
+Loading takes nine tenths of the CPU time of a start, and the tests start many hundred brokers and
+commands. A copy is a process like any other: it has its own memory, files and signals, reads its
+command line, and its end tells its exit code. Only the loading happened before.
 
 Run as a program, this file is the template. It loads the command, and forks for each request that
 comes over the socket on its standard input. It ends when that socket is closed.
@@ -21,17 +21,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+SOURCE = Path(__file__).resolve().parent.parent / "src"
 REQUEST_BYTES_MAX = 128 * 1024
+
+# Set by scripts/coverage for every process that the tests start.
+MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
+
 _ENDS_TIMEOUT_S = 60
 
 
 class CopiedProcess:
-    """A broker that the template started, with what tests use of `subprocess.Popen`."""
+    """A command that the template started, with what tests use of `subprocess.Popen`."""
 
     def __init__(self, pid: int, handle: int, status: int) -> None:
         self.pid = pid
@@ -78,25 +84,27 @@ class CopiedProcess:
             if self.returncode is None:
                 code = os.read(self._status, 16)
                 if not code:
-                    raise RuntimeError("the template of brokers is gone")
+                    raise RuntimeError("the template is gone")
                 os.close(self._handle)
                 os.close(self._status)
                 self.returncode = int(code)
             return self.returncode
 
 
-class BrokerTemplate:
-    """The template as those who start brokers see it: one a process, started with the first."""
+class CommandTemplate:
+    """The template as those who start commands see it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
+        inherited = os.environ.get("PYTHONPATH")
+        environment = os.environ | python_settings([str(SOURCE), inherited])
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__],
                 # A library for matrices starts a thread for each processor, and no copy has them.
-                env=dict(environment) | {"OPENBLAS_NUM_THREADS": "1"},
-                stdin=theirs,
+                env=environment | {"OPENBLAS_NUM_THREADS": "1"},
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
             )
         atexit.register(self._close)
@@ -107,13 +115,16 @@ class BrokerTemplate:
         environment: Mapping[str, str],
         stdout: int,
         stderr: int,
+        stdin: int | None = None,
+        cwd: Path | None = None,
     ) -> CopiedProcess:
-        """Starts `penstock` with arguments in the caller's working directory."""
-        request = {"arguments": arguments, "environment": environment, "cwd": os.getcwd()}
+        """Starts `penstock` with arguments; without `stdin` it reads nothing."""
+        place = str(cwd or Path.cwd())
+        request = {"arguments": arguments, "environment": environment, "cwd": place}
         status, their_status = os.pipe()
         try:
             with self._lock:
-                files = [stdout, stderr, their_status]
+                files = [their_status, stdout, stderr, *([] if stdin is None else [stdin])]
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
                 answer, (handle,), *_ = socket.recv_fds(self._socket, 16, 1)
         except BaseException:
@@ -128,6 +139,23 @@ class BrokerTemplate:
         self._process.wait(_ENDS_TIMEOUT_S)
 
 
+@cache
+def template() -> CommandTemplate:
+    """Returns the one template of this process, started when it is first needed."""
+    return CommandTemplate()
+
+
+def python_settings(paths: Sequence[str | None]) -> dict[str, str]:
+    """Returns variables for Pythons that find modules in these places first."""
+    path = os.pathsep.join(each for each in paths if each)
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def is_plain(environment: Iterable[str]) -> bool:
+    """Whether only the command reads these variables, when it runs: Python reads its own first."""
+    return not MEASURING and all(name.startswith(("PENSTOCK_", "XDG_")) for name in environment)
+
+
 # -- inside the template --------------------------------------------------------------------------
 
 
@@ -138,7 +166,7 @@ class _Template:
         self._requests = requests
         self._ready = selectors.DefaultSelector()
         self._ready.register(requests, selectors.EVENT_READ)
-        # A broker may be stopped from the terminal; the template ends with those who ask it.
+        # Ctrl-C is for the copies; the template ends with those who ask it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> dict[str, Any] | None:
@@ -148,7 +176,7 @@ class _Template:
                 if key.data is not None:
                     self._tell_the_end(key.fd, *key.data)
                     continue
-                message, files, *_ = socket.recv_fds(self._requests, REQUEST_BYTES_MAX, 3)
+                message, files, *_ = socket.recv_fds(self._requests, REQUEST_BYTES_MAX, 4)
                 if not message:
                     return None
                 pid = os.fork()
@@ -156,11 +184,12 @@ class _Template:
                     self._become_a_copy(files)
                     request: dict[str, Any] = json.loads(message)
                     return request
-                self._keep(pid, *files)
+                status, *others = files
+                for each in others:
+                    os.close(each)
+                self._keep(pid, status)
 
-    def _keep(self, pid: int, stdout: int, stderr: int, status: int) -> None:
-        os.close(stdout)
-        os.close(stderr)
+    def _keep(self, pid: int, status: int) -> None:
         handle = os.pidfd_open(pid)
         self._ready.register(handle, selectors.EVENT_READ, (pid, status))
         socket.send_fds(self._requests, [str(pid).encode()], [handle])
@@ -176,15 +205,15 @@ class _Template:
 
     def _become_a_copy(self, files: list[int]) -> None:
         """Closes what belongs to the template and to other copies."""
-        stdout, stderr, status = files
+        status, stdout, stderr, *stdin = files
         for key in list(self._ready.get_map().values()):
             if key.data is not None:
                 os.close(key.fd)
                 os.close(key.data[1])
         self._ready.close()
         self._requests.close()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for theirs, ours in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        read = stdin[0] if stdin else os.open(os.devnull, os.O_RDONLY)
+        for theirs, ours in ((read, 0), (stdout, 1), (stderr, 2)):
             os.dup2(theirs, ours)
             os.close(theirs)
         os.close(status)
@@ -192,7 +221,7 @@ class _Template:
 
 
 def _load() -> None:
-    """Loads all that a broker has loaded when it listens."""
+    """Loads all that the command has loaded when a broker listens."""
     import penstock.cli.commands
     import penstock.cli.main
     import penstock.server.serve  # noqa: F401
