@@ -29,6 +29,8 @@ START_TIMEOUT_S = 30.0
 SEAL_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 20.0
+PROMPT_S = 10.0
+"""What nothing holds up takes less than this, on a busy machine too."""
 
 PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
 """Gives a router that is started beside other work the time it needs. Flags override it."""

@@ -67,7 +67,7 @@ class KillLoop:
 
     def die_starting(self) -> None:
         """SIGKILL before the start is over, or just after: at most as long as the last one took."""
-        self.broker.dies_after_s = self.start_s * self.rng.uniform(0.4, 1.1)
+        self.broker.dies_after_s = self.start_s * self.rng.uniform(0.05, 1.1)
         self.broker.start()
         self.broker.dies_after_s = None
         self._kill()
