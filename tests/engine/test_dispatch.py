@@ -104,18 +104,6 @@ def test_a_pause_between_a_produce_and_its_dispatch_forgets_nothing():
     broker.close()
 
 
-def test_in_flight_is_bounded_per_partition_over_all_consumers():
-    """driftq-23."""
-    broker = on_disk(limits=Limits(max_in_flight=3))
-    broker.topic("t", 2)
-    readers = [broker.consume(owner=f"o{n}", lease_ms=LONG_MS) for n in range(3)]
-    for n in range(20):
-        broker.produce("t", f"v{n}", envelope=in_partition(n % 2))
-    partitions = [item.partition for reader in readers for item in reader.items]
-    assert sorted(partitions) == [0, 0, 0, 1, 1, 1]
-    broker.close()
-
-
 def test_what_waits_for_its_backoff_is_bounded_and_costs_no_turns(monkeypatch: pytest.MonkeyPatch):
     """Beyond MAX_UNFINISHED nothing new is delivered; the broker rests, and goes on later."""
     monkeypatch.setattr(dispatcher, "MAX_UNFINISHED", 4)
