@@ -29,6 +29,7 @@ ROUTES: list[Route] = [
     ("POST", "/v1/transactions", {"transaction_id": "x", "operations": [
         {"op": "produce", "topic": "t", "value": "v"},
         {"op": "nack", "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o"},
+        {"op": "event_nack", "stream": "default", "name": "n", "owner": "o", "offset": 0},
         {"op": "cache_incr", "cache": "default", "key": "k", "delta": 1}]}),
     ("POST", "/v1/writes/p/0/commit", {"parts": [{"part": 0, "pieces": 1, "rows": 1}]}),
     ("POST", "/v1/journal/archived", {"next": 0}),

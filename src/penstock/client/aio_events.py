@@ -13,7 +13,7 @@ from penstock.client.aio_waiting import pause
 from penstock.client.calls import Payload, bytes_of, list_of
 from penstock.client.connection import heartbeat_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
-from penstock.client.feeds import ReceivedEvent, ReceivedEventBuffer
+from penstock.client.feeds import EventRef, ReceivedEvent, ReceivedEventBuffer
 from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
 from penstock.model.errors import PenstockError
@@ -42,6 +42,11 @@ class AsyncStreamEvent:
         self._client = client
         self._once = once
         self._ref = received
+
+    @property
+    def ref(self) -> EventRef:
+        """The name of this delivery, for the ack in a transaction."""
+        return self._ref
 
     async def ack(self) -> None:
         """Finishes the event: it does not come again."""

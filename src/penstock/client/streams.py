@@ -92,20 +92,20 @@ def subscriptions(path: Path) -> Call[list[Lag]]:
 
 def ack_event(ref: EventRef) -> Call[None]:
     """Finishes an event for its named subscription."""
-    return Call("POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(_ref(ref)))
+    return Call("POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(event_members(ref)))
 
 
 def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) -> Call[None]:
     """Reports that an event could not be handled. It is delivered again after `delay_ms`, or after
     the broker's backoff."""
     require_text("reason", reason)
-    body = _ref(ref) | {"reason": reason, "delay_ms": delay_ms}
+    body = event_members(ref) | {"reason": reason, "delay_ms": delay_ms}
     return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, encode(body))
 
 
 def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease of an event: it ends `lease_ms` from now."""
-    body = _ref(ref) | {"lease_ms": lease_ms}
+    body = event_members(ref) | {"lease_ms": lease_ms}
     return Call("POST", f"{stream_path(*ref.stream)}/extend", nothing, encode(body))
 
 
@@ -183,7 +183,8 @@ def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def _ref(ref: EventRef) -> dict[str, Any]:
+def event_members(ref: EventRef) -> dict[str, Any]:
+    """Returns the members that name an event in its stream."""
     return {
         "name": ref.name,
         "owner": ref.owner,

@@ -205,24 +205,38 @@ class Quotas:
     def charge(self, scope: Scope, msgs: int, nbytes: int, *, is_kept: bool) -> None:
         """Counts a produce or publish, or raises. `is_kept`: it takes room in the backlog and on
         disk."""
-        limited = self._of(scope)
+        self.check(scope, msgs, nbytes, is_kept=is_kept)
+        self.take(scope, msgs, nbytes, is_kept=is_kept)
+
+    def check(self, scope: Scope, msgs: int, nbytes: int, *, is_kept: bool) -> None:
+        """Raises if a produce or publish would be refused."""
         now_ms = self._now_ms()
-        for each in limited:
+        for each in self._of(scope):
             each.check_rates(now_ms)
             if is_kept:
                 each.check_room("backlog_msgs", msgs, now_ms)
                 each.check_room("backlog_bytes", nbytes, now_ms)
                 each.check_room("disk_bytes", nbytes, now_ms)
-        for each in limited:
+
+    def take(self, scope: Scope, msgs: int, nbytes: int, *, is_kept: bool) -> None:
+        """Counts what `check` has let through."""
+        for each in self._of(scope):
             each.take(msgs, nbytes, is_kept=is_kept)
 
     def charge_cache(self, scope: Scope, grown: int) -> None:
         """Counts the growth of a cache, or raises."""
-        limited = self._of(scope)
+        self.check_cache(scope, grown)
+        self.take_cache(scope, grown)
+
+    def check_cache(self, scope: Scope, grown: int) -> None:
+        """Raises if a cache may not grow."""
         now_ms = self._now_ms()
-        for each in limited:
+        for each in self._of(scope):
             each.check_room("cache_memory", grown, now_ms)
-        for each in limited:
+
+    def take_cache(self, scope: Scope, grown: int) -> None:
+        """Counts what `check_cache` has let through."""
+        for each in self._of(scope):
             each.take_cache(grown)
 
     def check_subscription(self, scope: Scope) -> None:
