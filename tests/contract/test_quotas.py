@@ -20,6 +20,8 @@ EMPTY = {
     "backlog_bytes": None,
     "disk_bytes": None,
     "stream_retention": None,
+    "connections": None,
+    "idempotency_keys": None,
 }
 
 

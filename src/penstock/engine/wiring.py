@@ -17,11 +17,12 @@ from penstock.engine.named_subscriptions import NamedSubscriptions
 from penstock.engine.pages import Pages
 from penstock.engine.producing import Producing
 from penstock.engine.progress import ProgressCommands
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
@@ -156,6 +157,7 @@ class Parts:
             self.dispatcher,
             self.dead_letters,
             self.producing,
+            self.quotas,
             self.sealing,
         )
 
