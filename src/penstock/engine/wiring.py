@@ -30,6 +30,7 @@ from penstock.engine.tokens import TokenCommands
 from penstock.engine.topic_removal import TopicRemoval
 from penstock.engine.transactions import TransactionCommands
 from penstock.engine.window import Window
+from penstock.engine.write_quotas import WriteQuotas
 from penstock.engine.writes import Writes
 from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.log import Log, Storage
@@ -184,14 +185,16 @@ class Parts:
         limit = limits.max_staged_bytes
         if storage.sealed is None:
             limit = min(limit, limits.memory_bytes)
+        quotas = WriteQuotas(self.state, self.quotas)
         return Writes(
             self.state,
             self.ledger,
             self.scheduler,
-            PieceStaging(self.state, self.ledger, self.scheduler, storage.staged, limit),
+            PieceStaging(self.state, self.ledger, self.scheduler, storage.staged, quotas, limit),
             storage.staged,
             self.caches,
             self.dispatcher,
+            quotas,
             self.retention.check_memory,
         )
 
