@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.limited_scope import RECOUNT_MS, RateBucket, UseMargin
 from penstock.model.caching import Delete, Watch
 from penstock.model.errors import ResourceExhausted
-from penstock.model.scopes import Scope, full_name
+from penstock.model.scopes import Scope, full_name, stream_log_name
 from penstock.model.streams import Subscribe
 from tests.engine.cache_harness import Watcher
 from tests.engine.quota_harness import OTHER, PROD, Tenants, quota_of
@@ -188,6 +188,20 @@ def test_messages_older_than_the_cap_are_removed() -> None:
     tenants.pass_ms(120_000)
     partition = tenants.state.topics[full_name(PROD, "t")].partitions[0]
     assert partition.first_offset == 1
+
+
+def test_events_older_than_the_cap_are_removed_from_a_durable_stream() -> None:
+    """felix-101, 126."""
+    tenants = Tenants(FaultyVfs())
+    tenants.add_durable(PROD)
+    log = tenants.state.topics[stream_log_name((*PROD, "d"))]
+    tenants.limit(PROD, stream_retention=5000)
+    assert tenants.engine.quotas.retention_ms(log) == 5000
+    tenants.publish_kept(PROD)
+    tenants.pass_ms(60_000)
+    tenants.publish_kept(PROD)
+    tenants.pass_ms(120_000)
+    assert log.partitions[0].first_offset >= 1
 
 
 def test_quotas_survive_a_restart() -> None:
