@@ -676,3 +676,28 @@ def test_a_refused_transaction_is_not_charged(reason: str, monkeypatch: pytest.M
     assert isinstance(full, ResourceExhausted)
     assert full.limit == "cache_memory"
     broker.close()
+
+
+def test_quotas_of_disk_and_of_keys_count_all_of_a_transaction() -> None:
+    """felix-98: messages and durable caches share the disk; each new key counts once."""
+    broker, _ = begun()
+    path = ("default", "default", "")
+
+    def limit(**limits: int) -> None:
+        quota = Quota(**limits)
+        broker.must(lambda done: broker.engine.registry.change(path, done, quota=quota))
+
+    limit(disk_bytes=3500)
+    half: list[Operation] = [producing("u", "v" * 1400), Put(CACHE, "k", b"v" * 1000)]
+    error = broker.refused(*half, Put(CACHE, "l", b"v" * 1500))
+    assert isinstance(error, ResourceExhausted)
+    assert error.limit == "disk_bytes"
+    broker.do(*half)
+    limit(idempotency_keys=2)
+    keys = [producing("u", "v", once=once) for once in ("a", "b", "a")]
+    error = broker.refused(*keys, producing("u", "v", once="c"))
+    assert isinstance(error, ResourceExhausted)
+    assert error.limit == "idempotency_keys"
+    broker.do(*keys)
+    assert isinstance(broker.refused(producing("u", "v", once="c")), ResourceExhausted)
+    broker.close()

@@ -110,6 +110,11 @@ class TransactionDraft:
     def add(self, operation: Operation) -> None:
         self.results.append(_STEPS[type(operation)](self, operation))
 
+    @property
+    def new_keys(self) -> int:
+        """The number of messages that will be stored with an idempotency key."""
+        return len(self._keys)
+
     def is_all_settling(self) -> bool:
         """Says whether it stores nothing new, in a topic or in a cache."""
         if self.places:

@@ -34,7 +34,7 @@ from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
-from penstock.engine.quotas import ScopeCounts
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Stored

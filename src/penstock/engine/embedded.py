@@ -38,6 +38,7 @@ from penstock.core.topic_rules import (
 from penstock.engine.consumers import OpenConsumer
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
+from penstock.engine.quotas import Reservation
 from penstock.engine.report import report_effect, report_topic
 from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.wiring import Parts
@@ -354,7 +355,11 @@ class EmbeddedEngine:
         sink: Sink,
         done: Done[OpenConsumer],
     ) -> None:
+        reserved: list[Reservation] = []
+
         def opened(outcome: int | PenstockError) -> None:
+            for each in reserved:
+                each.end()
             if isinstance(outcome, PenstockError):
                 done(outcome)
             elif outcome not in self._state.groups:
@@ -366,7 +371,7 @@ class EmbeddedEngine:
         def decide() -> int:
             found = find_topic(self._state, topic)
             if self.quotas.is_active:
-                self.quotas.check_subscription(found.scope)
+                reserved.append(self.quotas.reserve(found.scope))
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
                 self._record(record)

@@ -40,10 +40,11 @@ from penstock.engine.publish_queue import (
     Target,
     WaitingPublishes,
 )
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import PublishMeter, Quotas, Reservation
 from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
@@ -220,11 +221,6 @@ class Streams:
                 tenant_id, namespace, _ = command.path
                 targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
                 self._caches.check_targets(targets)
-            if self._quotas.is_active:
-                is_kept = stream.log is not None
-                self._quotas.charge(
-                    command.path[:2], len(command.payloads), nbytes, is_kept=is_kept
-                )
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -241,11 +237,11 @@ class Streams:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
-            if self._quotas.is_active:
-                self._quotas.check_subscription(command.path[:2])
             if command.start is not None:
                 self._replay(stream, command, command.start, sink, done)
                 return
+            if self._quotas.is_active:
+                self._quotas.check_subscription(command.path[:2])
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -276,8 +272,13 @@ class Streams:
         done: Done[Subscription],
     ) -> None:
         topic = find_log(self._state, command.path)
+        reserved: Reservation | None = None
+        if self._quotas.is_active:
+            reserved = self._quotas.reserve(command.path[:2])
 
         def begin(at: int | PenstockError) -> None:
+            if reserved is not None:
+                reserved.end()
             log = stream.log
             if isinstance(at, PenstockError):
                 self._ledger.answer(done, at)
@@ -366,10 +367,11 @@ class Streams:
         config = find(self._registry, "stream", path).stream or StreamConfig()
         settings = stream_settings(config, self._limits)
         counts = StreamCounts()
+        meter = PublishMeter(self._quotas, path[:2], is_kept=config.durable)
         log = None
         if config.durable:
             topic = find_log(self._state, path)
-            log = StreamLog(self._state, self._ledger, topic, self._mark, counts)
+            log = StreamLog(self._state, self._ledger, topic, self._mark, counts, meter)
         name = "/".join(path)
         scheduler = self._scheduler
         stream: StreamInUse
@@ -382,6 +384,7 @@ class Streams:
             self._ledger,
             scheduler,
             lambda: self._ready(stream),
+            meter,
             log,
         )
         around = StreamContext(

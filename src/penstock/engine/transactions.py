@@ -39,10 +39,12 @@ _Results = list[OperationResult]
 
 
 class _Use(NamedTuple):
-    """Messages and bytes that a transaction stores, and the growth of caches, by namespace."""
+    """Messages and bytes that a transaction stores, and the growth of caches, by namespace. `keys`:
+    so many of the messages have an idempotency key."""
 
     stored: dict[Scope, tuple[int, int]]
     grown: dict[Scope, int]
+    keys: int
 
 
 class TransactionCommands:
@@ -169,22 +171,27 @@ class TransactionCommands:
             scope = self._state.topics_by_id[topic_id].scope
             stored[scope] = (stored[scope][0] + msgs, stored[scope][1] + nbytes)
         growth = draft.caches.growth() if draft.caches is not None else {}
-        return _Use(stored, {scope: grown for scope, grown in growth.items() if grown > 0})
+        grown = {scope: nbytes for scope, nbytes in growth.items() if nbytes > 0}
+        return _Use(stored, grown, draft.new_keys)
 
     def _check_quotas(self, use: _Use) -> None:
         """Raises if a quota has no room. Counts nothing: another one may refuse the transaction,
         or the log."""
+        on_disk = dict(use.grown)
         for scope, (msgs, nbytes) in use.stored.items():
-            self._quotas.check(scope, msgs, nbytes, is_kept=True)
-        for scope, grown in use.grown.items():
-            self._quotas.check_cache(scope, grown)
+            self._quotas.check(scope, msgs, nbytes, is_kept=True, keys=use.keys)
+            on_disk[scope] = on_disk.get(scope, 0) + nbytes
+        if use.grown:
+            self._quotas.check_room("cache_memory", use.grown)
+            self._quotas.check_room("disk_bytes", on_disk)
 
     def _charge(self, use: _Use) -> None:
         """Counts a transaction that happened against the quotas."""
         for scope, (msgs, nbytes) in use.stored.items():
-            self._quotas.take(scope, msgs, nbytes, is_kept=True)
-        for scope, grown in use.grown.items():
-            self._quotas.take_cache(scope, grown)
+            self._quotas.take(scope, msgs, nbytes, is_kept=True, keys=use.keys)
+        if use.grown:
+            self._quotas.take_room("cache_memory", use.grown)
+            self._quotas.take_room("disk_bytes", use.grown)
 
     def _count(self, operations: list[Operation], error: PenstockError) -> None:
         """Counts a refused produce like one that stands alone."""

@@ -64,16 +64,23 @@ class QuotaBody(Body):
     ] = UNSET
     disk_bytes: Annotated[
         Bytes | BytesText | UnsetType | None,
-        optional("Bytes of all messages that are kept. May have a unit, such as 10GB."),
+        optional("Bytes of messages, events, durable caches and staged rows. May have a unit."),
     ] = UNSET
     stream_retention: Annotated[
         Count | DurationText | UnsetType | None,
         optional("The longest retention of a topic or stream, in milliseconds or as 7d."),
     ] = UNSET
+    connections: Annotated[
+        _Limit | UnsetType | None, optional("Open connections, of HTTP and WebSockets.")
+    ] = UNSET
+    idempotency_keys: Annotated[
+        _Limit | UnsetType | None, optional("Idempotency keys of produces that are remembered.")
+    ] = UNSET
 
 
 class QuotaAnswer(msgspec.Struct, kw_only=True):
-    """`limits` has null where there is none. `refused` counts refusals since the start."""
+    """`limits` has null where there is none. `refused` counts refusals since the start. `used` has
+    what was accepted in the last second for the rates."""
 
     tenant_id: str
     namespace: str | None
@@ -115,6 +122,8 @@ _READ: dict[str, Read] = {
     "backlog_bytes": size,
     "disk_bytes": size,
     "stream_retention": duration(0, MAX_OFFSET),
+    "connections": _COUNT,
+    "idempotency_keys": _COUNT,
 }
 _MEMBERS = {name: (name, read) for name, read in _READ.items()}
 
@@ -184,7 +193,7 @@ _EXAMPLE: dict[str, Any] = {
     "tenant_id": "acme",
     "namespace": "prod",
     "limits": {"publish_rate_limit": 10_000, "topics": None, "stream_retention": "7d"},
-    "used": {"subscribe_connections": 3, "topics": 12, "backlog_msgs": 40},
+    "used": {"publish_rate_limit": 800, "subscribe_connections": 3, "topics": 12},
     "refused": {"publish_rate_limit": 2},
 }
 _LIMITS = {"publish_rate_limit": "10000/s", "cache_memory": "10GB", "stream_retention": "7d"}
