@@ -226,6 +226,30 @@ def test_the_first_token_is_printed_once_and_in_no_log(start_broker: StartBroker
     assert [(each["principal"], each["admin"]) for each in made] == [("admin", True)]
 
 
+def test_what_a_start_creates_is_in_the_audit_log(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    """The declared resources and the first admin token; a restart changes nothing."""
+    file = tmp_path / "penstock.toml"
+    file.write_text('[[tenants]]\ntenant_id = "acme"\n[[topics]]\nname = "tasks"\n')
+    broker = start_broker("--access-control", "--config", str(file))
+    first = Guarded(broker)
+    expected = [
+        ("tenant.create", "tenant:acme"),
+        ("topic.create", "topic:tasks"),
+        ("token.create", f"token:{first.admin[4:20]}"),
+    ]
+    for _ in range(2):
+        with broker.new_client(headers=bearer(first.admin)) as client:
+            text = client.get("/v1/topics/penstock.audit/partitions/0/records?format=ndjson").text
+        rows = [json.loads(json.loads(line)["value"]) for line in text.splitlines()]
+        of_broker = [row for row in rows if row["principal"] == "broker"]
+        assert [(row["action"], row["resource"]) for row in of_broker] == expected
+        assert {row["address"] for row in of_broker} == {""}
+        broker.restart()
+    first.client.close()
+
+
 def test_the_static_token_is_an_admin_and_no_other_is_made(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
