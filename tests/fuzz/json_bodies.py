@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from penstock.server.routes.endpoint import Endpoint
 from penstock.server.routes.table import ENDPOINTS
-from penstock.server.routes.transactions import OperationBody
+from penstock.server.routes.transaction_operations import OperationBody
 
 Route = tuple[str, str, dict[str, Any]]
 

@@ -15,7 +15,7 @@ from penstock.model.errors import PenstockError
 from penstock.model.limits import MIB
 from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.server.arrow_bodies import read_table
-from penstock.server.routes.transactions import OperationBody
+from penstock.server.routes.transaction_operations import OperationBody
 from penstock.server.row_checks import check_cache_rows, check_topic_rows
 from penstock.storage.staging import pack
 from tests.broker_process import BrokerProcess
