@@ -45,7 +45,7 @@ from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Message, Record
-from penstock.model.scopes import Scope, names_within, plain_name, split_name
+from penstock.model.scopes import Scope, is_stream_log, names_within, plain_name, split_name
 
 T = TypeVar("T")
 
@@ -319,7 +319,10 @@ class EmbeddedEngine:
             self._record(record)
             self.parts.leases.drop(entries)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
-            self._note("group.delete", topic, f"group {group}")
+            if is_stream_log(topic):
+                self._note("subscription.delete", topic, f"subscription {group}", "stream")
+            else:
+                self._note("group.delete", topic, f"group {group}")
 
         self._decide(decide, done)
 
@@ -424,9 +427,9 @@ class EmbeddedEngine:
         if not self._ledger.record(record):
             raise _no_room()
 
-    def _note(self, action: str, full: str, detail: str = "") -> None:
+    def _note(self, action: str, full: str, detail: str = "", kind: str = "topic") -> None:
         scope, name = split_name(full)
-        self.audit.changed(action, "topic", scope, name, detail)
+        self.audit.changed(action, kind, scope, name, detail)
 
     def _check_writable(self) -> None:
         if self._ledger.failure is not None:

@@ -13,7 +13,7 @@ from penstock.model.limits import MAX_OFFSET
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.tenancy import Entry, Kind, Path
 from penstock.model.units import format_duration, parse_size
-from penstock.server.access import Needs
+from penstock.server.access import Needs, actor_of
 from penstock.server.members import Count, limits, optional
 from penstock.server.registry.entries import (
     Bytes,
@@ -170,15 +170,20 @@ def describe_quota(exchange: Exchange) -> None:
 def change_quota(exchange: Exchange) -> None:
     """If somebody else has changed it meanwhile, begins again, so that no change is lost."""
     body = exchange.body(_decoder)
+    if exchange.is_followed():
+        exchange.forward()
+        return
     path = _path(exchange)
     kind: Kind = "namespace" if path[1] else "tenant"
+    actor = actor_of(exchange.request, exchange.reply)
 
     def read() -> None:
         exchange.registry.get(kind, path, exchange.then(found))
 
     def found(entry: Entry) -> None:
         quota = quota_config(body, entry.quota)
-        exchange.registry.change(path, changed, quota=quota, if_revision=entry.revision)
+        with exchange.dispatch.engine.audit.acting(actor):
+            exchange.registry.change(path, changed, quota=quota, if_revision=entry.revision)
 
     def changed(outcome: Entry | PenstockError) -> None:
         if isinstance(outcome, VersionMismatch):
