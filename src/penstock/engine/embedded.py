@@ -78,9 +78,7 @@ class EmbeddedEngine:
         self.audit = parts.audit
         self._is_closed = False
         self._ledger.start(self.maintenance)
-        self.quotas.start()
-        self.caches.start()
-        self.writes.start()
+        parts.start()
         self.maintenance.start()
 
     # -- produce -------------------------------------------------------------------------------
@@ -319,10 +317,8 @@ class EmbeddedEngine:
             self._record(record)
             self.parts.leases.drop(entries)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
-            if is_stream_log(topic):
-                self._note("subscription.delete", topic, f"subscription {group}", "stream")
-            else:
-                self._note("group.delete", topic, f"group {group}")
+            kind, what = ("stream", "subscription") if is_stream_log(topic) else ("topic", "group")
+            self._note(f"{what}.delete", topic, f"{what} {group}", kind)
 
         self._decide(decide, done)
 

@@ -91,6 +91,12 @@ class Parts:
         self.registry = self._registry()
         self.transactions = self._transactions()
 
+    def start(self) -> None:
+        """Builds what is volatile from the state. Called once, when the ledger has started."""
+        self.quotas.start()
+        self.caches.start()
+        self.writes.start()
+
     def _journal(self, checkpoint: Checkpoint, lookups: DiskLookups) -> JournalCommands:
         """Makes the journal, and what seals the log for it."""
         index = SealedJournal(checkpoint.journal)
