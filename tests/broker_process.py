@@ -25,10 +25,10 @@ from tests.ndjson import ConsumeStream
 from tests.penstock_template import MEASURING, CopiedProcess, is_plain, python_settings, template
 from tests.penstock_template import SOURCE as SOURCE
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 SEAL_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 10.0
-REQUEST_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 60.0
 PROMPT_S = 10.0
 """What nothing holds up takes less than this, on a busy machine too."""
 

@@ -8,6 +8,7 @@ from penstock.core.invariants import check
 from penstock.model.errors import (
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     NotYet,
     OutOfRange,
     PenstockError,
@@ -351,6 +352,34 @@ def test_deleting_a_stream_ends_all_of_it():
     check(broker.state)
     outcome = broker.call(broker.engine.streams.subscribe, Subscribe(path=broker.path), replay)
     assert isinstance(outcome, PenstockError)
+
+
+@pytest.mark.parametrize("order", ["fans out first", "is durable first"])
+def test_deleting_a_stream_refuses_publishes_that_wait(order):
+    """They are not let in while the deletion is on its way to disk: their log is gone."""
+    broker = Streams(config={"pub_queue_depth": 1})
+    broker.listen()
+    streams = broker.engine.streams
+    streams.hold_fanout()
+    command = Publish(path=broker.path, payloads=[b"a"])
+    answers = [broker.submit(streams.publish, command) for _ in range(3)]
+    broker.settle()
+    assert answers == [[0], [], []]
+    broker.hold_writes()
+    deleted = broker.submit(broker.engine.registry.delete, "stream", broker.path, False)
+    broker.scheduler.run()
+    if order == "fans out first":
+        streams.release_fanout()
+        broker.scheduler.run()
+    assert (answers[1], deleted) == ([], []), "a refusal waits until the deletion is durable"
+    broker.disk.release()
+    streams.release_fanout()
+    broker.settle()
+    assert deleted == [None]
+    assert [type(outcome) for (outcome,) in answers[1:]] == [NotFound, NotFound]
+    broker.create("orders")
+    assert broker.publish(b"b") == 0
+    check(broker.state)
 
 
 def test_a_stream_that_is_made_again_begins_empty():

@@ -315,15 +315,20 @@ class PublishQueue:
         self.events -= run.end
         self._nbytes -= run.nbytes
 
-    def end(self, error: PenstockError) -> None:
-        """Drops accepted publishes, and refuses those that wait."""
-        self._runs.clear()
-        self.events = self._nbytes = 0
+    def refuse_waiting(self, error: PenstockError) -> None:
+        """Lets no publish in any more that waits, and refuses it when all that was decided so far
+        is durable."""
         waiting = list(self._waiting)
         for publish in waiting:
             self._end_wait(publish)
         for publish in waiting:
-            answer(publish.done, error)
+            self._ledger.answer(partial(answer, publish.done), error)
+
+    def end(self, error: PenstockError) -> None:
+        """Drops accepted publishes, and refuses those that wait."""
+        self._runs.clear()
+        self.events = self._nbytes = 0
+        self.refuse_waiting(error)
 
 
 def answer(done: Done[int | None], outcome: int | PenstockError | None) -> None:

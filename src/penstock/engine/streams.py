@@ -348,7 +348,10 @@ class Streams:
             return
         if deleted:
             del self._streams[entry.path]
-            self._ledger.answer(stream.end, NotFound(f"stream {stream.around.name!r} was deleted"))
+            error = NotFound(f"stream {stream.around.name!r} was deleted")
+            # Its log is gone already: nothing may be let in until the deletion is durable.
+            stream.queue.refuse_waiting(error)
+            self._ledger.answer(stream.end, error)
         else:
             stream.config = entry.stream or StreamConfig()
             stream.is_numbered = stream.config.delivery == "exactly_once"

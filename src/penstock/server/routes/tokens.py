@@ -20,6 +20,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_OFFSET, MAX_ROLES
 from penstock.model.names import clean_name
+from penstock.model.permissions import ALL_PERMISSIONS
 from penstock.model.principals import Principal
 from penstock.model.tokens import Token, is_within
 from penstock.server.access import Filtered, HandlerNeeds
@@ -221,6 +222,12 @@ def _wanted(body: TokenBody, token_id: str, digest: bytes, now_ms: int) -> Token
     roles = body.roles or []
     if len(roles) > MAX_ROLES:
         raise InvalidArgument(f"a token has at most {MAX_ROLES} roles")
+    for role in roles:
+        if role in ALL_PERMISSIONS:
+            raise InvalidArgument(
+                f"{role!r} is a permission and no role: grant it to the principal with a rule, or "
+                "name a role that has it"
+            )
     tenant_id = None if body.tenant_id is None else clean_name(body.tenant_id, "tenant_id")
     namespace = None if body.namespace is None else clean_name(body.namespace, "namespace")
     if namespace is not None and tenant_id is None:
