@@ -37,3 +37,22 @@ def test_tokens_are_in_the_audit_log_without_their_secrets(server: AccessServer)
     assert [row["action"] for row in rows] == ["token.create", "token.rotate", "token.revoke"]
     for secret in (made["token"], turned["token"]):
         assert secret not in str(rows)
+
+
+def test_the_name_of_a_permission_is_no_role(server: AccessServer) -> None:
+    """A token cannot be created with it, and in a JWT it gives nothing."""
+    wanted = {"principal": "bot", "tenant_id": "default", "roles": ["journal"]}
+    refused = server.ask("root", "POST", "/v1/tokens", wanted)
+    assert (refused.status_code, "no role" in refused.text) == (400, True)
+    server.must("root", "POST", "/v1/produce", {"topic": "orders", "value": "secret"})
+    who = server.know(Principal("jwt", tenant_id="default", roles=frozenset({"journal", "read"})))
+    rows = server.ask(who, "GET", "/v1/journal?format=ndjson")
+    assert rows.status_code == 403, rows.text
+    assert server.must(who, "GET", "/v1/tenants/default/namespaces")["namespaces"] == []
+
+
+def test_nobody_gets_a_token_in_the_brokers_own_names(server: AccessServer) -> None:
+    """The audit log would show their changes as those of the static token, or of the broker."""
+    for name in ("static-token", "broker", " broker "):
+        refused = server.ask("root", "POST", "/v1/tokens", {"principal": name})
+        assert (refused.status_code, "broker's own" in refused.text) == (400, True)

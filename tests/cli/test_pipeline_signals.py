@@ -20,7 +20,7 @@ from tests.quick_java import quick_java
 if os.environ.get("CI") != "true":
     pytest.importorskip("pyspark")
 
-WAIT_S = 120
+WAIT_S = 600
 
 
 class Running:

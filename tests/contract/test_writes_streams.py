@@ -74,6 +74,8 @@ def test_a_piece_that_cannot_be_published_is_refused(ns: Namespace) -> None:
     assert_error(refused, 409, "FAILED_PRECONDITION", "only a durable stream has positions, and")
     assert stage(payloads(b"x"), stream=full("nowhere")).status_code == 404
     invalid = "INVALID_ARGUMENT"
+    elsewhere = stage(payloads(b"x"), stream="acme/prod/orders")
+    assert_error(elsewhere, 400, invalid, "is not in the producer's namespace, default/default")
     assert_error(stage(b"", stream="orders"), 400, invalid, "stream is <tenant>/<namespace>")
     both = stage(b"", stream=stream, cache=stream)
     assert_error(both, 400, invalid, "cache and stream are both given; a piece goes to one of them")

@@ -24,7 +24,7 @@ from tests.quick_java import quick_java
 from tests.websocket import TEXT, WebSocket
 
 PAGE_ADDRESS = "127.0.0.1:8080"
-EXAMPLE_TIMEOUT_S = 180.0
+EXAMPLE_TIMEOUT_S = 600.0
 # A look takes a second of the processor that what is looked at needs.
 LOOK_AGAIN_S = 2.0
 

@@ -8,6 +8,7 @@ from penstock.core.invariants import check
 from penstock.model.errors import (
     FailedPrecondition,
     InvalidArgument,
+    NotFound,
     NotYet,
     OutOfRange,
     PenstockError,
@@ -18,7 +19,7 @@ from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.streams import Publish, Start, Subscribe
 from penstock.model.tenancy import Entry, StreamConfig
 from penstock.storage.log import WalOptions
-from tests.engine.durable_stream_harness import EARLIEST, LATEST, Streams, payloads
+from tests.engine.durable_stream_harness import EARLIEST, LATEST, Listener, Streams, payloads
 from tests.engine.harness import LEASE_MS, SMALL, Broker
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.thresholds import Threshold, lowered
@@ -353,6 +354,34 @@ def test_deleting_a_stream_ends_all_of_it():
     assert isinstance(outcome, PenstockError)
 
 
+@pytest.mark.parametrize("order", ["fans out first", "is durable first"])
+def test_deleting_a_stream_refuses_publishes_that_wait(order):
+    """They are not let in while the deletion is on its way to disk: their log is gone."""
+    broker = Streams(config={"pub_queue_depth": 1})
+    broker.listen()
+    streams = broker.engine.streams
+    streams.hold_fanout()
+    command = Publish(path=broker.path, payloads=[b"a"])
+    answers = [broker.submit(streams.publish, command) for _ in range(3)]
+    broker.settle()
+    assert answers == [[0], [], []]
+    broker.hold_writes()
+    deleted = broker.submit(broker.engine.registry.delete, "stream", broker.path, False)
+    broker.scheduler.run()
+    if order == "fans out first":
+        streams.release_fanout()
+        broker.scheduler.run()
+    assert (answers[1], deleted) == ([], []), "a refusal waits until the deletion is durable"
+    broker.disk.release()
+    streams.release_fanout()
+    broker.settle()
+    assert deleted == [None]
+    assert [type(outcome) for (outcome,) in answers[1:]] == [NotFound, NotFound]
+    broker.create("orders")
+    assert broker.publish(b"b") == 0
+    check(broker.state)
+
+
 def test_a_stream_that_is_made_again_begins_empty():
     broker = Streams()
     broker.named(start=EARLIEST)
@@ -362,3 +391,41 @@ def test_a_stream_that_is_made_again_begins_empty():
     assert broker.publish(b"b") == 0
     assert broker.named(start=EARLIEST).items[0].value == b"b"
     check(broker.state)
+
+
+@pytest.mark.parametrize("start", [None, LATEST], ids=["live", "latest"])
+def test_a_subscription_begins_at_an_offset_that_is_durable(start):
+    """Or a crash could leave the log shorter than the position that its reader goes on from."""
+    broker = Streams()
+    broker.publish(b"a")
+    broker.hold_writes()
+    broker.submit(broker.engine.streams.publish, Publish(path=broker.path, payloads=[b"b"]))
+    listener = Listener()
+    command = Subscribe(path=broker.path, start=start)
+    confirmed = broker.submit(broker.engine.streams.subscribe, command, listener)
+    later = Publish(path=broker.path, payloads=[b"c"])
+    broker.submit(broker.engine.streams.publish, later)
+    broker.scheduler.run()
+    assert confirmed == []
+    broker.disk.release()
+    broker.settle()
+    (listener.subscription,) = confirmed
+    listener.wake()
+    broker.settle()
+    assert listener.subscription.begins_at == 2
+    assert (listener.events, listener.offsets) == ([b"c"], [2])
+
+
+@pytest.mark.parametrize("start", [None, EARLIEST], ids=["live", "earliest"])
+def test_a_subscription_to_a_stream_that_is_deleted_meanwhile_hears_of_it(start):
+    """It is refused, or is confirmed and ended."""
+    broker = Streams()
+    broker.hold_writes()
+    broker.submit(broker.engine.streams.publish, Publish(path=broker.path, payloads=[b"a"]))
+    listener = Listener()
+    command = Subscribe(path=broker.path, start=start)
+    found = broker.submit(broker.engine.streams.subscribe, command, listener)
+    broker.submit(broker.engine.registry.delete, "stream", broker.path, False)
+    broker.disk.release()
+    broker.settle()
+    assert NotFound in [type(each) for each in found + listener.ends]

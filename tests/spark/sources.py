@@ -121,7 +121,7 @@ class Copy:
         """Reads what is there now."""
         query = self.start(broker, available_now=True, **options)
         try:
-            query.awaitTermination(120)
+            query.awaitTermination(600)
         finally:
             query.stop()
         return query

@@ -95,7 +95,7 @@ def test_progress_is_that_of_the_group_in_the_namespace(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(120)
+    query.awaitTermination(600)
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(60_000)
     groups = {
         name: [group["name"] for group in each.must("GET", "/v1/topics/orders").json()["groups"]]

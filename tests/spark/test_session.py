@@ -65,7 +65,7 @@ def run(
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=tmp_path,
     )
 

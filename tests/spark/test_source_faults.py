@@ -197,7 +197,7 @@ def test_a_stream_whose_broker_stays_away_fails_and_goes_on_when_started_again(
         copy.await_values(query, wanted)
         broker.kill()
         with pytest.raises(StreamingQueryException, match="tried for 1 s"):
-            query.awaitTermination(60)
+            query.awaitTermination(600)
     broker.start()
     wanted += produce(broker, topic, range(50, 60))
     copy.run(broker, topic=topic)

@@ -200,6 +200,28 @@ def test_a_write_under_one_name_is_published_once(spark: SparkSession, events: E
     assert sorted(events.kept(stream)) == [b"more", b"text"]
 
 
+def test_the_options_tenant_and_namespace_name_the_stream(spark: SparkSession, events: Events):
+    client, scope = events.broker.client, {"tenant": new_name(), "namespace": "prod"}
+    base = f"/v1/tenants/{scope['tenant']}/namespaces"
+    for path, body in (
+        ("/v1/tenants", {"tenant_id": scope["tenant"]}),
+        (base, {"namespace": "prod"}),
+        (f"{base}/prod/streams", {"name": "orders", "delivery": "at_least_once"}),
+        (f"{base}/prod/caches", {"name": "carts"}),
+    ):
+        assert client.post(path, json=body).status_code == 201
+    frame = spark.createDataFrame([("text",)], "payload string")
+    writer = frame.write.format("penstock").mode("append")
+    writer.options(url=events.broker.url, stream="orders", **scope).save()
+    (row,) = read(spark, events.broker, stream="orders", **scope)
+    assert (row.stream, bytes(row.payload)) == ("orders", b"text")
+    frame = spark.createDataFrame([("k", "v")], "key string, value string")
+    writer = frame.write.format("penstock").mode("append")
+    writer.options(url=events.broker.url, cache="carts", **scope).save()
+    (row,) = read(spark, events.broker, cache="carts", **scope)
+    assert (row.key, bytes(row.value)) == ("k", b"v")
+
+
 def test_a_task_that_runs_again_and_a_killed_broker_store_a_batch_once(
     spark: SparkSession, start_broker: Any
 ):

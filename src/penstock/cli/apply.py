@@ -27,9 +27,10 @@ SIGNS = {"create": "+", "change": "~", "keep": "=", "conflict": "!"}
 def apply(client: Client, file: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Create and change the resources that the TOML FILE declares.
 
-    The file has tables [[tenants]], [[streams]], [[caches]] and [[topics]]. Their members are those
-    of the HTTP API; streams, caches and topics may have tenant_id and namespace. Settings that the
-    file does not name stay as they are, and nothing is deleted. The plan is shown first:
+    The file has tables [[tenants]], [[quotas]], [[streams]], [[caches]] and [[topics]]. Their
+    members are those of the HTTP API; streams, caches and topics may have tenant_id and namespace.
+    Settings that the file does not name stay as they are, and nothing is deleted. The plan is shown
+    first:
 
     \b
       + will be created

@@ -212,7 +212,7 @@ def explain(
 
 
 def topics_within(access: AccessRules, principal: Principal, permission: str) -> TopicReach | None:
-    """Returns the topics on which the principal has the permission. None means all topics."""
+    """Returns the topics and streams on which the principal has the permission. None means all."""
     bound = principal.namespace
     if principal.is_admin and principal.tenant_id is None and bound is None:
         return None
@@ -242,8 +242,10 @@ def sees_scope(access: AccessRules, principal: Principal, tenant: str, namespace
         return False
     if principal.is_admin or (principal.tenant_id is not None and not namespace):
         return True
-    rules = _effective_rules(access, principal, tenant)
-    return any(not namespace or matches(rule.namespace, namespace) for rule in rules)
+    return any(
+        (not namespace or matches(rule.namespace, namespace)) and expanded(access, rule)
+        for rule in _effective_rules(access, principal, tenant)
+    )
 
 
 def _effective_rules(
@@ -254,8 +256,10 @@ def _effective_rules(
     if principal.is_admin:
         yield AccessRule(tenant_id=tenant, permissions=("admin",))
         return
-    if principal.tenant_id is not None and principal.roles:
-        yield AccessRule(tenant_id=tenant, permissions=tuple(sorted(principal.roles)))
+    if principal.tenant_id is not None:
+        # A token may name any text as a role; the name of a permission is no role.
+        roles = sorted(principal.roles - ALL_PERMISSIONS)
+        yield AccessRule(tenant_id=tenant, permissions=tuple(roles))
     waiting = [*access.of_subject(tenant, "principal", principal.name)]
     for role in principal.roles:
         waiting += access.of_subject(tenant, "role", role)

@@ -84,6 +84,7 @@ JOURNAL_COLUMNS: dict[str, DataType] = {
     "delivered_at": TIMESTAMP,
     "tenant": STRING,
     "namespace": STRING,
+    "resource_kind": STRING,
 }
 
 EVENT_COLUMNS: dict[str, DataType] = {"offset": LONG, "timestamp": TIMESTAMP, "payload": BINARY}

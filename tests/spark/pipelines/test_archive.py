@@ -95,13 +95,13 @@ def test_all_rows_of_all_topics_and_of_the_journal_are_in_the_lake_once(
     broker.create_topic(ODD)
     produce(broker, topic, range(10), run_id="r", retry_policy={"max_attempts": 2})
     produce(broker, ODD, range(10, 13))
-    start(max_rows="8").wait(120)
+    start(max_rows="8").wait(600)
     eventually(lambda: lags(broker, topic), lambda found: found == [0, 0])
 
     later = broker.create_topic(new_name("dlq.later"))
     produce(broker, later, range(20, 23))
     produce(broker, topic, range(30, 33))
-    start().wait(120)
+    start().wait(600)
 
     there = records_table(lake).read()
     names = broker.client.get("/v1/topics").json()["topics"]
@@ -129,13 +129,13 @@ def test_a_deleted_topic_does_not_stop_the_others_and_what_retention_took_does(
     going, staying = (broker.create_topic(f"{stem}-{end}") for end in "ab")
     wanted = produce(broker, going, range(5)) + produce(broker, staying, range(5, 10))
     options = {"topics": f"{stem}-*", "journal": "false", "compact": "false"}
-    start(**options).wait(120)
+    start(**options).wait(600)
 
     reply = broker.client.delete(f"/v1/topics/{going}")
     assert reply.status_code == 204, reply.text
     broker.create_topic(going)
     wanted += produce(broker, staying, range(10, 15)) + produce(broker, going, range(15, 17))
-    start(**options).wait(120)
+    start(**options).wait(600)
     assert values_of(records_table(lake).read()) == sorted(wanted)
 
     produce(broker, staying, range(20, 25))
@@ -144,8 +144,8 @@ def test_a_deleted_topic_does_not_stop_the_others_and_what_retention_took_does(
     trim(broker, staying)
     wanted += produce(broker, staying, range(25, 27))
     with pytest.raises(PipelineFailed, match=f"'{staying}' partition 0: offsets 10 to 14 are no"):
-        start(**options).wait(120)
-    start(**options, fail_on_data_loss="false").wait(120)
+        start(**options).wait(600)
+    start(**options, fail_on_data_loss="false").wait(600)
     assert values_of(records_table(lake).read()) == sorted(wanted)
 
 
@@ -177,7 +177,7 @@ def test_a_topic_that_is_deleted_under_a_batch_does_not_end_a_running_archive(
 
     monkeypatch.setattr(Table, "append", append_late)
     produce(broker, going, range(10, 15))
-    assert deleted.wait(60)
+    assert deleted.wait(600)
     wanted += produce(broker, staying, range(15, 20))
     settles()
     wanted += produce(broker, broker.create_topic(going), range(20, 23))
@@ -207,5 +207,5 @@ def test_a_running_archive_takes_new_topics_and_a_lost_checkpoint_is_refused(
 
     shutil.rmtree(Path(lake.path) / "_checkpoints")
     with pytest.raises(PipelineFailed, match=r"of another checkpoint\. Nothing was written"):
-        start(**options).wait(120)
+        start(**options).wait(600)
     assert values_of(records_table(lake).read()) == sorted(wanted)

@@ -128,7 +128,7 @@ class Reported:
         settings = PIPELINE.settings(options)
         with Run(PIPELINE.name, spark, broker, lake, settings, report=self.said.append) as run:
             PIPELINE.start(run)
-            run.wait(60)
+            run.wait(600)
         self.rows = told(dead_letters_table(lake).read())
 
 

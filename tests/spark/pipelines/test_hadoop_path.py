@@ -113,7 +113,7 @@ def test_an_archive_goes_on_where_it_was_also_in_another_process(
     options = {"topics": topic, "journal": "false"}
     with Run("archive", spark, at, lake, PIPELINE.settings(options)) as run:
         PIPELINE.start(run)
-        run.wait(120)
+        run.wait(600)
     wanted += produce(broker, topic, range(10, 15))
     command = [
         sys.executable, "-m", "penstock", "pipeline", "run", "archive", "--once",

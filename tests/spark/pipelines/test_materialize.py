@@ -130,21 +130,21 @@ def test_a_table_has_the_latest_values_after_every_run(
     sent += [("k1", "null"), ("", "nobody's"), ("k9", "late"), ("k1x", "null")]
     produce(broker, topic, sent)
     options = {"topic": topic, "to": "table:state", "buckets": "4"}
-    start(**options, max_rows="12").wait(120)
+    start(**options, max_rows="12").wait(600)
     assert contents(table(lake, "state").read()) == expected(sent)
     assert [line for line in said if "1 messages without a key" in line]
 
     before = set(Path(lake.path).glob("state/bucket=*/*.parquet"))
     more: Messages = [("k2", "newest"), ("k2", "null")]
     produce(broker, topic, more)
-    start(**options).wait(120)
+    start(**options).wait(600)
     assert contents(table(lake, "state").read()) == expected(sent + more)
     kept = before & set(Path(lake.path).glob("state/bucket=*/*.parquet"))
     assert kept, "buckets that nothing was said of stay"
 
     more += [("k3", "newest")]
     produce(broker, topic, more[-1:])
-    start(**options | {"buckets": "3"}).wait(120)
+    start(**options | {"buckets": "3"}).wait(600)
     assert contents(table(lake, "state").read()) == expected(sent + more)
     assert {parts[0].partition("-of-")[2] for parts in table(lake, "state").partitions()} == {"3"}
 
@@ -166,9 +166,9 @@ def test_a_batch_that_is_taken_again_after_a_kill_changes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(Table, "replace", replace_and_die)
         with pytest.raises(PipelineFailed, match="Killed"):
-            start(**options).wait(120)
+            start(**options).wait(600)
     assert contents(table(lake, "again").read()) == expected(sent)
-    start(**options).wait(120)
+    start(**options).wait(600)
     assert contents(table(lake, "again").read()) == expected(sent)
 
 
@@ -181,7 +181,7 @@ def test_a_cache_has_the_latest_values_and_none_that_were_deleted(
     options = {"topic": topic, "to": f"cache:{cache}"}
     for news, more in ((sent[:3], {}), (sent[3:], {"ttl_ms": "60000"})):
         produce(broker, topic, news)
-        start(**options, **more).wait(120)
+        start(**options, **more).wait(600)
     found = {key: cached(broker, cache, key) for key in "abc"}
     assert {key: value for key, value in found.items() if value} == expected(sent)
 
@@ -195,9 +195,9 @@ def test_a_key_that_a_cache_refuses_is_put_aside_and_the_others_go_on(
     produce(broker, topic, [*sent, ("k" * 1024, "whole"), ("last", "5")])
     cache = "default/default/default"
     run = {"topic": topic, "to": f"cache:{cache}"}
-    start(**run).wait(120)
+    start(**run).wait(600)
     produce(broker, topic, [("later", "6")])
-    start(**run).wait(120)
+    start(**run).wait(600)
     keys = ("first", "k" * 1024, "last", "later")
     assert [cached(broker, cache, key) for key in keys] == ["1", "whole", "5", "6"]
     rows = lake.table("rejects", REJECTS).read().orderBy("offset").collect()
@@ -228,7 +228,7 @@ def test_a_cache_that_has_a_batch_takes_it_no_second_time_after_a_kill(
 
     produce(broker, topic, sent)
     with pytest.raises(PipelineFailed, match="Killed: write 1"):
-        start(Deadly("write 1"), **options).wait(120)
+        start(Deadly("write 1"), **options).wait(600)
     assert there() == expected(sent)
     # By hand, so that it shows if the batch is written again.
     for key in (a, b):
@@ -236,11 +236,11 @@ def test_a_cache_that_has_a_batch_takes_it_no_second_time_after_a_kill(
         assert broker.client.put(path, content=b"by hand").status_code == 200
     more: Messages = [(c, "3"), (d, "1")]
     produce(broker, topic, more)
-    start(**options).wait(120)
+    start(**options).wait(600)
     assert there() == expected(sent + more) | {a: "by hand", b: "by hand"}
     last: Messages = [(a, "null"), (b, "4")]
     produce(broker, topic, last)
-    start(**options).wait(120)
+    start(**options).wait(600)
     assert there() == expected(sent + more + last)
 
 
@@ -256,7 +256,7 @@ def test_two_topics_are_two_runs_and_one_command_for_both_is_told_so(
     for topic in topics:
         produce(broker, topic, sent)
     for run in [start(topic=topic, to=f"table:{name}") for topic, name in topics.items()]:
-        run.wait(120)
+        run.wait(600)
     for name in topics.values():
         assert contents(table(lake, name).read()) == expected(sent)
 
@@ -269,8 +269,8 @@ def test_a_table_is_one_topics_and_refuses_another_by_name(
     produce(broker, first, sent)
     produce(broker, second, [("a", "other"), ("z", "other")])
     with pytest.raises(PipelineFailed, match="typo"):
-        start(topic="typo", to="table:mine").wait(120)
-    start(topic=first, to="table:mine").wait(120)
+        start(topic="typo", to="table:mine").wait(600)
+    start(topic=first, to="table:mine").wait(600)
     for _ in range(2):
         with pytest.raises(
             FailedPrecondition, match=f"latest values of topic '{first}', and .* '{second}' would"
@@ -280,7 +280,7 @@ def test_a_table_is_one_topics_and_refuses_another_by_name(
 
     (Path(lake.path) / "mine" / ORIGIN).unlink()  # as an older version has left it
     produce(broker, first, [("b", "2")])
-    start(topic=first, to="table:mine").wait(120)
+    start(topic=first, to="table:mine").wait(600)
     assert contents(table(lake, "mine").read()) == {"a": "1", "b": "2"}
     with pytest.raises(FailedPrecondition, match=f"latest values of topic '{first}'"):
         start(topic=second, to="table:mine")

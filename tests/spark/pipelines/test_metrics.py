@@ -225,7 +225,7 @@ class Feed:
         change(run)
         with run:
             PIPELINE.start(run)
-            run.wait(60)
+            run.wait(600)
         return run
 
     def table(self) -> list[Row]:
@@ -358,7 +358,7 @@ def test_every_window_of_the_golden_sample_is_as_computed_in_plain_python(
     settings = PIPELINE.settings({"window": "100ms", "watermark": "50ms"})
     with Run(PIPELINE.name, spark, broker, lake, settings, report=lambda text: None) as run:
         PIPELINE.start(run)
-        run.wait(120)
+        run.wait(600)
         assert told(windows(run.read(log="journal"), 100)) == wanted
     over = closed(wanted, golden.rows, 50)
     assert over

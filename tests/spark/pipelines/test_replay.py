@@ -52,7 +52,7 @@ def replayed(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Repl
         say = told.lines.append
         with DeadlyRun("replay", spark, at, lake, settings, report=say, deadly=watch) as made:
             PIPELINE.start(made)
-            made.wait(120)
+            made.wait(600)
         told.steps = watch.steps
         return told
 

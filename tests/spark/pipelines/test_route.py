@@ -49,7 +49,7 @@ def route(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> Routed:
             "route", spark, at, lake, settings, report=said.append, deadly=deadly
         ) as made:
             PIPELINE.start(made)
-            made.wait(120)
+            made.wait(600)
         return said
 
     return run

@@ -22,7 +22,7 @@ from tests.contract.checks import new_name
 from tests.spark.sources import produce, rows_at
 
 MakeRun = Callable[..., Run]
-WAIT_S = 90
+WAIT_S = 600
 
 
 @pytest.fixture

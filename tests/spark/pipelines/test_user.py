@@ -24,7 +24,7 @@ from tests.contract.checks import new_name
 from tests.spark.sinks import cached
 from tests.spark.sources import rows_at
 
-WAIT_S = 90
+WAIT_S = 600
 
 FILE = """
 from pyspark.sql import functions as F

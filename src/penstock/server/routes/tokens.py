@@ -20,7 +20,8 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_OFFSET, MAX_ROLES
 from penstock.model.names import clean_name
-from penstock.model.principals import Principal
+from penstock.model.permissions import ALL_PERMISSIONS
+from penstock.model.principals import RESERVED_PRINCIPALS, Principal
 from penstock.model.tokens import Token, is_within
 from penstock.server.access import Filtered, HandlerNeeds
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
@@ -221,16 +222,25 @@ def _wanted(body: TokenBody, token_id: str, digest: bytes, now_ms: int) -> Token
     roles = body.roles or []
     if len(roles) > MAX_ROLES:
         raise InvalidArgument(f"a token has at most {MAX_ROLES} roles")
+    for role in roles:
+        if role in ALL_PERMISSIONS:
+            raise InvalidArgument(
+                f"{role!r} is a permission and no role: grant it to the principal with a rule, or "
+                "name a role that has it"
+            )
     tenant_id = None if body.tenant_id is None else clean_name(body.tenant_id, "tenant_id")
     namespace = None if body.namespace is None else clean_name(body.namespace, "namespace")
     if namespace is not None and tenant_id is None:
         raise InvalidArgument("namespace needs tenant_id")
+    principal = clean_name(body.principal, "principal")
+    if principal in RESERVED_PRINCIPALS:
+        raise InvalidArgument(f"{principal!r} is a name of the broker's own; choose another")
     expires_in_ms = body.expires_in_ms or 0
     if not 0 <= expires_in_ms <= MAX_OFFSET:
         raise InvalidArgument(f"expires_in_ms must be 0 to {MAX_OFFSET}")
     return Token(
         token_id,
-        clean_name(body.principal, "principal"),
+        principal,
         tenant_id,
         namespace,
         tuple(sorted({clean_name(role, "role") for role in roles})),

@@ -129,6 +129,12 @@ def stage(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         approve = partial(_approve, access, principal, scope)
     topic = target.topic
     if target.stream is not None:
+        if target.stream[:2] != scope:
+            # The quotas of the producer's namespace count the rows.
+            raise InvalidArgument(
+                f"stream {'/'.join(target.stream)!r} is not in the producer's namespace, "
+                f"{'/'.join(scope)}: send the request for the tenant and namespace of the stream"
+            )
         topic = dispatch.engine.streams.log_name(target.stream)
     check = partial(_checked, request.body, scope, topic, target, dispatch.engine.limits)
     dispatch.engine.writes.stage(
