@@ -233,7 +233,8 @@ def test_a_message_needs_its_permission(
 
 def test_messages_that_need_nothing_are_about_the_connection_itself() -> None:
     without = {each.type for each in MESSAGES if isinstance(each.access, Open)}
-    own = {"unsubscribe", "lag", "event_ack", "event_nack", "cache_unwatch", "ping"}
+    own = {"unsubscribe", "lag", "pause", "resume", "cache_unwatch", "ping"}
+    own |= {"event_ack", "event_nack", "event_extend"}
     assert without == own
 
 

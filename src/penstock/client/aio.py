@@ -303,6 +303,10 @@ class AsyncClient:
             raise lost(self.url, error) from error
         return response
 
+    @property
+    def is_closed(self) -> bool:
+        return self._http.is_closed
+
     async def close(self) -> None:
         await self._http.aclose()
 

@@ -304,6 +304,10 @@ class Client:
             raise lost(self.url, error) from error
         return response
 
+    @property
+    def is_closed(self) -> bool:
+        return self._http.is_closed
+
     def close(self) -> None:
         self._http.close()
 
