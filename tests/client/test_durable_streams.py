@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.client import AsyncClient, Client, PositionFile
 from penstock.client.sync_events import StreamEvent
 from penstock.client.sync_handles import StreamHandle
-from penstock.model.errors import FailedPrecondition, NotYet, Unavailable
+from penstock.model.errors import FailedPrecondition, InvalidArgument, NotYet, Unavailable
 from tests.broker_process import BrokerProcess
 from tests.cli.conftest import run_penstock
 
@@ -107,6 +109,79 @@ def test_repeats_are_dropped_on_receipt(stream: StreamHandle, tmp_path: Path) ->
             event.ack()
     assert seen == [b"b"]
     assert PositionFile(tmp_path / "position").ranges == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"owner": "o"}, {"lease_ms": 500}, {"prefetch": 1}, {"once": PositionFile("none")}]
+)
+def test_options_that_need_a_name_are_refused_without_one(
+    stream: StreamHandle, options: dict[str, Any]
+) -> None:
+    [option] = options
+    for start in (None, "earliest"):
+        with pytest.raises(InvalidArgument, match=f"{option} needs a name"):
+            stream.events(start=start, **options)
+    with pytest.raises(InvalidArgument, match=f"{option} needs a name"):
+        stream.subscribe(**options)
+    with stream.client.connect() as socket:
+        over_socket = socket.stream(stream.path[2])
+        with pytest.raises(InvalidArgument, match=f"{option} needs a name"):
+            over_socket.subscribe(**options)
+
+
+def test_an_empty_name_is_refused_instead_of_a_live_subscription(stream: StreamHandle) -> None:
+    for name in ("", " "):
+        with pytest.raises(InvalidArgument, match="name must not be empty"):
+            stream.subscribe(name=name)
+
+
+def test_an_event_of_a_subscription_without_a_name_cannot_be_acked(stream: StreamHandle) -> None:
+    stream.publish("a")
+    with stream.subscribe(start="earliest") as events:
+        event = next(events)
+        with pytest.raises(InvalidArgument, match="has no name"):
+            event.ack()
+
+
+def test_the_named_subscriptions_are_listed_with_their_progress(stream: StreamHandle) -> None:
+    assert not stream.subscriptions()
+    stream.publish_batch(["a", "b", "c"])
+    with stream.subscribe(name="n", start=1, prefetch=1) as events, stream.subscribe():
+        next(events)
+        found = stream.subscriptions()
+        assert [(each.name, each.subscribers, each.unacked) for each in found.named] == [
+            ("n", 1, 1)
+        ]
+        assert [(each.next_offset, each.messages_behind) for each in found.named] == [(2, 2)]
+        assert len(found) == len(list(found)) == 1
+    assert (found.first_offset, found.next_offset) == (0, 3)
+
+
+def test_the_command_line_lists_and_deletes_named_subscriptions(
+    broker: BrokerProcess, stream: StreamHandle
+) -> None:
+    """Retention waits for a name that nobody uses any more, so an operator must see and end it."""
+
+    def run(*words: str) -> str:
+        ran = run_penstock(*words, "--url", broker.url)
+        assert ran.code == 0, ran
+        return ran.out
+
+    name = stream.path[2]
+    stream.publish_batch(["a", "b", "c"])
+    assert run("subscribe", name, "--name", "n", "--start", "earliest", "--max", "1") == "a\n"
+    rows = [line.split() for line in run("stream", "subscriptions", name).splitlines()]
+    assert rows[0] == ["subscription", "subscribers", "next", "unacked", "behind"]
+    assert (rows[-1][0], rows[-1][1], rows[-1][-1]) == ("n", "0", "2")
+    found = json.loads(run("stream", "subscriptions", name, "--json"))
+    assert found["named"][0]["messages_behind"] == 2
+    shown = run("stream", "describe", name)
+    assert "keeps offsets 0 to before 3" in shown
+    assert "n: 2 behind" in shown
+    run("stream", "unsubscribe", name, "n", "--yes")
+    assert not stream.subscriptions()
+    again = run_penstock("stream", "unsubscribe", name, "n", "--yes", "--url", broker.url)
+    assert again.code == 1
 
 
 def test_the_async_client_has_the_same(broker: BrokerProcess) -> None:

@@ -87,6 +87,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncEvents(
@@ -119,9 +120,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
     ) -> AsyncEvents: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> AsyncEvents: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
 
     def subscribe(
         self,

@@ -242,6 +242,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
     ) -> AsyncSocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
         `AsyncSocketEvents`."""
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncSocketEvents(
@@ -285,7 +286,6 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         self,
         *,
         start: Start,
-        once: HandledEvents | None = None,
         wait_s: float | None = None,
         resume: bool = True,
     ) -> AsyncSocketEvents: ...

@@ -28,7 +28,8 @@ from penstock.client.calls import (
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.feeds import EventRef
 from penstock.client.registry import stream_path
-from penstock.model.errors import NotFound
+from penstock.client.results import StreamSubscriptions
+from penstock.model.errors import InvalidArgument, NotFound
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
 
@@ -86,10 +87,10 @@ def publish_batch(
     return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
-def subscriptions(path: Path) -> Call[list[Lag]]:
-    """Returns the subscriptions of the stream, and how far behind each one is."""
-    read = reader(_Subscriptions)
-    return Call("GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions)
+def subscriptions(path: Path) -> Call[StreamSubscriptions]:
+    """Returns the subscriptions of the stream, and how far behind each one is; those of a durable
+    stream with a name as `named`."""
+    return Call("GET", f"{stream_path(*path)}/subscriptions", reader(StreamSubscriptions))
 
 
 def ack_event(ref: EventRef) -> Call[None]:
@@ -126,6 +127,29 @@ def subscribe_path(path: Path, **parameters: str | int | None) -> str:
     return f"{stream_path(*path)}/subscribe?{query_of(**parameters)}"
 
 
+def check_named(
+    name: str | None, owner: str | None, lease_ms: int, prefetch: int, once: object
+) -> None:
+    """Refuses an empty name, and options that only a subscription with a name has: without one
+    they would be ignored, and nothing be acked."""
+    if name is not None:
+        if not name.strip():
+            raise InvalidArgument("name must not be empty; leave it out for a live subscription")
+        return
+    given = {
+        "owner": owner is not None,
+        "lease_ms": lease_ms != DEFAULT_LEASE_MS,
+        "prefetch": prefetch != 0,
+        "once": once is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise InvalidArgument(
+                f"{option} needs a name: subscribe(name=...) joins a named subscription, whose "
+                "events are acked"
+            )
+
+
 def start_text(start: Start | None) -> str | None:
     """Returns a start as the API spells it. A time without a zone is local."""
     if isinstance(start, datetime):
@@ -133,7 +157,7 @@ def start_text(start: Start | None) -> str | None:
     return None if start is None else str(start)
 
 
-def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
+def lag_of(subscription_id: str, found: Iterable[Lag]) -> Lag:
     """Returns the lag of one subscription from those of its stream."""
     for lag in found:
         if lag.subscription_id == subscription_id:
@@ -196,10 +220,6 @@ def _ref(ref: EventRef) -> dict[str, Any]:
 
 def _delivery(ref: EventRef) -> dict[str, Any]:
     return {"offset": ref.offset, "delivery_id": ref.delivery_id}
-
-
-class _Subscriptions(msgspec.Struct):
-    subscriptions: list[Lag]
 
 
 def _with(invalidate: Iterable[str], body: dict[str, Any]) -> bytes:

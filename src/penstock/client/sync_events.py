@@ -18,7 +18,7 @@ from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
 from penstock.client.sync_feeds import LineStream
 from penstock.client.sync_waiting import pause
-from penstock.model.errors import FailedPrecondition, PenstockError
+from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockError
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LONGEST_RETRY_S = 2.0
 
 class StreamEvent:
     """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
-    before failed. Events of a subscription without a name are not acked, and have attempt 0."""
+    before failed. Events of a subscription without a name cannot be acked, and have attempt 0."""
 
     __slots__ = ("_once", "_ref", "_sender", "attempt", "last_error", "offset", "payload")
 
@@ -46,11 +46,14 @@ class StreamEvent:
         self._ref = received
 
     def ack(self) -> None:
-        """Finishes the event: it does not come again."""
+        """Finishes the event: it does not come again. Raises InvalidArgument without a name."""
+        if not self._ref.name:
+            raise InvalidArgument(
+                "this subscription has no name, so its events are not acked: subscribe with a name"
+            )
         if self._once is not None:
             self._once.add(self.offset)
-        if self._ref.name:
-            self._sender.send(streams.ack_event(self._ref))
+        self._sender.send(streams.ack_event(self._ref))
 
     def nack(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         """Reports that the event could not be handled. It comes again after `delay_ms`, or after

@@ -88,6 +88,7 @@ class StreamHandle(StreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return Events(self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s)
@@ -118,9 +119,7 @@ class StreamHandle(StreamOperations):
     ) -> Events: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> Events: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> Events: ...
 
     def subscribe(
         self,

@@ -241,6 +241,7 @@ class SocketStreamHandle(StreamOperations):
     ) -> SocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
         `SocketEvents`."""
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return SocketEvents(
@@ -284,7 +285,6 @@ class SocketStreamHandle(StreamOperations):
         self,
         *,
         start: Start,
-        once: HandledEvents | None = None,
         wait_s: float | None = None,
         resume: bool = True,
     ) -> SocketEvents: ...
