@@ -233,3 +233,66 @@ def test_a_position_file_remembers_exactly_what_was_handled(tmp_path: Path) -> N
     for offset in range(1000, 1200):
         PositionFile(path).add(offset)
     assert PositionFile(path).ranges == [(1000, 1200)]
+
+
+@pytest.mark.parametrize("way", ["http", "socket"])
+def test_events_that_were_not_taken_go_back_when_a_subscription_is_closed(
+    stream: StreamHandle, way: str
+) -> None:
+    """Nobody waits for a lease of events that no handler has seen, and no attempt is counted."""
+    stream.publish_batch([str(number) for number in range(10)])
+    with stream.client.connect() as socket:
+        handle = stream if way == "http" else socket.stream(stream.path[2])
+        seen = []
+        for _ in range(3):
+            with handle.subscribe(name="n", start="earliest", wait_s=10) as events:
+                for _ in range(2):
+                    event = next(events)
+                    event.ack()
+                    seen.append((event.offset, event.attempt))
+    assert seen == [(number, 1) for number in range(6)]
+
+
+def test_an_event_that_is_being_handled_stays_with_its_subscriber(stream: StreamHandle) -> None:
+    stream.publish_batch(["a", "b", "c"])
+    with stream.subscribe(name="n", start="earliest", lease_ms=60_000) as events:
+        taken = next(events)
+    with stream.subscribe(name="n", wait_s=0.5) as events:
+        assert [(event.offset, event.attempt) for event in events] == [(1, 1), (2, 1)]
+    taken.ack()
+
+
+def test_an_async_subscription_gives_back_what_was_not_taken(broker: BrokerProcess) -> None:
+    async def run() -> None:
+        async with AsyncClient(broker.url) as client:
+            await client.create_stream("default", "default", "leaving", delivery="at_least_once")
+            stream = client.stream("leaving")
+            await stream.publish_batch(["a", "b", "c"])
+            for offset in range(3):
+                async with stream.subscribe(name="n", start="earliest", wait_s=10) as events:
+                    event = await anext(events)
+                    assert (event.offset, event.attempt) == (offset, 1)
+                    await event.ack()
+
+    asyncio.run(run())
+
+
+def test_subscribe_with_max_goes_on_where_it_was(
+    broker: BrokerProcess, stream: StreamHandle
+) -> None:
+    stream.publish_batch([str(number) for number in range(6)])
+    words = ("subscribe", stream.path[2], "--name", "n", "--start", "earliest", "--max", "2")
+    for expected in ("0\n1\n", "2\n3\n", "4\n5\n"):
+        ran = run_penstock(*words, "--timeout", "10", "--url", broker.url)
+        assert (ran.code, ran.out) == (0, expected)
+
+
+def test_what_a_person_debugs_with_shows_its_content(stream: StreamHandle) -> None:
+    stream.publish("a")
+    event = next(stream.subscribe(start="earliest"))
+    assert repr(event) == "StreamEvent(offset=0, attempt=0, payload=b'a')"
+    producer = stream.producer("till-3", next_sequence=4)
+    assert repr(producer) == f"Producer({'/'.join(stream.path)!r}, 'till-3', next_sequence=4)"
+    with stream.client.transaction("t") as tx:
+        tx.publish(stream.path[2], "x")
+        assert repr(tx) == "Transaction('t', 1 operations, open)"

@@ -56,6 +56,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"type": "lag", "subscription_id": "s1"},
     {"type": "pause", "subscription_id": "s1"},
     {"type": "resume", "subscription_id": "s1"},
+    {"type": "event_release", "subscription_id": "n1", "offset": 0},
     {"type": "event_extend", "subscription_id": "n1", "offset": 0, "lease_ms": 1000},
     {"type": "cache_put", **CACHE, "key": "k", "value": "dg==", "ttl_ms": 1000, "if_version": 0},
     {"type": "cache_put", **CACHE, "key": "k", "value": "dg==", "if_not_exists": True},

@@ -109,6 +109,13 @@ def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) 
     return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, body, form=form)
 
 
+def release_events(refs: list[EventRef]) -> Call[None]:
+    """Gives back events of one stream that nobody began to handle. Their attempts do not count. An
+    event that is settled already, or that another has now, is left as it is."""
+    body = encode([_ref(ref) for ref in refs])
+    return Call("POST", f"{stream_path(*refs[0].stream)}/release_batch", _done, body)
+
+
 def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease of an event: it ends `lease_ms` from now."""
     body = encode(_ref(ref) | {"lease_ms": lease_ms})
@@ -207,6 +214,10 @@ def _offset(body: bytes) -> int | None:
     if body[:1] == b"[":
         return _published_each(body)[0].offset
     return _published(body).offset
+
+
+def _done(body: bytes) -> None:
+    """Reads an answer whose content does not matter."""
 
 
 def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:

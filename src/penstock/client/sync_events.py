@@ -13,7 +13,7 @@ from penstock.client import streams
 from penstock.client.calls import Payload, bytes_of, list_of
 from penstock.client.connection import heartbeat_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
-from penstock.client.feeds import ReceivedEvent, ReceivedEventBuffer
+from penstock.client.feeds import EventRef, ReceivedEvent, ReceivedEventBuffer, shown
 from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
 from penstock.client.sync_feeds import LineStream
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
+LAST_EVENTS_S = 5.0
+"""How long a subscription that is closed waits for events that the broker had already sent."""
 
 
 class StreamEvent:
@@ -44,6 +46,15 @@ class StreamEvent:
         self._sender = sender
         self._once = once
         self._ref = received
+
+    def __repr__(self) -> str:
+        kind, payload = type(self).__name__, shown(self.payload)
+        return f"{kind}(offset={self.offset}, attempt={self.attempt}, payload={payload})"
+
+    @property
+    def ref(self) -> EventRef:
+        """All that ack, nack, release and extend need."""
+        return self._ref
 
     def ack(self) -> None:
         """Finishes the event: it does not come again. Raises InvalidArgument without a name."""
@@ -71,6 +82,7 @@ class Events(LineStream[StreamEvent]):
     With a name, ack every event: what is not acked comes again. Those who use the same name share
     its events. If the connection is lost, subscribe again with the same name to go on. With `once`,
     events that were handled before are acked and left out, and `ack` remembers the event first.
+    When it is closed, events that arrived and were not taken go back to the others of the name.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Events(LineStream[StreamEvent]):
     ) -> None:
         heartbeat_ms = heartbeat_of(wait_s)
         self._once = once
+        self._is_leaving = False
         self._events = ReceivedEventBuffer(
             path, lambda received: StreamEvent(client, once, received)
         )
@@ -105,6 +118,22 @@ class Events(LineStream[StreamEvent]):
     def subscription_id(self) -> str:
         """Empty until the stream is open."""
         return self._events.subscription_id
+
+    def close(self) -> None:
+        """Ends the subscription, also for another thread that is waiting for its next event. Events
+        of a name that were not taken are released, those that the broker had sent already too."""
+        if self._is_leaving or self.ended or not self._events.name:
+            super().close()
+            return
+        self._is_leaving = True
+        if not self._is_filling:
+            self._drain(LAST_EVENTS_S)
+        super().close()
+        left = [event.ref for event in self._events.drain()]
+        if left:
+            # What cannot be released comes again when its lease ends.
+            with suppress(PenstockError):
+                self._client.send(streams.release_events(left))
 
     def poll(self) -> StreamEvent | None:
         while True:
@@ -139,6 +168,10 @@ class Producer:
         self._sender = sender
         self._path = path
         self._retry_s = retry_s
+
+    def __repr__(self) -> str:
+        place = f"{'/'.join(self._path)!r}, {self.producer_id!r}"
+        return f"{type(self).__name__}({place}, next_sequence={self.next_sequence})"
 
     def publish(self, payload: Payload) -> int | None:
         """Publishes one event and returns its offset. Repeats the publish while the broker cannot

@@ -15,7 +15,7 @@ from penstock.client import streams
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
-from penstock.client.socket_channels import AnyChannel
+from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
@@ -173,6 +173,12 @@ class Socket:
 
     def take(self, channel: AnyChannel, wait_s: float) -> list[Any]:
         return self._runner.run(self._core.take(channel, wait_s))
+
+    def leave_channel(self, channel: SocketChannel[T]) -> list[T | GapMark]:
+        """Ends a channel, and returns what arrived for it and was not taken."""
+        if not self._runner.is_running:
+            return []
+        return self._runner.run(self._core.leave_channel(channel))
 
     def close_channel(self, channel: AnyChannel) -> None:
         """Ends a channel. Those of a closed socket have ended."""
