@@ -87,6 +87,24 @@ def test_a_producer_stores_each_event_once(client: Client) -> None:
         stream.producer(producer.producer_id, next_sequence=9).publish("x")
 
 
+def test_a_producer_that_starts_again_learns_its_next_number(client: Client) -> None:
+    """felix-122: beginning at 0 again would be taken for repeats."""
+    client.create_stream("default", "default", "numbered", delivery="exactly_once")
+    stream = client.stream("numbered")
+    assert stream.next_sequence("till 3/a") == 0
+    producer = stream.producer("till 3/a")
+    producer.publish("a")
+    producer.publish_batch(["b", "c"])
+    number = stream.next_sequence("till 3/a")
+    assert number == producer.next_sequence == 2
+    assert stream.producer("till 3/a", next_sequence=number).publish("d") == 3
+    with client.connect() as socket:
+        assert socket.stream("numbered").next_sequence("till 3/a") == 3
+    client.create_stream("default", "default", "fleeting")
+    with pytest.raises(FailedPrecondition):
+        client.stream("fleeting").next_sequence("p")
+
+
 def test_a_producer_gives_up_after_its_time() -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(Unavailable):
         client.stream("s").producer(retry_s=0.2).publish("a")

@@ -153,7 +153,7 @@ class AsyncProducer:
     One task at a time may use it. After an error that it raises, call `publish` again with the
     same payload, or give up this producer: until that is repeated, its number is taken.
     `next_sequence` counts the publishes that were answered. A program that goes on with the same
-    `producer_id` after a restart passes the number it had reached.
+    `producer_id` after a restart passes the number it had reached: `stream.next_sequence(id)`.
     """
 
     def __init__(

@@ -51,11 +51,12 @@ def operation(
 
 
 class AsyncStreamOperations(AsyncHandle):
-    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
-    socket."""
+    """Lists and deletes the subscriptions of a stream, and asks for the next number of a producer.
+    This goes over HTTP, also if the sender is a socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
+    next_sequence = operation(streams.next_sequence)
 
 
 class AsyncStreamHandle(AsyncStreamOperations):

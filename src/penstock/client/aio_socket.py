@@ -190,9 +190,9 @@ class AsyncSocket:
 class AsyncSocketStreamHandle(AsyncStreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
-    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
-    stream refuses it: use `producer`.
+    `subscriptions`, `delete_subscription` and `next_sequence` go over HTTP, through the socket's
+    client; all else goes over the socket. `publish` returns no offset and sends no number, so that
+    an `exactly_once` stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: AsyncSocket, path: Path) -> None:

@@ -93,6 +93,17 @@ def subscriptions(path: Path) -> Call[StreamSubscriptions]:
     return Call("GET", f"{stream_path(*path)}/subscriptions", reader(StreamSubscriptions))
 
 
+def next_sequence(path: Path, producer_id: str) -> Call[int]:
+    """Returns the number that the next publish of a producer must have, 0 if the stream does not
+    know it: `producer(id, next_sequence=...)` goes on there after a restart.
+
+    It does not say what was published under the last number. If the program stopped before that was
+    answered, compare this number with the one that it had used."""
+    read = reader(_Producer)
+    url_path = f"{stream_path(*path)}/producers/{segment(producer_id)}"
+    return Call("GET", url_path, lambda body: read(body).next_sequence)
+
+
 def ack_event(ref: EventRef) -> Call[None]:
     """Finishes an event for its named subscription."""
     form = SocketForm("event_ack", _delivery(ref), is_idempotent=True)
@@ -199,6 +210,10 @@ class SocketLag(msgspec.Struct):
             alert=self.alert,
             since_ms=since_ms,
         )
+
+
+class _Producer(msgspec.Struct):
+    next_sequence: int
 
 
 class _Published(msgspec.Struct):

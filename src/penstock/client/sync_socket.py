@@ -189,9 +189,9 @@ class Socket:
 class SocketStreamHandle(StreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
-    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
-    stream refuses it: use `producer`.
+    `subscriptions`, `delete_subscription` and `next_sequence` go over HTTP, through the socket's
+    client; all else goes over the socket. `publish` returns no offset and sends no number, so that
+    an `exactly_once` stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: Socket, path: Path) -> None:

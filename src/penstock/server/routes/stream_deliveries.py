@@ -1,4 +1,6 @@
-"""Named subscriptions of durable streams: ack, nack, release and extend events, delete a name."""
+"""Named subscriptions of durable streams: ack, nack, release and extend events, delete a name.
+
+Also tells a producer the number of its next publish, for a program that starts again."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from penstock.api.messages import Settle
+from penstock.model.errors import PenstockError
 from penstock.model.names import clean_name
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs
@@ -94,6 +97,28 @@ def delete_subscription(
     dispatch.engine.delete_group(dispatch.engine.streams.log_name(path), name, reply.settle)
 
 
+class NextSequence(msgspec.Struct):
+    """The number that the producer's next publish must have; 0 for one that is not known."""
+
+    producer_id: str
+    next_sequence: int
+
+
+def describe_producer(
+    path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
+) -> None:
+    producer_id = clean_name(names_in_path(request)[-1], "producer_id")
+    done = partial(_send_producer, reply, producer_id)
+    dispatch.engine.streams.next_sequence(path, producer_id, done)
+
+
+def _send_producer(reply: Reply, producer_id: str, outcome: int | PenstockError) -> None:
+    if isinstance(outcome, PenstockError):
+        reply.send_error(outcome)
+    else:
+        reply.send_json(200, NextSequence(producer_id, outcome))
+
+
 def _settle_of(dispatch: RequestDispatch, path: Path, body: EventAckBody) -> Settle:
     return delivery_of(dispatch.engine, path, body.name, body.owner, body.offset, body.delivery_id)
 
@@ -175,6 +200,20 @@ ENDPOINTS = (
         example=_EXAMPLE | {"lease_ms": 30000},
         answers=DONE,
         errors=_ERRORS,
+    ),
+    Endpoint(
+        route=f"GET {STREAM}/producers/{{producer}}",
+        handler=describe_producer,
+        access=Needs("publish", "stream"),
+        scope="stream",
+        tag="Streams",
+        summary="Show the next number of a producer",
+        text="The sequence that the producer's next publish must have. 0 if the stream does not "
+        "know the producer, or has forgotten it. Every publish below it is on disk.",
+        answers={
+            200: Answer("The number.", NextSequence, {"producer_id": "till-3", "next_sequence": 17})
+        },
+        errors=(400, 404, 409, 503),
     ),
     Endpoint(
         route=f"DELETE {STREAM}/subscriptions/{{subscription}}",
