@@ -49,3 +49,10 @@ def test_the_name_of_a_permission_is_no_role(server: AccessServer) -> None:
     rows = server.ask(who, "GET", "/v1/journal?format=ndjson")
     assert rows.status_code == 403, rows.text
     assert server.must(who, "GET", "/v1/tenants/default/namespaces")["namespaces"] == []
+
+
+def test_nobody_gets_a_token_in_the_brokers_own_names(server: AccessServer) -> None:
+    """The audit log would show their changes as those of the static token, or of the broker."""
+    for name in ("static-token", "broker", " broker "):
+        refused = server.ask("root", "POST", "/v1/tokens", {"principal": name})
+        assert (refused.status_code, "broker's own" in refused.text) == (400, True)

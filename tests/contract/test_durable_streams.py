@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
 from tests.contract.namespaces import Feed, Namespace, assert_typed_error, b64, unb64
 from tests.websocket import BINARY, NoFrame, WebSocket
@@ -125,6 +125,41 @@ def test_starts_over_http(ns: Namespace) -> None:
             "OUT_OF_RANGE",
             7,
         )
+
+
+def test_a_start_that_retention_has_passed_is_410_everywhere(ns: Namespace) -> None:
+    """felix-126: as lines, as server-sent events, and over the WebSocket."""
+    stream = ns.create_stream(delivery="at_least_once", retention_bytes=1000)
+    path = f"{ns.stream_path(stream)}/subscribe"
+    client = ns.broker.client
+    ns.publish(stream, *(b"x" * 200 for _ in range(50)))
+
+    def status() -> int:
+        with client.stream("GET", f"{path}?start=0") as reply:
+            return reply.status_code
+
+    eventually(lambda: status() == 410)
+    # A Last-Event-ID of 0 asks for the event after it.
+    for reply in (
+        client.get(f"{path}?start=0"),
+        client.get(f"{path}?start=0&name=new&owner=w"),
+        client.get(f"{path}?start=0&format=sse"),
+        client.get(f"{path}?format=sse", headers={"Last-Event-ID": "0"}),
+    ):
+        assert_typed_error(reply, 410, "OUT_OF_RANGE")
+        assert "kept" in reply.json()["message"]
+    for name in ({}, {"name": "new", "owner": "w"}):
+        with WebSocket(ns.broker.port) as ws:
+            message = {"type": "subscribe", **SCOPE, "stream": stream, "start": 0, **name}
+            reply = ws.ask(message | {"request_id": 7})
+            assert (reply["type"], reply["error"], reply["request_id"]) == (
+                "subscribe_cursor_error",
+                "OUT_OF_RANGE",
+                7,
+            )
+            # The connection and a start that is kept still work.
+            assert ws.ask(message | {"start": "earliest"})["type"] == "subscribed"
+            assert ws.receive()["type"] in ("event", "event_batch")
 
 
 def test_a_browser_resumes_behind_the_last_event_it_saw(ns: Namespace) -> None:

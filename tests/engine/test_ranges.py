@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
+    Internal,
     InvalidArgument,
     NotFound,
     NotYet,
@@ -18,6 +20,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import KIB, Limits
 from penstock.model.ranges import RangeRequest, Selection
+from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import WalOptions
 from tests.engine.harness import LONG_MS, Broker, on_disk
 
@@ -251,3 +254,29 @@ def test_a_damaged_batch_fails_the_read_and_is_never_sent():
     found = broker.must(broker.engine.ranges.open, RangeRequest(topic="t", partition=0))
     assert isinstance(broker.call(found.next), PenstockError)
     broker.close()
+
+
+@pytest.fixture
+def defect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every read of history fails as no damaged file makes it fail."""
+
+    def fail(*_: object) -> None:
+        raise TypeError("a defect")
+
+    monkeypatch.setattr(HistoryReader, "batch", fail)
+    monkeypatch.setattr(HistoryReader, "raw", fail)
+    yield
+    texts = [text for record in caplog.get_records("call") if (text := record.exc_text)]
+    assert any("TypeError: a defect" in text for text in texts)
+
+
+def test_a_defect_while_a_range_is_read_is_told_to_the_reader(defect: None) -> None:
+    """Nobody waits for ever, and no thread is kept."""
+    broker = filled()
+    found = broker.must(broker.engine.ranges.open, asked({}))
+    assert isinstance(broker.call(found.next), Internal)
+
+
+def test_a_defect_while_a_time_is_looked_up_is_told_to_the_caller(defect: None) -> None:
+    broker = filled()
+    assert isinstance(broker.call(broker.engine.ranges.offsets, "t", 1), Internal)

@@ -107,7 +107,9 @@ def next_sequence(path: Path, producer_id: str) -> Call[int]:
 def ack_event(ref: EventRef) -> Call[None]:
     """Finishes an event for its named subscription."""
     form = SocketForm("event_ack", _delivery(ref), is_idempotent=True)
-    return Call("POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(_ref(ref)), form=form)
+    return Call(
+        "POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(event_members(ref)), form=form
+    )
 
 
 def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) -> Call[None]:
@@ -115,7 +117,7 @@ def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) 
     the broker's backoff."""
     require_text("reason", reason)
     failure = {"reason": reason, "delay_ms": delay_ms}
-    body = encode(_ref(ref) | failure)
+    body = encode(event_members(ref) | failure)
     form = SocketForm("event_nack", _delivery(ref) | failure)
     return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, body, form=form)
 
@@ -123,13 +125,13 @@ def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) 
 def release_events(refs: list[EventRef]) -> Call[None]:
     """Gives back events of one stream that nobody began to handle. Their attempts do not count. An
     event that is settled already, or that another has now, is left as it is."""
-    body = encode([_ref(ref) for ref in refs])
+    body = encode([event_members(ref) for ref in refs])
     return Call("POST", f"{stream_path(*refs[0].stream)}/release_batch", _done, body)
 
 
 def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease of an event: it ends `lease_ms` from now."""
-    body = encode(_ref(ref) | {"lease_ms": lease_ms})
+    body = encode(event_members(ref) | {"lease_ms": lease_ms})
     members = _delivery(ref) | {"lease_ms": lease_ms}
     form = SocketForm("event_extend", members, is_idempotent=True)
     return Call("POST", f"{stream_path(*ref.stream)}/extend", nothing, body, form=form)
@@ -240,7 +242,8 @@ def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def _ref(ref: EventRef) -> dict[str, Any]:
+def event_members(ref: EventRef) -> dict[str, Any]:
+    """Returns the members that name an event in its stream."""
     return {"name": ref.name, "owner": ref.owner, **_delivery(ref)}
 
 

@@ -6,19 +6,16 @@ again, and the caller does not notice. Threads are those that consumers' pages d
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from penstock.engine.ledger import Ledger
-from penstock.engine.reading import MOVED, UNREADABLE
+from penstock.engine.reading import MOVED, log_unreadable
 from penstock.engine.scheduler import Scheduler
-from penstock.model.errors import Internal, PenstockError
+from penstock.model.errors import PenstockError
 
 T = TypeVar("T")
-
-_log = logging.getLogger("penstock.engine")
 
 
 class DiskLookups:
@@ -51,9 +48,8 @@ class DiskLookups:
         except MOVED:
             self._scheduler.post(partial(self._again, look, found))
             return
-        except UNREADABLE as error:
-            _log.error("a partition cannot be searched: %s", error)
-            outcome = Internal("the partition cannot be read; the broker's log says more")
+        except Exception as error:  # noqa: BLE001 - whatever it was, the caller waits
+            outcome = log_unreadable(error, "the partition")
         self._scheduler.post(partial(found, outcome))
 
     def _again(

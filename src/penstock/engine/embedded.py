@@ -38,13 +38,14 @@ from penstock.core.topic_rules import (
 from penstock.engine.consumers import OpenConsumer
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
+from penstock.engine.quotas import Reservation
 from penstock.engine.report import report_effect, report_topic
 from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Message, Record
-from penstock.model.scopes import Scope, names_within, plain_name, split_name
+from penstock.model.scopes import Scope, is_stream_log, names_within, plain_name, split_name
 
 T = TypeVar("T")
 
@@ -77,9 +78,7 @@ class EmbeddedEngine:
         self.audit = parts.audit
         self._is_closed = False
         self._ledger.start(self.maintenance)
-        self.quotas.start()
-        self.caches.start()
-        self.writes.start()
+        parts.start()
         self.maintenance.start()
 
     # -- produce -------------------------------------------------------------------------------
@@ -318,7 +317,8 @@ class EmbeddedEngine:
             self._record(record)
             self.parts.leases.drop(entries)
             self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
-            self._note("group.delete", topic, f"group {group}")
+            kind, what = ("stream", "subscription") if is_stream_log(topic) else ("topic", "group")
+            self._note(f"{what}.delete", topic, f"{what} {group}", kind)
 
         self._decide(decide, done)
 
@@ -354,7 +354,11 @@ class EmbeddedEngine:
         sink: Sink,
         done: Done[OpenConsumer],
     ) -> None:
+        reserved: list[Reservation] = []
+
         def opened(outcome: int | PenstockError) -> None:
+            for each in reserved:
+                each.end()
             if isinstance(outcome, PenstockError):
                 done(outcome)
             elif outcome not in self._state.groups:
@@ -366,7 +370,7 @@ class EmbeddedEngine:
         def decide() -> int:
             found = find_topic(self._state, topic)
             if self.quotas.is_active:
-                self.quotas.check_subscription(found.scope)
+                reserved.append(self.quotas.reserve(found.scope))
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
                 self._record(record)
@@ -419,9 +423,9 @@ class EmbeddedEngine:
         if not self._ledger.record(record):
             raise _no_room()
 
-    def _note(self, action: str, full: str, detail: str = "") -> None:
+    def _note(self, action: str, full: str, detail: str = "", kind: str = "topic") -> None:
         scope, name = split_name(full)
-        self.audit.changed(action, "topic", scope, name, detail)
+        self.audit.changed(action, kind, scope, name, detail)
 
     def _check_writable(self) -> None:
         if self._ledger.failure is not None:

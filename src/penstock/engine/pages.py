@@ -12,13 +12,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from msgspec import MsgspecError
-
 from penstock.engine.message_size import held_bytes
+from penstock.engine.reading import log_unreadable
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import PartitionLog, Window
 from penstock.model.records import STORED, Stored, decode_record, stored_bytes
-from penstock.storage.errors import NotYetInLog, SegmentGone, StorageError
+from penstock.storage.errors import NotYetInLog, SegmentGone
 from penstock.storage.history import BatchRef, HistoryGone
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
@@ -101,10 +100,8 @@ class Pages:
                 found = history.contains(ref, offset)
             except HistoryGone:
                 self._scheduler.post(lambda: self.contains(log, offset, answer))
-            except (OSError, ValueError, StorageError) as error:
-                _log.error(
-                    "cannot read topic %d partition %d: %s", ref.topic_id, ref.partition, error
-                )
+            except Exception as error:  # noqa: BLE001 - whatever it was, the caller waits
+                log_unreadable(error, f"topic {ref.topic_id} partition {ref.partition}")
                 self._scheduler.post(lambda: answer(True))
             else:
                 self._scheduler.post(lambda: answer(found))
@@ -141,8 +138,8 @@ class Pages:
             except NotYetInLog:
                 # Evicted in the turn that stored it.
                 self._scheduler.post(lambda: self._again(key, log, SOON_MS))
-            except (OSError, ValueError, StorageError, MsgspecError) as error:
-                _log.error("cannot read topic %d partition %d: %s", key[0], key[1], error)
+            except Exception as error:  # noqa: BLE001 - whatever it was, consumers wait
+                log_unreadable(error, f"topic {key[0]} partition {key[1]}")
                 self._scheduler.post(lambda: self._retry(key, log))
             else:
                 self._scheduler.post(lambda: self._finish(key, page))

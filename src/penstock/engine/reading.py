@@ -82,10 +82,8 @@ class RangeRead:
             data, end = piece()
         except MOVED:
             self._scheduler.post(partial(self.next, got))
-        except UNREADABLE as error:
-            _log.error("cannot read %s: %s", self._name, error)
-            failure = Internal("a part of the range cannot be read; the broker's log says more")
-            self._scheduler.post(partial(got, failure))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the reader waits
+            self._scheduler.post(partial(got, log_unreadable(error, self._name)))
         else:
             self._scheduler.post(partial(self._got, data, end, got))
             self._read_bytes += len(data)
@@ -98,6 +96,14 @@ class RangeRead:
             got(data)
         else:
             self.next(got)
+
+
+def log_unreadable(error: Exception, what: str) -> Internal:
+    """Logs why something cannot be read, and returns the error for whoever waits for it. What no
+    damaged file explains is a defect, and its traceback is logged too."""
+    is_defect = not isinstance(error, UNREADABLE)
+    _log.error("cannot read %s: %s", what, str(error) or repr(error), exc_info=is_defect and error)
+    return Internal(f"{what} cannot be read; the broker's log says more")
 
 
 def bounds_within(

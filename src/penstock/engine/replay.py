@@ -15,10 +15,11 @@ from penstock.api.metrics import StreamCounts
 from penstock.api.streams import EventRun, EventSink
 from penstock.core.event_buffer import EventBuffer, whole
 from penstock.engine.event_reading import READ_BYTES, READ_EVENTS, EventReading, Payloads, Read
-from penstock.engine.reading import MOVED, UNREADABLE
+from penstock.engine.reading import MOVED, log_unreadable
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.stream_log import StreamLog
-from penstock.model.errors import Internal, PenstockError
+from penstock.model.errors import PenstockError
+from penstock.model.scopes import plain_name
 from penstock.model.streams import Lag
 
 _log = logging.getLogger("penstock.engine")
@@ -137,9 +138,8 @@ class ReplaySubscription:
         except MOVED:
             # Sealed or rewritten since it was looked up, or not in the log yet.
             self._scheduler.post(self._again)
-        except UNREADABLE as error:
-            _log.error("cannot read the stream %r: %s", self._log.topic.name, error)
-            failure = Internal("an event cannot be read; the broker's log says more")
+        except Exception as error:  # noqa: BLE001 - whatever it was, the subscriber waits
+            failure = log_unreadable(error, f"the stream {plain_name(self._log.topic.name)!r}")
             self._scheduler.post(partial(self.end, failure))
         else:
             self._scheduler.post(partial(self._read_done, found))

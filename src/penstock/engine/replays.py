@@ -17,6 +17,7 @@ from penstock.core.stream_logs import find_log
 from penstock.engine.event_reading import EventReading
 from penstock.engine.ledger import Ledger
 from penstock.engine.named_subscriptions import resolve_start
+from penstock.engine.quotas import Quotas, Reservation
 from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
 from penstock.engine.scheduler import Scheduler
@@ -41,6 +42,7 @@ class Replays:
         scheduler: Scheduler,
         reading: EventReading,
         ranges: Ranges,
+        quotas: Quotas,
         find: Find,
     ) -> None:
         self._state = state
@@ -48,33 +50,36 @@ class Replays:
         self._scheduler = scheduler
         self._reading = reading
         self._ranges = ranges
+        self._quotas = quotas
         self._find = find
 
     def open(
         self, path: Path, number: int, start: Start, sink: EventSink, done: Done[Subscription]
     ) -> None:
-        """Raises if the stream is not durable."""
-        stream = self._find(path)
-        begin = partial(self._begin, path, stream, number, sink, done)
-        resolve_start(self._ranges, find_log(self._state, path), start, begin)
+        """Raises if the stream is not durable, or no other subscription may be opened."""
+        stream, topic = self._find(path), find_log(self._state, path)
+        reserved = self._quotas.reserve(path[:2]) if self._quotas.is_active else None
+        begin = partial(self._begin, path, stream, reserved, number, sink, done)
+        resolve_start(self._ranges, topic, start, begin)
 
     def _begin(
         self,
         path: Path,
         stream: StreamInUse | None,
+        reserved: Reservation | None,
         number: int,
         sink: EventSink,
         done: Done[Subscription],
         at: int | PenstockError,
     ) -> None:
-        if isinstance(at, PenstockError):
-            self._ledger.answer(done, at)
-            return
-
         def begin(failure: PenstockError | None) -> None:
+            if reserved is not None:
+                reserved.end()
             log = None if stream is None else stream.log
             if failure is not None:
                 done(failure)
+            elif isinstance(at, PenstockError):
+                done(at)
             elif stream is None or log is None or self._find(path) is not stream:
                 done(NotFound("the stream was deleted meanwhile"))
             else:

@@ -40,11 +40,12 @@ from penstock.engine.publish_queue import (
     Target,
     WaitingPublishes,
 )
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import PublishMeter, Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
 from penstock.engine.replays import Replays
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
@@ -199,7 +200,9 @@ class Streams:
         self._ledger = ledger
         self._scheduler = scheduler
         self._streams: dict[Path, StreamInUse] = {}
-        self._replays = Replays(state, ledger, scheduler, reading, ranges, self._streams.get)
+        self._replays = Replays(
+            state, ledger, scheduler, reading, ranges, quotas, self._streams.get
+        )
         self._waiting_room = WaitingPublishes()
         self._subscribed = 0
         self._busy: deque[StreamInUse] = deque()
@@ -220,11 +223,6 @@ class Streams:
                 tenant_id, namespace, _ = command.path
                 targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
                 self._caches.check_targets(targets)
-            if self._quotas.is_active:
-                is_kept = stream.log is not None
-                self._quotas.charge(
-                    command.path[:2], len(command.payloads), nbytes, is_kept=is_kept
-                )
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -241,12 +239,12 @@ class Streams:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
-            if self._quotas.is_active:
-                self._quotas.check_subscription(command.path[:2])
             if command.start is not None:
                 self._subscribed += 1
                 self._replays.open(command.path, self._subscribed, command.start, sink, done)
                 return
+            if self._quotas.is_active:
+                self._quotas.check_subscription(command.path[:2])
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -348,10 +346,11 @@ class Streams:
         config = find(self._registry, "stream", path).stream or StreamConfig()
         settings = stream_settings(config, self._limits)
         counts = StreamCounts()
+        meter = PublishMeter(self._quotas, path[:2], is_kept=config.durable)
         log = None
         if config.durable:
             topic = find_log(self._state, path)
-            log = StreamLog(self._state, self._ledger, topic, self._mark, counts)
+            log = StreamLog(self._state, self._ledger, topic, self._mark, counts, meter)
         name = "/".join(path)
         scheduler = self._scheduler
         stream: StreamInUse
@@ -364,6 +363,7 @@ class Streams:
             self._ledger,
             scheduler,
             lambda: self._ready(stream),
+            meter,
             log,
         )
         around = StreamContext(

@@ -17,3 +17,9 @@ class Principal(msgspec.Struct, frozen=True):
     roles: frozenset[str] = frozenset()
     is_admin: bool = False
     expires_ms: int = 0
+
+
+STATIC_PRINCIPAL = Principal("static-token", is_admin=True)
+"""The sender with the broker's static token."""
+RESERVED_PRINCIPALS = frozenset({STATIC_PRINCIPAL.name, "broker"})
+"""The audit log shows these for the static token and for the broker itself."""
