@@ -106,6 +106,11 @@ class StreamsPart(Protocol):
         settle deliveries of named subscriptions. Raises if the stream has none."""
         ...
 
+    def next_sequence(self, path: Path, producer_id: str, done: Done[int]) -> None:
+        """Gives the number that the producer's next publish must have: 0 if the stream does not
+        know the producer. All publishes below it are on disk."""
+        ...
+
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:
         """Gives the lag of every subscription of the stream."""
         ...

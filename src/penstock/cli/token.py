@@ -18,7 +18,7 @@ from penstock.client.sync import Client
 
 @click.group()
 def token() -> None:
-    """Create, show, rotate and revoke bearer tokens. Needs an admin's token."""
+    """Create, show, rotate and revoke bearer tokens. Needs the permission access."""
 
 
 @token.command()

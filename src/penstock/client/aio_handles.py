@@ -51,14 +51,15 @@ def operation(
 
 
 class AsyncStreamOperations(AsyncHandle):
-    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
-    socket."""
+    """Lists and deletes the subscriptions of a stream, and asks for the next number of a producer.
+    This goes over HTTP, also if the sender is a socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
     offsets = operation(ranges.stream_offsets)
     splits = operation(ranges.stream_splits)
     set_progress = operation(ranges.set_stream_progress)
+    next_sequence = operation(streams.next_sequence)
 
 
 class AsyncStreamHandle(AsyncStreamOperations):
@@ -90,6 +91,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncEvents(
@@ -135,9 +137,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
     ) -> AsyncEvents: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> AsyncEvents: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
 
     def subscribe(
         self,

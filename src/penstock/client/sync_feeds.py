@@ -56,6 +56,7 @@ class LineStream(Generic[T]):
         self._buffer = buffer
         self._wait_s = wait_s
         self._silence_s = silence_limit(heartbeat_ms)
+        self._is_filling = False
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] | None = None
 
@@ -102,22 +103,27 @@ class LineStream(Generic[T]):
     def rest(self, within_s: float) -> list[T]:
         """Ends the stream. Returns the items that had arrived and nobody has taken; waits at most
         `within_s` for those that the broker had already sent."""
-        until = time.monotonic() + within_s
-        # An error ends the wait; items that were read before it are returned.
-        with suppress(PenstockError, TimeoutError):
-            if self.is_finishing or self.finish():
-                with time_limit(within_s):
-                    while not self.ended and time.monotonic() < until:
-                        self._fill()
+        self._drain(within_s)
         self.close()
         found = []
         while (each := self._buffer.take(0.0)) is not None:
             found.append(each)
         return found
 
+    def _drain(self, within_s: float) -> None:
+        """Ends the stream, and reads what the broker had already sent."""
+        until = time.monotonic() + within_s
+        # An error ends the wait; items that were read before it are kept.
+        with suppress(PenstockError, TimeoutError):
+            if self.is_finishing or self.finish():
+                with time_limit(within_s):
+                    while not self.ended and time.monotonic() < until:
+                        self._fill()
+
     def _fill(self) -> None:
         if self._chunks is None:
             return
+        self._is_filling = True
         try:
             chunk = next(self._chunks, None)
         except (httpx.TransportError, httpx.StreamError) as error:
@@ -127,6 +133,8 @@ class LineStream(Generic[T]):
             if self.is_finishing:
                 return
             raise lost(self._client.url, error) from error
+        finally:
+            self._is_filling = False
         if self.ended:
             return
         if chunk is None:

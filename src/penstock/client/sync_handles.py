@@ -52,14 +52,15 @@ def operation(
 
 
 class StreamOperations(Handle):
-    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
-    socket."""
+    """Lists and deletes the subscriptions of a stream, and asks for the next number of a producer.
+    This goes over HTTP, also if the sender is a socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
     offsets = operation(ranges.stream_offsets)
     splits = operation(ranges.stream_splits)
     set_progress = operation(ranges.set_stream_progress)
+    next_sequence = operation(streams.next_sequence)
 
 
 class StreamHandle(StreamOperations):
@@ -91,6 +92,7 @@ class StreamHandle(StreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return Events(self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s)
@@ -134,9 +136,7 @@ class StreamHandle(StreamOperations):
     ) -> Events: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> Events: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> Events: ...
 
     def subscribe(
         self,
