@@ -32,6 +32,7 @@ from penstock.cli.token import token
 from penstock.cli.topic import topic
 from penstock.cli.version import version
 from penstock.cli.wal import wal
+from penstock.cli.whoami import whoami
 from penstock.model.errors import PenstockError
 from penstock.storage.errors import StorageError
 
@@ -68,7 +69,7 @@ def penstock() -> None:
 
 for command in (
     serve, topic, produce, consume, ack, nack, release, extend, effect, group, journal, pipeline,
-    stream, publish, subscribe, cache, namespace, tenant, quota, access, token, apply, config, wal,
-    version,
+    stream, publish, subscribe, cache, namespace, tenant, quota, access, token, whoami, apply,
+    config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

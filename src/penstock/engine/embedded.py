@@ -44,7 +44,7 @@ from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import DEAD, Message, Record
-from penstock.model.scopes import Scope, names_within, plain_name, split_name
+from penstock.model.scopes import Scope, is_stream_log, names_within, plain_name, split_name
 
 T = TypeVar("T")
 
@@ -316,8 +316,9 @@ class EmbeddedEngine:
             record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
             entries = list(self._state.groups[record.group_id].unfinished())
             self._record(record)
+            what = "subscription" if is_stream_log(topic) else "group"
             self.parts.leases.drop(entries)
-            self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
+            self._dispatcher.end_group(record.group_id, f"{what} {group!r} was deleted")
             self._note("group.delete", topic, f"group {group}")
 
         self._decide(decide, done)

@@ -25,6 +25,7 @@ from penstock.server.routes import (
     topics,
     transactions,
     websocket,
+    whoami,
     writes,
 )
 from penstock.server.routes.router import PathRouter, plain_routes
@@ -50,6 +51,7 @@ MODULES = (
     cache_settings,
     apply,
     access,
+    whoami,
     registry,
     tokens,
     system,
