@@ -105,6 +105,8 @@ def denied(
     principal: Principal | None, permission: str, kind: str, scope: Scope, name: str
 ) -> PermissionDenied:
     who = "" if principal is None else principal.name
+    if kind == "topic" and name == AUDIT_TOPIC:
+        return _audit_denied(who, permission)
     # A tenant is in nothing, and a namespace in its tenant.
     parents = {"tenant": (), "namespace": scope[:1]}.get(kind, scope)
     place = "/".join(filter(None, parents))
@@ -113,6 +115,18 @@ def denied(
     elsewhere = "" if principal is None or kind == "broker" else bound_elsewhere(principal, scope)
     return PermissionDenied(
         f"{who!r} needs the permission {permission} on {what}{within}{elsewhere}"
+    )
+
+
+def _audit_denied(who: str, permission: str) -> PermissionDenied:
+    if permission == "read":
+        return PermissionDenied(
+            f"{who!r} needs the permission audit on the tenant, or on the broker, to read the "
+            "audit log"
+        )
+    return PermissionDenied(
+        f"the audit log is the broker's own, and nobody has {permission} on topic {AUDIT_TOPIC!r}: "
+        "read it with penstock audit, or as a range of the topic"
     )
 
 
