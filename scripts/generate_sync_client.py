@@ -26,6 +26,7 @@ GENERATED = {
     "aio_feeds.py": "sync_feeds.py",
     "aio_handles.py": "sync_handles.py",
     "aio_socket.py": "sync_socket.py",
+    "aio_socket_events.py": "sync_socket_events.py",
     "aio_socket_feeds.py": "sync_socket_feeds.py",
     "aio_transactions.py": "sync_transactions.py",
     "aio_worker_base.py": "sync_worker_base.py",

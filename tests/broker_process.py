@@ -22,22 +22,24 @@ from typing import IO, Any, TypeVar
 import httpx
 
 from tests.ndjson import ConsumeStream
+from tests.penstock_template import MEASURING, CopiedProcess, is_plain, python_settings, template
+from tests.penstock_template import SOURCE as SOURCE
 
 START_TIMEOUT_S = 120.0
 SEAL_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
+PROMPT_S = 10.0
+"""What nothing holds up takes less than this, on a busy machine too."""
 
-# Set by scripts/coverage for every process that the tests start.
 PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
 """Gives a router that is started beside other work the time it needs. Flags override it."""
-MEASURING = "COVERAGE_PROCESS_CONFIG" in os.environ
-
-SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 _ADDRESS = re.compile(r"(https?)://127\.0\.0\.1:(\d+)")
 
 T = TypeVar("T")
+
+RunningBroker = subprocess.Popen[bytes] | CopiedProcess
 
 
 class StartFailed(AssertionError):
@@ -52,11 +54,16 @@ class StartFailed(AssertionError):
 class BrokerProcess:
     """One broker, started any number of times on the same directory and settings.
 
+    It is a copy of a process that has loaded the broker, if only settings tell it from others. A
+    test about the start itself sets `is_copy` to False.
+
     `data_dir` None means `--memory`. `env` adds to the environment, from which every PENSTOCK_
     variable of the caller is taken out first. `port` 0 means any, another one with every start.
     `cwd` is its working directory, if not the caller's. With `safe_path` Python does not look for
     modules there.
     """
+
+    is_copy = True
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class BrokerProcess:
         self.scheme = "http"
         self.safe_path = False
         self._port = port
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: RunningBroker | None = None
         # Files, not pipes: nobody has to read them for the broker to go on.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - close() ends it
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
@@ -88,14 +95,7 @@ class BrokerProcess:
         for output in (self._stdout, self._stderr):
             output.seek(0)
             output.truncate()
-        self.process = subprocess.Popen(
-            self._command(),
-            env=self._environment(),
-            cwd=self.cwd,
-            stdout=self._stdout,
-            stderr=self._stderr,
-            stdin=subprocess.DEVNULL,
-        )
+        self.process = self._start_copy() if self._may_be_a_copy() else self._start_fresh()
         self.port = self._wait_for_address(self.process)
         self._client = self.new_client()
         return self
@@ -196,6 +196,14 @@ class BrokerProcess:
         assert found is not None, status
         return int(found.group(1)) * 1024
 
+    def cpu_s(self) -> float:
+        """What it has worked so far: a measure that a busy machine does not stretch as it does
+        the time of a clock."""
+        if self.process is None:
+            raise RuntimeError("the broker is not running")
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -273,6 +281,24 @@ class BrokerProcess:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _may_be_a_copy(self) -> bool:
+        """Whether only settings of the broker tell this start from any other one."""
+        return self.is_copy and self.cwd is None and not self.safe_path and is_plain(self.env)
+
+    def _start_copy(self) -> CopiedProcess:
+        files = self._stdout.fileno(), self._stderr.fileno()
+        return template().start(self._command()[3:], self._environment(), *files)
+
+    def _start_fresh(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command(),
+            env=self._environment(),
+            cwd=self.cwd,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            stdin=subprocess.DEVNULL,
+        )
+
     def _command(self) -> list[str]:
         where = ["--memory"] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
         return [
@@ -282,12 +308,10 @@ class BrokerProcess:
 
     def _environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-        extra = self.env.get("PYTHONPATH")
-        paths = [str(SOURCE), extra, os.environ.get("PYTHONPATH")]
-        path = os.pathsep.join(p for p in paths if p)
-        return inherited | PATIENCE | self.env | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        paths = [str(SOURCE), self.env.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        return inherited | PATIENCE | self.env | python_settings(paths)
 
-    def _wait_for_address(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_address(self, process: RunningBroker) -> int:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             code = process.poll()

@@ -184,3 +184,15 @@ def test_a_tenant_reads_its_rows_in_its_own_scope(server: AccessServer) -> None:
     assert {
         json.loads(json.loads(line)["value"])["tenant_id"] for line in reply.text.splitlines()
     } == {"other"}
+
+
+def test_a_reader_of_one_tenant_cannot_ask_for_the_rows_of_another(server: AccessServer) -> None:
+    server.know(Principal("auditor"))
+    server.grant("auditor", "audit")
+    path = "/v1/topics/penstock.audit/partitions/0/records?format=ndjson&tenant_id="
+    assert server.ask("auditor", "GET", path + "other").status_code == 403
+    own = server.ask("auditor", "GET", path + "default")
+    assert own.status_code == 200
+    assert own.text == server.ask("auditor", "GET", path).text
+    others = server.ask("root", "GET", path + "other").text.splitlines()
+    assert {json.loads(line)["tenant_id"] for line in others} <= {"other"}

@@ -25,11 +25,15 @@ def history(server: AccessServer) -> None:
     server.must("root", "GET", "/v1/journal/offsets?fresh=true")
 
 
-def topics(server: AccessServer, who: str, query: str = "") -> set[tuple[str, str]]:
+def rows(server: AccessServer, who: str, query: str = "") -> list[dict[str, Any]]:
     reply = server.ask(who, "GET", f"/v1/journal?format=ndjson{query}")
     assert reply.status_code == 200, reply.text
-    rows: list[dict[str, Any]] = [json.loads(line) for line in reply.text.splitlines()]
-    return {(row.get("tenant", "default"), row["topic"]) for row in rows}
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def topics(server: AccessServer, who: str, query: str = "") -> set[tuple[str, str]]:
+    found = rows(server, who, query)
+    return {(row.get("tenant", "default"), row["topic"]) for row in found}
 
 
 def test_rows_of_other_tenants_and_topics_are_hidden(server: AccessServer) -> None:
@@ -45,6 +49,26 @@ def test_rows_of_other_tenants_and_topics_are_hidden(server: AccessServer) -> No
     assert theirs not in topics(server, here)
     there = server.know(Principal("there", tenant_id="other", is_admin=True))
     assert topics(server, there) == {theirs}
+
+
+def test_a_rule_for_a_topic_does_not_open_the_stream_of_the_same_name(server: AccessServer) -> None:
+    """felix-94"""
+    path = "/v1/tenants/default/namespaces/default/streams"
+    server.must("root", "POST", path, {"name": "orders", "durable": True})
+    server.must("root", "POST", f"{path}/orders/publish", {"payload": "dg=="})
+    server.must("root", "GET", "/v1/journal/offsets?fresh=true")
+    for kind in ("topic", "stream"):
+        who = server.know(Principal(f"only-{kind}"))
+        server.grant(who, "journal", resource=f"{kind}:orders")
+        for query in ("", "&topic=orders", "&stream=orders"):
+            kinds = {"topic", "stream"} if not query else {query[1:].partition("=")[0]}
+            assert {row["resource_kind"] for row in rows(server, who, query)} == kinds & {kind}
+        arrow = server.ask(who, "GET", "/v1/journal").content
+        table = pa.ipc.open_stream(arrow).read_all()
+        assert set(table.column("resource_kind").to_pylist()) == {kind}
+    every = server.know(Principal("every-stream"))
+    server.grant(every, "journal", resource="stream:*")
+    assert {row["resource_kind"] for row in rows(server, every)} == {"stream"}
 
 
 def test_an_arrow_stream_is_filtered_too(server: AccessServer) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,11 +23,17 @@ PAYLOAD = {"payload": base64.b64encode(b"x").decode()}
 
 
 class Lines:
-    """A streamed response, line by line."""
+    """A streamed response, line by line; of server-sent events the data."""
 
     def __init__(self, reply: httpx.Response) -> None:
         assert reply.status_code == 200, reply.read()
         self._lines = reply.iter_lines()
+        if reply.headers["content-type"].startswith("text/event-stream"):
+            self._lines = (
+                line.removeprefix("data: ")
+                for line in reply.iter_lines()
+                if line.startswith("data: ")
+            )
 
     def next(self) -> dict[str, Any]:
         line: dict[str, Any] = json.loads(next(self._lines))
@@ -83,6 +90,98 @@ def test_a_revoked_subscription_over_http_ends_with_the_reason(server: AccessSer
         (last,) = stream.rest()
         assert (last["type"], last["error"]) == ("error", "PERMISSION_DENIED")
         assert "subscribe" in last["message"]
+
+
+Deny = Callable[[AccessServer, int], None]
+
+
+def _revoke(server: AccessServer, rule: int) -> None:
+    server.revoke(rule)
+
+
+def _empty_role(server: AccessServer, rule: int) -> None:
+    server.must("root", "PUT", "/v1/access/roles/event-reader", {"permissions": ["read"]})
+
+
+@pytest.fixture(params=[_revoke, _empty_role])
+def deny(request: pytest.FixtureRequest) -> Deny:
+    """Takes the permission away: the rule is deleted, or its role loses it."""
+    found: Deny = request.param
+    return found
+
+
+def allowed(server: AccessServer, name: str) -> tuple[str, int]:
+    """A principal who may subscribe to durable streams by a rule with a role, and the rule."""
+    server.must("root", "PUT", "/v1/access/roles/event-reader", {"permissions": ["subscribe"]})
+    who = server.know(Principal(name))
+    return who, server.grant(who, "event-reader", resource="stream:events*")
+
+
+def durable_stream(server: AccessServer) -> str:
+    """The name of a new durable stream with two events."""
+    name = f"events-{uuid.uuid4().hex}"
+    settings = {"name": name, "delivery": "at_least_once"}
+    server.must("root", "POST", f"{HERE}/streams", settings)
+    for _ in range(2):
+        server.must("root", "POST", f"{HERE}/streams/{name}/publish", PAYLOAD)
+    return name
+
+
+@pytest.mark.parametrize("form", ["ndjson", "sse"])
+@pytest.mark.parametrize(
+    "query", ["", "&name=billing&owner=w&start=earliest", "&start=earliest", "&start=1"]
+)
+def test_a_denied_feed_of_a_durable_stream_ends_with_the_reason(
+    server: AccessServer, deny: Deny, query: str, form: str
+) -> None:
+    """felix-97: plain, named and from a start; what was not sent goes to others."""
+    who, rule = allowed(server, "durable-reader")
+    stream = durable_stream(server)
+    path = f"{HERE}/streams/{stream}"
+    with open_stream(server, who, f"{path}/subscribe?format={form}{query}") as feed:
+        assert feed.next()["type"] == "subscribed"
+        if query:
+            assert feed.next()["payload" if "name" in query else "type"]
+        deny(server, rule)
+        server.must("root", "POST", f"{path}/publish", PAYLOAD)
+        *others, last = feed.rest()
+        assert last["error"] == "PERMISSION_DENIED"
+        assert "subscribe" in last["message"]
+        assert [each for each in others if each.get("offset") == 2] == []
+    refused = server.ask(who, "GET", f"{path}/subscribe?format={form}{query}")
+    assert refused.status_code == 403
+    if "name" in query:
+        ack = {"name": "billing", "owner": "w", "offset": 0}
+        assert server.ask(who, "POST", f"{path}/ack", ack).status_code == 403
+        with open_stream(server, "root", f"{path}/subscribe?name=billing&owner=root") as feed:
+            assert feed.next()["type"] == "subscribed"
+            assert feed.next()["offset"] == 2
+
+
+def test_denied_channels_of_durable_streams_end_and_their_acks_are_refused(
+    server: AccessServer, deny: Deny
+) -> None:
+    """felix-97: over the WebSocket, named and from a start."""
+    who, rule = allowed(server, "durable-socket")
+    names = SCOPE | {"stream": durable_stream(server)}
+    with server.socket(who) as socket:
+        named = socket.ask({"type": "subscribe", "name": "billing", "start": "earliest", **names})
+        events = socket.receive_all(2)
+        replay = socket.ask({"type": "subscribe", "start": 2, **names})
+        assert {named["type"], replay["type"]} == {"subscribed"}
+        deny(server, rule)
+        ended = socket.receive_all(2)
+        assert {each["error"] for each in ended} == {"PERMISSION_DENIED"}
+        ids = {each["subscription_id"] for each in (named, replay)}
+        assert {each["subscription_id"] for each in ended} == ids
+        path = f"{HERE}/streams/{names['stream']}"
+        server.must("root", "POST", f"{path}/publish", PAYLOAD)
+        delivery = {name: events[0][name] for name in ("subscription_id", "offset", "delivery_id")}
+        for kind in ("event_ack", "event_nack"):
+            assert socket.ask({"type": kind, **delivery})["type"] == "error"
+        for start in ({"name": "billing"}, {"start": "earliest"}):
+            again = socket.ask({"type": "subscribe", **names, **start})
+            assert again["error"] == "PERMISSION_DENIED"
 
 
 def test_a_revoked_watch_over_http_ends_with_the_reason(server: AccessServer) -> None:

@@ -70,3 +70,10 @@ def test_a_role_that_a_tenant_does_not_have_is_refused(server: AccessServer) -> 
     )
     server.must("root", "POST", "/v1/tokens", wanted | {"roles": ["crew"]})
     server.must("root", "POST", "/v1/tokens", {"principal": "bot", "roles": ["anything"]})
+
+
+def test_nobody_gets_a_token_in_the_brokers_own_names(server: AccessServer) -> None:
+    """The audit log would show their changes as those of the static token, or of the broker."""
+    for name in ("static-token", "broker", " broker "):
+        refused = server.ask("root", "POST", "/v1/tokens", {"principal": name})
+        assert (refused.status_code, "broker's own" in refused.text) == (400, True)

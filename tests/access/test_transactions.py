@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from penstock.model.permissions import ALL_PERMISSIONS
 from penstock.model.principals import Principal
+from penstock.server.routes.transaction_operations import OperationBody
 from tests.access.server import AccessServer
 
 HERE = "/v1/tenants/default/namespaces/default"
 DELIVERY = {"topic": "tasks", "group": "g", "partition": 0, "offset": 0, "owner": "o"}
+EVENT = {"stream": "kept", "name": "n", "owner": "o", "offset": 0}
 PUT = {"op": "cache_put", "cache": "ledger", "key": "k", "value": base64.b64encode(b"x").decode()}
 OPERATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"op": "produce", "topic": "tasks", "value": "v"}, "produce", "topic:tasks"),
@@ -21,6 +24,8 @@ OPERATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"op": "publish", "stream": "kept", "payloads": ["eA=="]}, "publish", "stream:kept"),
     ({"op": "cache_delete", "cache": "ledger", "key": "k"}, "cache_write", "cache:ledger"),
     ({"op": "cache_incr", "cache": "ledger", "key": "n"}, "cache_write", "cache:ledger"),
+    ({"op": "event_ack"} | EVENT, "subscribe", "stream:kept"),
+    ({"op": "event_nack"} | EVENT, "subscribe", "stream:kept"),
     (
         {"op": "effect_commit", "topic": "tasks", "group": "g", "key": "k", "owner": "o"},
         "consume",
@@ -38,14 +43,22 @@ def resources(server: AccessServer) -> None:
     server.must("root", "POST", f"{HERE}/streams", kept)
 
 
+def test_no_operation_is_forgotten_here() -> None:
+    known = {body.__struct_config__.tag for body in get_args(OperationBody)}
+    assert {operation["op"] for operation, _, _ in OPERATIONS} == known
+
+
 @pytest.mark.parametrize(
     ("operation", "permission", "resource"), OPERATIONS, ids=[o["op"] for o, _, _ in OPERATIONS]
 )
 def test_each_operation_of_a_transaction_needs_its_own_permission(
     server: AccessServer, operation: dict[str, Any], permission: str, resource: str
 ) -> None:
+    """Every other permission on the resource is too little."""
     who = server.know(Principal(f"worker-{operation['op']}"))
     server.grant(who, "produce", namespace="default", resource="topic:done")
+    others = sorted(ALL_PERMISSIONS - {permission})
+    server.grant(who, *others, namespace="default", resource=resource)
     allowed = {"op": "produce", "topic": "done", "value": "v"}
     body = {"operations": [allowed, operation]}
     before = server.must("root", "GET", "/v1/topics/done")["next_offset"]

@@ -74,3 +74,16 @@ def test_wrong_journal_options_are_refused(lively: BrokerProcess) -> None:
     assert ran.code == 1
     assert "--since" in ran.err
     assert journal(lively, "--kind", "exploded").code == 2
+
+
+def test_lines_of_a_durable_stream_are_told_from_those_of_a_topic(lively: BrokerProcess) -> None:
+    path = "/v1/tenants/default/namespaces/default/streams"
+    settings = {"name": "jobs", "delivery": "at_least_once"}
+    assert lively.client.post(path, json=settings).status_code in (200, 201)
+    assert lively.client.post(f"{path}/jobs/publish", json={"payload": ""}).status_code == 200
+    (line,) = journal(lively, "--stream", "jobs").out.splitlines()
+    assert line.endswith(" produced      stream:jobs/0 @0")
+    assert "stream:jobs" not in journal(lively, "--topic", "jobs").out
+    both = journal(lively, "--topic", "jobs", "--stream", "jobs")
+    assert both.code != 0
+    assert "exclude each other" in both.err

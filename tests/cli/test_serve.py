@@ -12,6 +12,12 @@ from tests.broker_process import BrokerProcess, StartFailed
 from tests.cli.conftest import run_penstock
 
 
+@pytest.fixture(autouse=True)
+def _python_starts_each_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a person starts them: here the start is the subject."""
+    monkeypatch.setattr(BrokerProcess, "is_copy", False)
+
+
 def test_serve_says_where_it_listens_and_what_its_durability_means(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data")
     try:

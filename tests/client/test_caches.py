@@ -178,7 +178,8 @@ def test_counters_lose_nothing(broker: BrokerProcess, cache: CacheHandle) -> Non
     together(count, "abcdefgh")
     assert sorted(answers) == list(range(1, 201))
     assert cache.incr("n", -200) == 0
-    assert cache.incr("n", 5) == 5
+    assert cache.incr("n", -7) == -7
+    assert cache.incr("n", 12) == 5
 
 
 def together(target: Callable[[str], None], names: str) -> None:

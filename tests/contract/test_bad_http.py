@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.broker_process import BrokerProcess, wait_until
+from tests.broker_process import PROMPT_S, BrokerProcess, wait_until
 from tests.contract.checks import assert_nothing_stored, new_name
 from tests.contract.conftest import StartBroker
 from tests.contract.wire import Closed, Response, Wire, encode
@@ -48,7 +48,7 @@ def assert_alive(broker: BrokerProcess) -> None:
     started = time.monotonic()
     with broker.new_client() as client:
         assert client.get("/v1/healthz").status_code == 200
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < PROMPT_S
 
 
 # -- sizes -------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_body_that_only_drips_is_closed(impatient: BrokerProcess, rest: str) -
         started = time.monotonic()
         while time.monotonic() - started < 10 and not wire.is_closed_within(0.1):
             wire.send(drop)
-        assert 0.4 <= time.monotonic() - started < 5
+        assert 0.4 <= time.monotonic() - started < 10
     assert_alive(impatient)
 
 

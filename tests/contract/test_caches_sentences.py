@@ -41,15 +41,16 @@ def test_a_value_lives_for_its_time_and_not_a_moment_longer(ns: Namespace, cache
         began = time.monotonic()
         assert client.call("cache_put", cache=cache, key="k", value="", ttl_ms=400)["type"] == "ok"
         answered = time.monotonic()
-        found = client.call("cache_get", cache=cache, key="k")
-        while found["value"] is not None:
-            assert 0 < found["ttl_ms"] <= 400
+        while True:
             asked = time.monotonic()
             found = client.call("cache_get", cache=cache, key="k")
+            if found["value"] is None:
+                break
+            assert 0 < found["ttl_ms"] <= 400
+            assert asked - answered < 0.4 + 0.002
         gone = time.monotonic()
     assert found == MISS
     assert gone - began >= 0.4 - 0.002
-    assert asked - answered < 0.4 + 0.1
 
 
 def test_an_expired_value_is_not_returned_under_load(ns: Namespace, cache: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.broker_process import BrokerProcess, eventually
+from tests.broker_process import PROMPT_S, BrokerProcess, eventually
 from tests.contract.conftest import SMALL_SEGMENTS, assert_no_traceback
 from tests.contract.test_registry import Place, assert_typed_error, make_place
 from tests.contract.wire import Wire, encode
@@ -115,9 +115,7 @@ def test_what_the_control_plane_has_and_gets_and_loses_is_followed(start: Start)
     place.create("streams", name="new")
     plane.client.patch(f"{place.url}/streams/s", json={"event_queue_depth": 9})
     plane.client.delete("/v1/tenants/default?cascade=true")
-    began = time.monotonic()
     synced(plane, follower)
-    assert time.monotonic() - began < 3
     assert publish(follower, place, "new").status_code == 200
     shown = there(place, follower).get("streams/s")
     assert (shown["event_queue_depth"], shown["origins"]["event_queue_depth"]) == (9, "stream")
@@ -244,7 +242,7 @@ def test_without_the_control_plane_nothing_is_created_changed_or_deleted(
         message = assert_typed_error(reply, 503, "UNAVAILABLE", **more)
         assert "control plane" in message
         assert "nothing was changed" in message
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < PROMPT_S
     assert entries(follower) == before
     plane.start()
     synced(plane, follower)

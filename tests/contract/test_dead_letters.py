@@ -298,7 +298,9 @@ def test_each_group_dead_letters_for_itself(broker: BrokerProcess, topic: str) -
     said = [(c.envelope or {})["dlq"] for c in copies]
     assert {(d["group"], d["last_error"]) for d in said} == {("one", "by one"), ("two", "by two")}
     with broker.consume(topic, "three") as stream:
-        assert stream.next().attempts == 1
+        item = stream.next()
+        assert item.attempts == 1
+        assert_done(broker.ack(topic, item, "three"))
 
 
 def test_buffer_limits_do_not_stop_a_copy(start_broker: StartBroker) -> None:

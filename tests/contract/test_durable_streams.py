@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, eventually
 from tests.contract.conftest import StartBroker
 from tests.contract.namespaces import Feed, Namespace, assert_typed_error, b64, unb64
-from tests.websocket import BINARY, WebSocket
+from tests.websocket import BINARY, NoFrame, WebSocket
 
 SCOPE = {"tenant_id": "default", "namespace": "default"}
 ODD = [b"", b"\xff\xfe\x00", bytes(range(256)), b"plain, with a comma"]
@@ -174,6 +174,41 @@ def test_starts_over_http(ns: Namespace) -> None:
         )
 
 
+def test_a_start_that_retention_has_passed_is_410_everywhere(ns: Namespace) -> None:
+    """felix-126: as lines, as server-sent events, and over the WebSocket."""
+    stream = ns.create_stream(delivery="at_least_once", retention_bytes=1000)
+    path = f"{ns.stream_path(stream)}/subscribe"
+    client = ns.broker.client
+    ns.publish(stream, *(b"x" * 200 for _ in range(50)))
+
+    def status() -> int:
+        with client.stream("GET", f"{path}?start=0") as reply:
+            return reply.status_code
+
+    eventually(lambda: status() == 410)
+    # A Last-Event-ID of 0 asks for the event after it.
+    for reply in (
+        client.get(f"{path}?start=0"),
+        client.get(f"{path}?start=0&name=new&owner=w"),
+        client.get(f"{path}?start=0&format=sse"),
+        client.get(f"{path}?format=sse", headers={"Last-Event-ID": "0"}),
+    ):
+        assert_typed_error(reply, 410, "OUT_OF_RANGE")
+        assert "kept" in reply.json()["message"]
+    for name in ({}, {"name": "new", "owner": "w"}):
+        with WebSocket(ns.broker.port) as ws:
+            message = {"type": "subscribe", **SCOPE, "stream": stream, "start": 0, **name}
+            reply = ws.ask(message | {"request_id": 7})
+            assert (reply["type"], reply["error"], reply["request_id"]) == (
+                "subscribe_cursor_error",
+                "OUT_OF_RANGE",
+                7,
+            )
+            # The connection and a start that is kept still work.
+            assert ws.ask(message | {"start": "earliest"})["type"] == "subscribed"
+            assert ws.receive()["type"] in ("event", "event_batch")
+
+
 def test_a_browser_resumes_behind_the_last_event_it_saw(ns: Namespace) -> None:
     stream = ns.create_stream(delivery="at_least_once")
     ns.publish(stream, b"a", b"b", b"c")
@@ -220,6 +255,69 @@ def test_events_are_acked_over_the_websocket(ns: Namespace) -> None:
         wrong = ws.ask({"type": "event_ack", "subscription_id": replay["subscription_id"]})
         assert (wrong["type"], wrong["error"]) == ("error", "INVALID_ARGUMENT")
         assert ws.ask({"type": "unsubscribe", **this}) == {"type": "ok"}
+
+
+def test_a_lease_is_extended_over_the_websocket(ns: Namespace) -> None:
+    stream = ns.create_stream(delivery="at_least_once")
+    at = {**SCOPE, "stream": stream}
+    with WebSocket(ns.broker.port) as ws:
+        named = ws.ask({"type": "subscribe", **at, "name": "n", "lease_ms": 500})
+        ns.publish(stream, b"a")
+        event = ws.receive()
+        extend = {"type": "event_extend", "subscription_id": named["subscription_id"]}
+        extend |= {"offset": 0, "delivery_id": event["delivery_id"]}
+        assert ws.ask({**extend, "lease_ms": 60_000}) == {"type": "ok"}
+        assert ws.ask({**extend, "lease_ms": -1})["error"] == "INVALID_ARGUMENT"
+        assert ws.ask({**extend, "offset": 7})["error"] == "FAILED_PRECONDITION"
+        with pytest.raises(NoFrame):
+            ws.receive(timeout_s=1.5)
+
+
+@pytest.mark.parametrize("how", [{"start": "earliest"}, {"name": "n"}, {}], ids=str)
+def test_a_paused_subscription_gets_nothing_until_it_is_resumed(
+    ns: Namespace, how: dict[str, str]
+) -> None:
+    stream = ns.create_stream(delivery="at_least_once")
+    with WebSocket(ns.broker.port) as ws:
+        opened = ws.ask({"type": "subscribe", **SCOPE, "stream": stream, "batch": False, **how})
+        this = {"subscription_id": opened["subscription_id"]}
+        for _ in range(3):
+            assert ws.ask({"type": "pause", **this}) == {"type": "ok"}
+        ns.publish(stream, b"a", b"b")
+        with pytest.raises(NoFrame):
+            ws.receive(timeout_s=0.5)
+        assert ws.ask({"type": "ping"}) == {"type": "ok"}
+        ws.send({"type": "resume", **this})
+        ws.send({"type": "resume", **this})
+        frames = ws.receive_all(4)
+        assert [each["offset"] for each in frames if each["type"] == "event"] == [0, 1]
+        ns.publish(stream, b"c")
+        assert ws.receive()["offset"] == 2
+        assert ws.ask({"type": "pause", "subscription_id": "s0"})["error"] == "NOT_FOUND"
+
+
+def test_a_paused_name_leaves_its_events_to_others(ns: Namespace) -> None:
+    stream = ns.create_stream(delivery="at_least_once")
+    message = {"type": "subscribe", **SCOPE, "stream": stream, "name": "n"}
+    with WebSocket(ns.broker.port) as paused, WebSocket(ns.broker.port) as other:
+        opened = paused.ask(message)
+        paused.ask({"type": "pause", "subscription_id": opened["subscription_id"]})
+        other.ask(message)
+        ns.publish(stream, b"a", b"b", b"c")
+        assert [each["offset"] for each in other.receive_all(3)] == [0, 1, 2]
+
+
+def test_a_confirmation_has_the_offset_of_the_first_event(ns: Namespace) -> None:
+    stream = ns.create_stream(delivery="at_least_once")
+    ns.publish(stream, b"a", b"b")
+    with WebSocket(ns.broker.port) as ws:
+        ask = {"type": "subscribe", **SCOPE, "stream": stream}
+        for start, offset in ((None, 2), ("latest", 2), ("earliest", 0), (1, 1)):
+            assert ws.ask({**ask, "start": start})["offset"] == offset
+            ws.receive() if offset < 2 else None
+        gone = ws.ask({**ask, "start": 3})
+        assert (gone["type"], gone["code"]) == ("subscribe_cursor_error", 416)
+        assert "offset" not in ws.ask({**ask, "stream": ns.create_stream()})
 
 
 def test_binary_frames_have_offsets(ns: Namespace) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import PROMPT_S, BrokerProcess
 from tests.contract.checks import assert_invalid, new_name
 from tests.contract.wire import TIMEOUT_S, Closed, Wire, encode
 
@@ -44,7 +44,7 @@ def assert_prompt(broker: BrokerProcess) -> None:
     started = time.monotonic()
     with broker.new_client() as client:
         assert client.get("/v1/healthz").status_code == 200
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < PROMPT_S
 
 
 # -- bodies of many tiny items -----------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_a_batch_of_millions_is_refused_at_once(
     with at_most(broker, 120 * MIB):
         started = time.monotonic()
         assert_invalid(broker.client.post(path, content=body))
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < PROMPT_S
 
 
 def test_a_line_of_millions_in_a_member_nobody_asked_for_builds_nothing(

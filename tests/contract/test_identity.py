@@ -226,6 +226,30 @@ def test_the_first_token_is_printed_once_and_in_no_log(start_broker: StartBroker
     assert [(each["principal"], each["admin"]) for each in made] == [("admin", True)]
 
 
+def test_what_a_start_creates_is_in_the_audit_log(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    """The declared resources and the first admin token; a restart changes nothing."""
+    file = tmp_path / "penstock.toml"
+    file.write_text('[[tenants]]\ntenant_id = "acme"\n[[topics]]\nname = "tasks"\n')
+    broker = start_broker("--access-control", "--config", str(file))
+    first = Guarded(broker)
+    expected = [
+        ("tenant.create", "tenant:acme"),
+        ("topic.create", "topic:tasks"),
+        ("token.create", f"token:{first.admin[4:20]}"),
+    ]
+    for _ in range(2):
+        with broker.new_client(headers=bearer(first.admin)) as client:
+            text = client.get("/v1/topics/penstock.audit/partitions/0/records?format=ndjson").text
+        rows = [json.loads(json.loads(line)["value"]) for line in text.splitlines()]
+        of_broker = [row for row in rows if row["principal"] == "broker"]
+        assert [(row["action"], row["resource"]) for row in of_broker] == expected
+        assert {row["address"] for row in of_broker} == {""}
+        broker.restart()
+    first.client.close()
+
+
 def test_the_static_token_is_an_admin_and_no_other_is_made(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
@@ -436,6 +460,44 @@ def test_feeds_watches_and_sockets_end(
         each.socket.close()
 
 
+@pytest.fixture(scope="module")
+def events(guarded: Guarded) -> str:
+    """The path of a durable stream with an event."""
+    path = "/v1/tenants/default/namespaces/default/streams"
+    settings = {"name": "events", "delivery": "at_least_once"}
+    assert guarded.client.post(path, json=settings).status_code == 201
+    assert guarded.client.post(f"{path}/events/publish", json={"payload": ""}).status_code == 200
+    return f"{path}/events"
+
+
+def test_feeds_and_channels_of_durable_streams_end(
+    guarded: Guarded, ending: tuple[End, dict[str, Any]], events: str
+) -> None:
+    """felix-97: named subscriptions and replays, over HTTP, as server-sent events, and sockets."""
+    end, how = ending
+    made = guarded.create(**how)
+    feeds = [
+        guarded.open_feed(f"{events}/subscribe?{query}", made["token"], accept)
+        for query in ("", "name=billing&owner=o", "start=earliest")
+        for accept in ("application/x-ndjson", "text/event-stream")
+    ]
+    names = {"tenant_id": "default", "namespace": "default", "stream": "events"}
+    sockets = []
+    for start in ({"name": "billing"}, {"start": 1}):
+        headers = [f"Authorization: Bearer {made['token']}"]
+        sockets.append(WebSocket(guarded.process.port, headers=headers))
+        assert sockets[-1].ask({"type": "subscribe", **start, **names})["type"] == "subscribed"
+    end(guarded, made)
+    for feed in feeds:
+        with feed:
+            while feed.recv(4096):
+                pass
+    for each in sockets:
+        assert each.close_code() == 1001
+        each.socket.close()
+    assert guarded.status(made["token"], f"{events}/subscribe?start=earliest") == 401
+
+
 def test_a_request_whose_credential_ends_before_its_body_has_come_is_not_handled(
     guarded: Guarded,
 ) -> None:
@@ -571,8 +633,9 @@ def test_secrets_are_nowhere_but_in_the_answers_that_show_them(
         errors = client.get("/v1/topics", headers=bearer(damaged)).text
         errors += client.post("/v1/tokens", content=b"{", headers=bearer(made["token"])).text
         errors += client.get("/v1/nothing/" + made["id"], headers=bearer(made["token"])).text
-    pages = ["/metrics", "/v1/tokens", f"/v1/tokens/{made['id']}", "/v1/journal", "/docs"]
+    pages = ["/metrics", "/v1/tokens", f"/v1/tokens/{made['id']}", "/docs", "/v1/access/rules"]
     seen = errors + "".join(guarded.client.get(page).text for page in pages)
+    seen += rows_of_everything(guarded, topic, made["id"])
     seen += process.stderr() + process.stdout().replace(guarded.admin, "", 1)
     texts = [guarded.admin, made["token"], rotated["token"], jwt, damaged]
     texts += [text[7:] for text in bad_credentials.values() if len(text) > 20]
@@ -586,6 +649,25 @@ def test_secrets_are_nowhere_but_in_the_answers_that_show_them(
             data = file.read_bytes()
             for secret in secrets:
                 assert secret.encode() not in data, (file, secret)
+
+
+def rows_of_everything(guarded: Guarded, topic: str, token_id: str) -> str:
+    """The journal, messages and the audit log as lines: on disk they are compressed."""
+    client = guarded.client
+    assert client.get("/v1/journal/offsets?fresh=true").status_code == 200
+    records = "/v1/topics/{}/partitions/0/records?format=ndjson"
+    targets = {
+        "/v1/journal?format=ndjson": f'"{topic}"',
+        records.format(topic): '"value":"v"',
+        records.format("penstock.audit"): f"token:{token_id}",
+    }
+    found = ""
+    for target, expected in targets.items():
+        reply = client.get(target)
+        assert reply.status_code == 200, reply.text
+        assert expected in reply.text, target
+        found += reply.text
+    return found
 
 
 def test_the_client_reads_a_rotated_token_again(guarded: Guarded, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import new_name
+from tests.websocket import WebSocket
 
 EMPTY = {
     "publish_rate_limit": None,
@@ -20,6 +21,8 @@ EMPTY = {
     "backlog_bytes": None,
     "disk_bytes": None,
     "stream_retention": None,
+    "connections": None,
+    "idempotency_keys": None,
 }
 
 
@@ -158,3 +161,79 @@ def test_the_quota_of_an_unknown_tenant_is_404(broker: BrokerProcess) -> None:
     url = f"/v1/tenants/{new_name('tenant')}/quota"
     assert broker.client.get(url).status_code == 404
     assert broker.client.patch(url, json={"topics": 1}).status_code == 404
+
+
+def test_a_subscription_too_many_is_refused_over_http_and_websocket(
+    broker: BrokerProcess, place: str
+) -> None:
+    """felix-99: many in one array, and closing one frees its place."""
+    tenant = place.split("/")[3]
+    made = {"name": "d", "delivery": "at_least_once"}
+    assert broker.client.post(f"{place}/streams", json=made).status_code == 201
+    broker.client.patch(f"{place}/quota", json={"subscribe_connections": 3})
+    at = {"type": "subscribe", "tenant_id": tenant, "namespace": "prod", "stream": "d"}
+    with WebSocket(broker.port) as ws:
+        ws.send([at | {"name": "n", "owner": f"o{number}"} for number in range(20)])
+        answers = ws.receive()
+        opened = [each for each in answers if each["type"] == "subscribed"]
+        refused = [each for each in answers if each["type"] == "error"]
+        assert (len(opened), len(refused)) == (3, 17)
+        assert {(each["reason"], each["limit"]) for each in refused} == {
+            ("quota", "subscribe_connections")
+        }
+        for target in (f"{place}/streams/d/subscribe", f"{place}/streams/s/subscribe"):
+            answer = broker.client.get(target)
+            assert (answer.status_code, answer.json()["limit"]) == (429, "subscribe_connections")
+        assert _open(broker, place) == 3
+        metrics = broker.client.get("/metrics").text
+        labels = f'namespace="prod",quota="subscribe_connections",tenant="{tenant}"'
+        assert f"penstock_quota_used{{{labels}}} 3.0" in metrics
+        ws.send({"type": "unsubscribe", "subscription_id": opened[0]["subscription_id"]})
+        assert eventually(lambda: _open(broker, place) == 2)
+        with broker.client.stream("GET", f"{place}/streams/s/subscribe") as feed:
+            assert feed.status_code == 200
+            assert _open(broker, place) == 3
+    assert eventually(lambda: _open(broker, place) == 0)
+
+
+def _open(broker: BrokerProcess, place: str) -> int:
+    found: int = broker.client.get(f"{place}/quota").json()["used"]["subscribe_connections"]
+    return found
+
+
+def test_the_use_of_a_rate_is_shown_and_measured(broker: BrokerProcess, place: str) -> None:
+    """felix-102."""
+    broker.client.patch(f"{place}/quota", json={"publish_rate_limit": 10**6})
+
+    def used() -> dict[str, int]:
+        assert publish(broker, place).status_code == 200
+        found: dict[str, int] = broker.client.get(f"{place}/quota").json()["used"]
+        return found
+
+    assert eventually(lambda: used()["publish_rate_limit"] > 0)
+    assert eventually(lambda: used()["publish_bytes_limit"] > 0)
+    labels = f'namespace="prod",quota="publish_rate_limit",tenant="{place.split("/")[3]}"'
+    assert f"penstock_quota_used{{{labels}}}" in broker.client.get("/metrics").text
+
+
+def test_staged_rows_and_commits_are_refused_with_the_quotas_name(
+    broker: BrokerProcess, place: str
+) -> None:
+    headers = {"X-Penstock-Tenant": place.split("/")[3], "X-Penstock-Namespace": "prod"}
+    client = broker.client
+    assert client.post("/v1/topics", json={"name": "t"}, headers=headers).status_code == 201
+    client.patch(f"{place}/quota", json={"backlog_msgs": 5, "disk_bytes": "1MB"})
+    rows = b'{"value":"x"}\n' * 10
+    url = "/v1/writes/p/0"
+    staged = client.put(f"{url}/0/0?topic=t", content=rows, headers=headers)
+    assert staged.status_code == 200, staged.text
+    commit = {"parts": [{"part": 0, "pieces": 1, "rows": 10}]}
+    refused = client.post(f"{url}/commit", json=commit, headers=headers)
+    assert (refused.status_code, refused.json()["limit"]) == (429, "backlog_msgs")
+    assert refused.json()["reason"] == "quota"
+    assert "retry-after" in refused.headers
+    client.patch(f"{place}/quota", json={"backlog_msgs": None, "disk_bytes": 100})
+    full = client.put(f"{url}/0/1?topic=t", content=rows, headers=headers)
+    assert (full.status_code, full.json()["limit"]) == (429, "disk_bytes")
+    client.patch(f"{place}/quota", json={"disk_bytes": None})
+    assert client.post(f"{url}/commit", json=commit, headers=headers).status_code == 200

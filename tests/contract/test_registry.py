@@ -65,6 +65,8 @@ def test_a_fresh_broker_has_a_default_of_everything(start_broker: StartBroker) -
     client = start_broker(memory=True).client
     names = [each["tenant_id"] for each in client.get("/v1/tenants").json()["tenants"]]
     assert names == ["default"]
+    listed = client.get("/v1/tenants/default/namespaces").json()["namespaces"]
+    assert [each["namespace"] for each in listed] == ["default"]
     default = Place(client, "default", "default")
     assert [each["name"] for each in default.get("streams")["streams"]] == ["default"]
     assert [each["name"] for each in default.get("caches")["caches"]] == ["default"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess, eventually, settle_body, wait_until
+from tests.broker_process import SEAL_TIMEOUT_S, BrokerProcess, eventually, settle_body, wait_until
 from tests.contract.checks import (
     assert_done,
     assert_error,
@@ -127,7 +127,7 @@ def test_a_deleted_topic_gives_its_disk_back(start_broker: StartBroker) -> None:
     fill(broker, topic, 1000, 16_000)
     assert used_bytes(directory) > empty + 8 * 2**20
     assert_done(broker.client.delete("/v1/topics/t"))
-    eventually(lambda: used_bytes(directory), lambda used: used < empty + 6 * 2**20)
+    eventually(lambda: used_bytes(directory), lambda used: used < empty + 6 * 2**20, SEAL_TIMEOUT_S)
 
 
 def acked_backlog(broker: BrokerProcess, topic: str, count: int, size: int) -> None:
@@ -176,7 +176,9 @@ def test_retention_by_bytes_removes_what_every_group_has_finished(
     acked_backlog(broker, topic, 600, 1000)
     assert first_offset(broker, topic) == 0
     retain(broker, topic, retention_bytes=100_000)
-    kept = eventually(lambda: first_offset(broker, topic), lambda offset: offset >= 250)
+    kept = eventually(
+        lambda: first_offset(broker, topic), lambda offset: offset >= 250, SEAL_TIMEOUT_S
+    )
     assert kept <= 500, "less is kept than the limit allows"
     broker.restart(kill=True)
     kept = first_offset(broker, topic)
@@ -194,7 +196,7 @@ def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker
         for name in (topic, other):
             acked_backlog(broker, name, 300, 1000)
             retain(broker, name, retention_bytes=1, retention_ms=1)
-        eventually(lambda: first_offset(broker, other), lambda offset: offset > 0)
+        eventually(lambda: first_offset(broker, other), lambda offset: offset > 0, SEAL_TIMEOUT_S)
         assert first_offset(broker, topic) == 0
         items = behind.take(300)
         assert [item.offset for item in items] == list(range(300))
@@ -204,7 +206,7 @@ def test_retention_keeps_what_a_group_has_not_finished(start_broker: StartBroker
         assert [item.value for item in again] == [item.value for item in items]
         for item in again:
             assert_done(broker.ack(topic, item, "behind"))
-    eventually(lambda: first_offset(broker, topic), lambda offset: offset > 0)
+    eventually(lambda: first_offset(broker, topic), lambda offset: offset > 0, SEAL_TIMEOUT_S)
 
 
 def test_a_duplicate_ack_of_what_retention_removed_is_still_204(start_broker: StartBroker) -> None:
@@ -215,7 +217,9 @@ def test_a_duplicate_ack_of_what_retention_removed_is_still_204(start_broker: St
         topic = broker.create_topic(f"t{partitions}", partitions)
         retain(broker, topic, retention_ms=1)
         acked_backlog(broker, topic, 300, 1000)
-        eventually(partial(first_offset, broker, topic), lambda offset: offset > 100)
+        eventually(
+            partial(first_offset, broker, topic), lambda offset: offset > 100, SEAL_TIMEOUT_S
+        )
         acks.append({"topic": topic, "group": "g", "owner": "o", "partition": 0, "offset": 7})
     for body in acks:
         assert_done(broker.client.post("/v1/ack", json=body))
@@ -241,7 +245,7 @@ def test_retention_by_age_removes_what_is_old_and_only_that(start_broker: StartB
         seen.append((offset, time.monotonic()))
         return offset
 
-    eventually(look, lambda offset: offset >= 200)
+    eventually(look, lambda offset: offset >= 200, SEAL_TIMEOUT_S)
     assert all(offset == 0 for offset, moment in seen if moment < old + 3)
     assert all(offset <= 100 for offset, moment in seen if moment < young + 3)
     assert {offset for offset, _ in seen} & set(range(1, 101)), "old and young went together"
@@ -259,14 +263,14 @@ def test_with_after_archive_nothing_goes_before_the_group_archive_has_finished_i
         acked_backlog(broker, name, 300, 1000)
         retain(broker, name, retention_ms=1)
     assert broker.client.get("/v1/topics/t").json()["after_archive"] is True
-    eventually(lambda: first_offset(broker, other), lambda offset: offset > 200)
+    eventually(lambda: first_offset(broker, other), lambda offset: offset > 200, SEAL_TIMEOUT_S)
     assert first_offset(broker, "t") == 0
     broker.restart(kill=True)
     assert first_offset(broker, "t") == 0
     reached = {"partitions": [{"partition": 0, "next": 300}]}
     reply = broker.client.post("/v1/topics/t/groups/archive/progress", json=reached)
     assert reply.status_code == 200, reply.text
-    eventually(lambda: first_offset(broker, "t"), lambda offset: offset == 300)
+    eventually(lambda: first_offset(broker, "t"), lambda offset: offset == 300, SEAL_TIMEOUT_S)
 
 
 def test_after_archive_is_set_in_body_or_query_and_an_absent_one_stays(

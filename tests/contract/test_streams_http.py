@@ -273,18 +273,6 @@ def test_a_delete_says_whether_there_was_anything(ns: Namespace) -> None:
     assert (gone["deleted"], gone["version"] > version) == (True, True)
 
 
-def test_of_many_who_create_a_key_one_does(ns: Namespace) -> None:
-    """felix-77"""
-    cache = ns.create_cache()
-    with ThreadPoolExecutor(8) as pool:
-        replies = list(
-            pool.map(lambda n: ns.put(cache, "k", b"%d" % n, if_not_exists=True), range(32))
-        )
-    statuses = [reply.status_code for reply in replies]
-    assert sorted(statuses) == [200] + [409] * 31
-    assert ns.value(cache, "k") == b"%d" % statuses.index(200)
-
-
 def test_a_put_by_version_changes_only_what_was_read(ns: Namespace) -> None:
     """felix-78"""
     cache = ns.create_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import ssl
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import httpx
 import pytest
@@ -314,8 +315,9 @@ def test_new_files_are_used_without_a_dropped_connection_and_bad_ones_are_not(
     broker: TlsBroker, files: Files, admin: httpx.Client, tmp_path: Path
 ) -> None:
     """The last test with this broker: it changes its certificate."""
-    assert admin.get("/v1/topics").status_code == 200
+    assert admin.post("/v1/topics", json={"name": "reload"}).status_code == 201
     before = seen_certificate(broker)
+    consumer, session = open_consumer(broker, "reload"), open_subscription(broker)
     good_key = files.certificate.key.read_text()
     files.certificate.key.write_text("nonsense")
     eventually(lambda: "TLS stays as it was" in broker.stderr())
@@ -329,10 +331,81 @@ def test_new_files_are_used_without_a_dropped_connection_and_bad_ones_are_not(
     for source, target in zip(new, files.certificate, strict=True):
         os.replace(source, target)
     eventually(lambda: seen_certificate(broker) != before)
-    # The connection from before is still open and answers.
-    assert admin.get("/v1/topics").status_code == 200
+    # The connections from before are still open: one answers, the others go on.
+    body = {"topic": "reload", "value": "after the reload"}
+    assert admin.post("/v1/produce", json=body).status_code == 200
+    assert '"after the reload"' in next(line for line in consumer if line.startswith("{"))
+    assert session.ask({"type": "publish", **STREAM, "payload": "aGk=", "ack": "none"})["payload"]
+    consumer.close()
+    session.socket.close()
     with broker.new_client(headers=bearer(broker.admin)) as client:
         assert client.get("/v1/topics").status_code == 200
+
+
+STREAM = {"tenant_id": "default", "namespace": "default", "stream": "default"}
+
+
+def open_consumer(broker: TlsBroker, topic: str) -> TextIO:
+    """The lines of a consumer over TLS, whose head has come."""
+    connection = broker.connect()
+    head = f"Host: localhost\r\nAuthorization: Bearer {broker.admin}\r\n\r\n"
+    target = f"/v1/consume?topic={topic}&group=g&owner=o&lease_ms=60000"
+    connection.sendall(f"GET {target} HTTP/1.1\r\n{head}".encode())
+    lines = connection.makefile("r")
+    connection.close()  # when the file is closed
+    assert " 200 " in lines.readline()
+    return lines
+
+
+def open_subscription(broker: TlsBroker) -> WebSocket:
+    headers = [f"Authorization: Bearer {broker.admin}"]
+    session = WebSocket(broker.port, headers=headers, wrap=broker.wrapped)
+    assert session.ask({"type": "subscribe", **STREAM})["type"] == "subscribed"
+    return session
+
+
+def test_every_client_needs_a_certificate_of_the_authorities_that_are_in_force(
+    authority: Certificate, tmp_path: Path
+) -> None:
+    """`required` is the default, and the file of the authorities is read again, too."""
+    trusted = tmp_path / "authorities.pem"
+    shutil.copy(authority.file, trusted)
+    own = make_certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = make_certificate(tmp_path / "other", "DNS:other.example")
+    first, second = (
+        signed_by(each, tmp_path / name, "/CN=robot")
+        for each, name in ((authority, "first"), (other, "second"))
+    )
+    process = TlsBroker(
+        None, "--access-control", "--tls-cert", str(own.file), "--tls-key", str(own.key),
+        "--tls-client-ca", str(trusted), env=SMALL_SEGMENTS,
+    )  # fmt: skip
+    process.certificate = own
+
+    def is_let_in(shown: Certificate | None) -> bool:
+        options: dict[str, Any] = {} if shown is None else {"anonymous": False, "shown": shown}
+        try:
+            with process.new_client(**options) as client:
+                return client.get("/v1/topics").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        process.start()
+        assert (is_let_in(None), is_let_in(first), is_let_in(second)) == (False, True, False)
+        with process.new_client(anonymous=False, shown=first) as kept:
+            assert kept.get("/v1/topics").status_code == 200
+            shutil.copy(other.file, tmp_path / "new.pem")
+            os.replace(tmp_path / "new.pem", trusted)
+            eventually(lambda: is_let_in(second))
+            assert (is_let_in(None), is_let_in(first)) == (False, False)
+            assert kept.get("/v1/topics").status_code == 200
+            trusted.write_text("nonsense")
+            eventually(lambda: "TLS stays as it was" in process.stderr())
+            assert (is_let_in(None), is_let_in(first), is_let_in(second)) == (False, False, True)
+    finally:
+        process.close()
 
 
 def seen_certificate(broker: TlsBroker) -> str:

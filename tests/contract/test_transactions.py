@@ -11,7 +11,7 @@ import pytest
 from tests.broker_process import BrokerProcess, settle_body
 from tests.contract.checks import new_name
 from tests.contract.conftest import MakeTopic
-from tests.contract.namespaces import Namespace, b64
+from tests.contract.namespaces import Feed, Namespace, b64
 from tests.contract.scoped import ACME, GLOBEX, ScopedBroker, create_namespaces
 from tests.ndjson import Item
 
@@ -236,6 +236,78 @@ def test_publishes_to_a_durable_stream_happen_with_the_ack(
         assert refusal(again) == (409, "FAILED_PRECONDITION", 1)
     with namespace.subscribe(stream, "start=earliest") as feed:
         assert feed.payloads(2) == [b"a", b"b"]
+
+
+def event_operation(op: str, stream: str, feed: Feed, item: Item, **members: Any) -> dict[str, Any]:
+    delivery = {"offset": item.offset, "delivery_id": item.members["delivery_id"]}
+    who = {"name": feed.first["name"], "owner": feed.first["owner"]}
+    return {"op": op, "stream": stream, **who, **delivery, **members}
+
+
+def test_consume_transform_publish_happens_at_once(broker: BrokerProcess) -> None:
+    """felix-123: from a named subscription to another stream."""
+    namespace = Namespace(broker)
+    source = namespace.create_stream(delivery="at_least_once")
+    target = namespace.create_stream(delivery="exactly_once")
+    namespace.publish(source, b"a", b"b")
+    publish = {"op": "publish", "stream": target, "payloads": [b64(b"A")]}
+    numbered = publish | {"producer_id": "p", "sequence": 0}
+    with namespace.subscribe(source, "name=n&start=earliest&lease_ms=60000") as feed:
+        first, second = feed.take(2)
+        gap = commit(
+            broker, event_operation("event_ack", source, feed, first), numbered | {"sequence": 1}
+        )
+        assert refusal(gap) == (409, "FAILED_PRECONDITION", 1)
+        answer = commit(
+            broker,
+            numbered,
+            event_operation("event_ack", source, feed, first),
+            event_operation("event_nack", source, feed, second, reason="later", delay_ms=0),
+        )
+        assert answer.json() == {
+            "status": "committed",
+            "results": [
+                {"status": "published", "offset": 0},
+                {"status": "acked"},
+                {"status": "nacked"},
+            ],
+        }
+        again = feed.next()
+        assert (again.offset, again.members["last_error"]) == (second.offset, "later")
+        repeat = commit(broker, numbered, event_operation("event_ack", source, feed, first))
+        assert refusal(repeat) == (409, "FAILED_PRECONDITION", 1)
+        answer = commit(broker, numbered, event_operation("event_ack", source, feed, again))
+        known = {"status": "published", "offset": 0, "duplicate": True}
+        assert answer.json()["results"] == [known, {"status": "acked"}]
+    with namespace.subscribe(target, "start=earliest") as results:
+        assert results.payloads(1) == [b"A"]
+    state = broker.client.get(f"{namespace.stream_path(source)}/subscriptions").json()
+    assert [each["messages_behind"] for each in state["named"]] == [0]
+
+
+def test_an_operation_on_an_event_has_the_members_of_the_request_for_it(
+    broker: BrokerProcess,
+) -> None:
+    namespace = Namespace(broker)
+    stream = namespace.create_stream(delivery="at_least_once")
+    plain = namespace.create_stream()
+    right = {"op": "event_ack", "stream": stream, "name": "n", "owner": "o", "offset": 0}
+    wrongs: list[tuple[dict[str, Any], int, str]] = [
+        (right | {"stream": None}, 400, "INVALID_ARGUMENT"),
+        (right | {"name": " "}, 400, "INVALID_ARGUMENT"),
+        (right | {"owner": ""}, 400, "INVALID_ARGUMENT"),
+        (right | {"offset": None}, 400, "INVALID_ARGUMENT"),
+        (right | {"offset": -1}, 400, "INVALID_ARGUMENT"),
+        (right | {"reason": "of a nack"}, 400, "INVALID_ARGUMENT"),
+        (right | {"op": "event_nack", "dead": True}, 400, "INVALID_ARGUMENT"),
+        (right | {"op": "event_nack", "delay_ms": -1}, 400, "INVALID_ARGUMENT"),
+        (right | {"stream": new_name()}, 404, "NOT_FOUND"),
+        (right | {"stream": plain}, 409, "FAILED_PRECONDITION"),
+        (right, 409, "FAILED_PRECONDITION"),
+    ]
+    for wrong, status, code in wrongs:
+        answer = commit(broker, wrong)
+        assert refusal(answer) == (status, code, 0), (wrong, answer.text)
 
 
 def test_a_transaction_refuses_a_stream_that_keeps_no_events(broker: BrokerProcess) -> None:

@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import STOP_TIMEOUT_S, BrokerProcess, eventually
+from tests.broker_process import STOP_TIMEOUT_S, BrokerProcess, RunningBroker, eventually
 from tests.crash.ledger import PARTITIONS, TOPIC, Item, Ledger
 from tests.crash.load import GROUPS, Consumer, Producer, read_all, repeat_acks, until_lost
 
@@ -39,7 +38,7 @@ class StartKilled(BrokerProcess):
 
     dies_after_s: float | None = None
 
-    def _wait_for_address(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_address(self, process: RunningBroker) -> int:
         if self.dies_after_s is None:
             return super()._wait_for_address(process)
         time.sleep(self.dies_after_s)
@@ -68,7 +67,7 @@ class KillLoop:
 
     def die_starting(self) -> None:
         """SIGKILL before the start is over, or just after: at most as long as the last one took."""
-        self.broker.dies_after_s = self.start_s * self.rng.uniform(0.4, 1.1)
+        self.broker.dies_after_s = self.start_s * self.rng.uniform(0.05, 1.1)
         self.broker.start()
         self.broker.dies_after_s = None
         self._kill()

@@ -19,16 +19,6 @@ def is_full(outcome: object, limit: str = "partition_msgs") -> bool:
     return isinstance(outcome, ResourceExhausted) and outcome.limit == limit
 
 
-def test_without_groups_all_that_is_retained_counts():
-    """driftq-15."""
-    broker = on_disk(limits=Limits(max_partition_msgs=3))
-    broker.topic()
-    broker.put("t", "a", "b", "c")
-    assert is_full(broker.try_produce("t", "d"))
-    assert buffered(broker) == (3, 3)
-    broker.close()
-
-
 def test_the_group_furthest_behind_counts():
     """driftq-15, 14: an ack that frees room lets the next one in."""
     broker = on_disk(limits=Limits(max_partition_msgs=3))
@@ -49,48 +39,6 @@ def test_the_group_furthest_behind_counts():
     broker.close()
 
 
-def test_a_new_group_on_finished_history_does_not_block_producers():
-    """driftq-15: it reads all of it, and is charged for none of it."""
-    broker = on_disk(limits=Limits(max_partition_msgs=2))
-    broker.topic()
-    first = broker.consume(group="first", lease_ms=LONG_MS)
-    for n in range(10):
-        broker.put("t", f"v{n}")
-        assert broker.ack(first, n) is None
-    assert buffered(broker) == (0, 0)
-    late = broker.consume(group="late", lease_ms=LONG_MS)
-    assert late.offsets() == list(range(10))
-    assert buffered(broker) == (0, 0)
-    broker.put("t", "new", "newer")
-    assert is_full(broker.try_produce("t", "newest"))
-    for offset in (10, 11):
-        assert broker.ack(first, offset) is None
-    assert is_full(broker.try_produce("t", "newest")), "late has not finished them"
-    for offset in range(10):
-        assert broker.ack(late, offset) is None
-    assert is_full(broker.try_produce("t", "newest")), "history was free, and frees nothing"
-    assert broker.ack(late, 11) is None
-    broker.put("t", "newest")
-    check(broker.state)
-    broker.close()
-
-
-def test_a_new_group_owes_what_is_buffered_when_it_appears():
-    """driftq-15."""
-    broker = on_disk(limits=Limits(max_partition_msgs=4))
-    broker.topic()
-    first = broker.consume(group="first", lease_ms=LONG_MS)
-    broker.put("t", "a", "b", "c")
-    assert broker.ack(first, 0) is None
-    broker.consume(group="late", lease_ms=LONG_MS)
-    for offset in (1, 2):
-        assert broker.ack(first, offset) is None
-    assert buffered(broker) == (2, 2)
-    broker.put("t", "d", "e")
-    assert is_full(broker.try_produce("t", "f"))
-    broker.close()
-
-
 def test_bytes_are_counted_like_messages():
     """driftq-14: key and value, in UTF-8."""
     broker = on_disk(limits=Limits(max_partition_bytes=20))
@@ -103,16 +51,6 @@ def test_bytes_are_counted_like_messages():
     assert is_full(broker.try_produce("t", "y"), "partition_bytes")
     assert broker.ack(reader, 0) is None
     broker.produce("t", "y" * 10)
-    broker.close()
-
-
-def test_a_full_partition_stops_no_other():
-    """driftq-14."""
-    broker = on_disk(limits=Limits(max_partition_msgs=1))
-    broker.topic("t", 2)
-    keys = {broker.produce("t", "v", key=key).partition: key for key in ("a", "b")}
-    assert sorted(keys) == [0, 1], "the keys must hash apart"
-    assert is_full(broker.try_produce("t", "v", key="a"))
     broker.close()
 
 

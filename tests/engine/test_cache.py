@@ -265,18 +265,6 @@ def test_a_delete_if_version_removes_only_that_version(held: Held):
 # -- counters ---------------------------------------------------------------------------------
 
 
-def test_increments_of_many_clients_add_up_exactly(held: Held):
-    """felix-79, 133."""
-    broker, path = held
-    command = Increment(path, "n", 3)
-    answers = [broker.submit(broker.engine.caches.increment, command) for _ in range(50)]
-    broker.settle()
-    assert [outcomes[0].number for outcomes in answers] == [3 * n for n in range(1, 51)]
-    assert broker.count(path, "n", -150) == 0
-    assert broker.count(path, "n", -7) == -7
-    assert broker.read(path, "n") == b"-7"
-
-
 def test_a_counter_that_is_made_takes_the_ttl_and_an_existing_one_keeps_its_own(held: Held):
     """felix-79, 65."""
     broker, path = held

@@ -48,16 +48,6 @@ def test_a_watch_sees_every_change_of_its_key_and_none_of_others(held: Held):
     assert [events[0].version, events[1].version, events[3].version] == versions
 
 
-def test_a_prefix_watch_sees_all_keys_that_begin_with_it(held: Held):
-    """felix-80."""
-    broker, path = held
-    some, every = broker.watch(path, prefix="user:"), broker.watch(path, prefix="")
-    for key in ("user:1", "users", "user:", "xuser:1"):
-        broker.write(path, key, b"v")
-    assert [e.key for e in some.drain()] == ["user:1", "user:"]
-    assert [e.key for e in every.drain()] == ["user:1", "users", "user:", "xuser:1"]
-
-
 @pytest.mark.parametrize("include", [frozenset[str](), frozenset({"expire"}), ALL])
 def test_expiry_and_eviction_are_sent_to_watchers_that_asked_for_them(
     held: Held, include: frozenset[str]

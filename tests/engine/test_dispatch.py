@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core import topic_rules
 from penstock.core.invariants import check
 from penstock.engine import dispatcher
 from penstock.model.envelope import Envelope
+from penstock.model.errors import ResourceExhausted
 from penstock.model.limits import Limits
-from tests.engine.harness import LONG_MS, Broker, on_disk, policy, values
+from tests.engine.harness import LONG_MS, Broker, Reader, on_disk, policy, values
 
 
 def in_partition(index: int) -> Envelope:
@@ -102,18 +104,6 @@ def test_a_pause_between_a_produce_and_its_dispatch_forgets_nothing():
     broker.close()
 
 
-def test_in_flight_is_bounded_per_partition_over_all_consumers():
-    """driftq-23."""
-    broker = on_disk(limits=Limits(max_in_flight=3))
-    broker.topic("t", 2)
-    readers = [broker.consume(owner=f"o{n}", lease_ms=LONG_MS) for n in range(3)]
-    for n in range(20):
-        broker.produce("t", f"v{n}", envelope=in_partition(n % 2))
-    partitions = [item.partition for reader in readers for item in reader.items]
-    assert sorted(partitions) == [0, 0, 0, 1, 1, 1]
-    broker.close()
-
-
 def test_what_waits_for_its_backoff_is_bounded_and_costs_no_turns(monkeypatch: pytest.MonkeyPatch):
     """Beyond MAX_UNFINISHED nothing new is delivered; the broker rests, and goes on later."""
     monkeypatch.setattr(dispatcher, "MAX_UNFINISHED", 4)
@@ -176,12 +166,45 @@ def test_the_dispatcher_forgets_a_group_with_its_last_consumer() -> None:
     broker.topic()
     first = broker.consume(owner="a", lease_ms=LONG_MS)
     second = broker.consume(owner="b", lease_ms=LONG_MS)
-    runs = broker.engine.parts.dispatcher._runs
+    groups = broker.engine.parts.dispatcher._active
     first.live.close()
-    assert len(runs) == 1
+    assert len(groups.all()) == 1
     second.live.close()
-    assert not runs
+    assert not groups.all()
     broker.put("t", "later")
     third = broker.consume(owner="c", lease_ms=LONG_MS)
     assert values(third.items) == ["later"]
     broker.close()
+
+
+def test_a_new_message_concerns_only_groups_with_consumers() -> None:
+    """However many groups a topic has: others are not looked at."""
+    broker = Broker()
+    broker.topic()
+    broker.topic("other")
+    for name in ("a", "b"):
+        broker.consume(group=name).live.close()
+    reader = broker.consume(group="c")
+    broker.consume("other", group="d")
+    groups = broker.engine.parts.dispatcher._active
+    topic = broker.state.topics["t"]
+    assert [each.group.name for each in groups.of_topic(topic.id)] == ["c"]
+    broker.put("t", "x")
+    assert [item.value for item in reader.take()] == ["x"]
+    reader.live.close()
+    assert not groups.of_topic(topic.id)
+    assert [item.value for item in broker.consume(group="a").take()] == ["x"]
+
+
+def test_groups_of_a_topic_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_rules, "MAX_GROUPS", 2)
+    broker = Broker()
+    broker.topic()
+    broker.consume(group="a")
+    broker.consume(group="b")
+    refused = broker.call(broker.engine.open_consumer, "t", "c", "o", 0, 0, Reader("t", "c", "o"))
+    assert isinstance(refused, ResourceExhausted)
+    assert refused.limit == "groups"
+    broker.consume(group="a", owner="another")
+    broker.must(broker.engine.delete_group, "t", "b")
+    broker.consume(group="c")

@@ -19,7 +19,7 @@ from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.streams import Publish, Start, Subscribe
 from penstock.model.tenancy import Entry, StreamConfig
 from penstock.storage.log import WalOptions
-from tests.engine.durable_stream_harness import EARLIEST, LATEST, Streams, payloads
+from tests.engine.durable_stream_harness import EARLIEST, LATEST, Listener, Streams, payloads
 from tests.engine.harness import LEASE_MS, SMALL, Broker
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.thresholds import Threshold, lowered
@@ -391,3 +391,41 @@ def test_a_stream_that_is_made_again_begins_empty():
     assert broker.publish(b"b") == 0
     assert broker.named(start=EARLIEST).items[0].value == b"b"
     check(broker.state)
+
+
+@pytest.mark.parametrize("start", [None, LATEST], ids=["live", "latest"])
+def test_a_subscription_begins_at_an_offset_that_is_durable(start):
+    """Or a crash could leave the log shorter than the position that its reader goes on from."""
+    broker = Streams()
+    broker.publish(b"a")
+    broker.hold_writes()
+    broker.submit(broker.engine.streams.publish, Publish(path=broker.path, payloads=[b"b"]))
+    listener = Listener()
+    command = Subscribe(path=broker.path, start=start)
+    confirmed = broker.submit(broker.engine.streams.subscribe, command, listener)
+    later = Publish(path=broker.path, payloads=[b"c"])
+    broker.submit(broker.engine.streams.publish, later)
+    broker.scheduler.run()
+    assert confirmed == []
+    broker.disk.release()
+    broker.settle()
+    (listener.subscription,) = confirmed
+    listener.wake()
+    broker.settle()
+    assert listener.subscription.begins_at == 2
+    assert (listener.events, listener.offsets) == ([b"c"], [2])
+
+
+@pytest.mark.parametrize("start", [None, EARLIEST], ids=["live", "earliest"])
+def test_a_subscription_to_a_stream_that_is_deleted_meanwhile_hears_of_it(start):
+    """It is refused, or is confirmed and ended."""
+    broker = Streams()
+    broker.hold_writes()
+    broker.submit(broker.engine.streams.publish, Publish(path=broker.path, payloads=[b"a"]))
+    listener = Listener()
+    command = Subscribe(path=broker.path, start=start)
+    found = broker.submit(broker.engine.streams.subscribe, command, listener)
+    broker.submit(broker.engine.registry.delete, "stream", broker.path, False)
+    broker.disk.release()
+    broker.settle()
+    assert NotFound in [type(each) for each in found + listener.ends]

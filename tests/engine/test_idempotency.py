@@ -81,28 +81,6 @@ def test_a_topic_of_the_same_name_has_keys_of_its_own():
     broker.close()
 
 
-def test_a_repeated_key_in_a_batch_counts_as_committed():
-    """driftq-71."""
-    broker = on_disk()
-    broker.topic()
-    commands = [broker.command("t", f"v{n}", envelope=once()) for n in range(3)]
-    outcomes = broker.must(broker.engine.produce_many, commands)
-    assert [getattr(outcome, "offset", None) for outcome in outcomes] == [0, None, None]
-    broker.close()
-
-
-def test_a_refused_produce_leaves_its_key_free():
-    """driftq-58, 14."""
-    broker = on_disk(limits=Limits(max_partition_msgs=1))
-    broker.topic()
-    reader = broker.consume()
-    broker.produce("t", "a")
-    assert isinstance(broker.try_produce("t", "b", envelope=once()), ResourceExhausted)
-    assert broker.ack(reader, 0) is None
-    broker.produce("t", "b", envelope=once())
-    broker.close()
-
-
 def test_the_registry_is_bounded_and_forgets_none_before_its_time():
     """driftq-60: a new key beyond the bound is 429."""
     broker = on_disk(limits=Limits(idempotency_ttl_ms=TTL_MS, max_idempotency_keys=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.engine.seal_requests import MIN_REST_MS
+from penstock.model.access import TopicPattern, TopicReach
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
     FailedPrecondition,
@@ -23,10 +25,12 @@ from penstock.model.errors import (
 from penstock.model.journal import JournalReport, JournalRequest, JournalSelection
 from penstock.model.limits import KIB, MAX_FRESH_WAIT_MS, Limits
 from penstock.model.ranges import RangeFormat
+from penstock.model.scopes import full_name
 from penstock.model.splits import Split, Splits
 from penstock.storage import journal_files
 from penstock.storage.log import WalOptions
 from penstock.storage.seal import SealJob
+from tests.engine.durable_stream_harness import EARLIEST, Streams
 from tests.engine.harness import LEASE_MS, LONG_MS, Broker, on_disk, policy
 from tests.storage.old_journal import make_old
 
@@ -272,6 +276,67 @@ def read_after(broker: Broker, start: int | None) -> list[Any]:
     return rows
 
 
+# Durable streams
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    """A durable stream and a topic of the same name, with the same partition and offsets."""
+    streams = Streams()
+    topic = full_name(("acme", "prod"), "orders")
+    streams.topic(topic)
+    streams.put(topic, "message")
+    reader = streams.named("billing", "ada", EARLIEST)
+    streams.publish(b"one", b"two")
+    first, second = reader.take()
+    assert streams.ack_item(reader, second) is None
+    assert streams.nack(reader, first.offset, "no memory", delay_ms=0) is None
+    streams.pass_ms(5)
+    assert streams.ack_item(reader, reader.one()) is None
+    fresh(streams)
+    yield streams
+    streams.close()
+
+
+def test_the_journal_tells_the_events_of_a_stream_from_messages_of_a_topic(streams: Streams):
+    columns = ("kind", "offset", "group", "owner", "attempt", "reason", "run_id")
+    of_stream = JournalSelection(topic="orders", resource_kind="stream", columns=columns)
+    assert events(read(streams, selection=of_stream)) == [
+        ("produced", 0, None, None, None, None, None),
+        ("produced", 1, None, None, None, None, None),
+        ("delivered", 0, "billing", "ada", 1, None, None),
+        ("delivered", 1, "billing", "ada", 1, None, None),
+        ("acked", 1, "billing", "ada", 1, None, None),
+        ("nacked", 0, "billing", "ada", 1, "no memory", None),
+        ("delivered", 0, "billing", "ada", 2, None, None),
+        ("acked", 0, "billing", "ada", 2, None, None),
+    ]
+    of_topic = read(streams, selection=JournalSelection(topic="orders", resource_kind="topic"))
+    assert events(of_topic) == [("produced", 0, None, None, None, None, None)]
+    kinds = read(streams).column("resource_kind").to_pylist()
+    assert (kinds.count("topic"), kinds.count("stream"), len(kinds)) == (1, 8, 9)
+    places = {(row["tenant"], row["namespace"], row["topic"]) for row in read(streams).to_pylist()}
+    assert places == {("acme", "prod", "orders")}
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("topic", 1), ("stream", 8), ("cache", 0), ("*", 9)])
+def test_who_may_see_a_topic_does_not_see_the_stream_of_the_same_name(
+    streams: Streams, kind: str, rows: int
+):
+    reach = TopicReach((TopicPattern("acme", "prod", kind, "orders"),))
+    assert read(streams, selection=JournalSelection(reach=reach)).num_rows == rows
+
+
+def test_a_journal_of_before_there_were_kinds_of_resources_has_rows_of_topics(streams: Streams):
+    streams.close()
+    assert make_old(streams.disk, streams.directory)
+    streams.open()
+    assert set(read(streams).column("resource_kind").to_pylist()) == {"topic"}
+    streams.publish(b"three")
+    fresh(streams)
+    assert read(streams).column("resource_kind").to_pylist()[-1] == "stream"
+
+
 # Freshness
 
 
@@ -450,7 +515,8 @@ def test_lines_say_the_same_as_columns():
     rows = [msgspec.json.decode(line) for line in lines]
     assert [row["position"] for row in rows] == positions(read(broker))
     assert rows[0].keys() == {
-        "position", "timestamp", "kind", "topic", "partition", "offset", "run_id", "produced_at"
+        "position", "timestamp", "kind", "topic", "partition", "offset", "run_id", "produced_at",
+        "resource_kind",
     }  # fmt: skip
     broker.close()
 

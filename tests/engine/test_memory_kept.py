@@ -255,7 +255,7 @@ def test_an_idle_group_keeps_nothing_alive_that_memory_has_let_go():
     reader = broker.consume(lease_ms=LONG_MS)
     broker.put("t", "x" * 300)
     finish_all(broker, reader)
-    (run,) = broker.engine.parts.dispatcher._runs.values()
+    (run,) = broker.engine.parts.dispatcher._active.all()
     assert [feed.messages for feed in run.feeds] == [[]]
     broker.close()
 

@@ -377,17 +377,6 @@ def test_a_batch_that_cannot_be_read_is_an_error_of_ours_and_changes_nothing():
 # -- limits and retention --------------------------------------------------------------------------
 
 
-def test_published_progress_makes_room_in_a_full_partition():
-    broker = on_disk(limits=Limits(max_partition_msgs=3))
-    broker.topic()
-    broker.put("t", "a", "b", "c")
-    assert isinstance(broker.try_produce("t", "d"), ResourceExhausted)
-    advance(broker, {0: 2})
-    broker.put("t", "d", "e")
-    assert isinstance(broker.try_produce("t", "f"), ResourceExhausted)
-    broker.close()
-
-
 def test_retention_removes_what_it_says_is_done_and_no_more():
     broker = on_disk()
     broker.topic()

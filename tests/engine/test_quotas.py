@@ -7,68 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.api.quotas import QuotaReport
-from penstock.engine.quotas import RECOUNT_MS, RateBucket, UseMargin
-from penstock.model.caching import Delete, Put, Watch
-from penstock.model.errors import PenstockError, ResourceExhausted
-from penstock.model.quotas import Quota
-from penstock.model.scopes import Scope, full_name
-from penstock.model.streams import Publish, Subscribe
-from penstock.model.tenancy import CacheConfig, Entry, StreamConfig
+from penstock.engine.limited_scope import RECOUNT_MS, RateBucket, UseMargin
+from penstock.model.caching import Delete, Watch
+from penstock.model.errors import ResourceExhausted
+from penstock.model.scopes import Scope, full_name, stream_log_name
+from penstock.model.streams import Subscribe
 from tests.engine.cache_harness import Watcher
-from tests.engine.harness import Broker
+from tests.engine.quota_harness import OTHER, PROD, Tenants, quota_of
 from tests.engine.stream_harness import Listener
 from tests.storage.faulty_vfs import FaultyVfs
-
-PROD: Scope = ("acme", "prod")
-OTHER: Scope = ("globex", "prod")
-
-
-class Tenants(Broker):
-    """A broker with two tenants that have the same topic, stream and cache."""
-
-    def __init__(self, vfs: FaultyVfs | None = None) -> None:
-        super().__init__(vfs)
-        for tenant, namespace in (PROD, ("acme", "test"), OTHER):
-            place: dict[str, Any] = {"tenant_id": tenant, "namespace": namespace}
-            self.create(Entry(kind="tenant", tenant_id=tenant))
-            self.create(Entry(kind="namespace", **place))
-            self.create(Entry(kind="stream", **place, name="s", stream=StreamConfig()))
-            self.create(Entry(kind="cache", **place, name="c", cache=CacheConfig()))
-            self.topic(full_name((tenant, namespace), "t"))
-
-    def create(self, entry: Entry) -> None:
-        self.must(self.engine.registry.create, entry)
-
-    def limit(self, scope: Scope, **limits: int) -> None:
-        def change(done: Any) -> None:
-            self.engine.registry.change((*scope, ""), done, quota=Quota(**limits))
-
-        self.must(change)
-
-    def send(self, scope: Scope, value: str = "x") -> str:
-        """Produces. Returns the name of the quota that refused it, or nothing."""
-        return quota_of(self.try_produce(full_name(scope, "t"), value))
-
-    def publish(self, scope: Scope, *payloads: bytes) -> str:
-        command = Publish(path=(*scope, "s"), payloads=list(payloads or (b"x",)))
-        return quota_of(self.call(self.engine.streams.publish, command))
-
-    def put(self, scope: Scope, key: str, value: bytes) -> str:  # type: ignore[override]
-        return quota_of(self.call(self.engine.caches.put, Put((*scope, "c"), key, value)))
-
-    def report(self, scope: Scope) -> QuotaReport:
-        found: QuotaReport = self.must(self.engine.quotas.report, scope)
-        return found
-
-
-def quota_of(outcome: Any) -> str:
-    if isinstance(outcome, ResourceExhausted):
-        assert outcome.reason == "quota"
-        assert outcome.retry_after_ms > 0
-        return outcome.limit
-    assert not isinstance(outcome, PenstockError), outcome
-    return ""
 
 
 @pytest.fixture
@@ -241,6 +188,20 @@ def test_messages_older_than_the_cap_are_removed() -> None:
     tenants.pass_ms(120_000)
     partition = tenants.state.topics[full_name(PROD, "t")].partitions[0]
     assert partition.first_offset == 1
+
+
+def test_events_older_than_the_cap_are_removed_from_a_durable_stream() -> None:
+    """felix-101, 126."""
+    tenants = Tenants(FaultyVfs())
+    tenants.add_durable(PROD)
+    log = tenants.state.topics[stream_log_name((*PROD, "d"))]
+    tenants.limit(PROD, stream_retention=5000)
+    assert tenants.engine.quotas.retention_ms(log) == 5000
+    tenants.publish_kept(PROD)
+    tenants.pass_ms(60_000)
+    tenants.publish_kept(PROD)
+    tenants.pass_ms(120_000)
+    assert log.partitions[0].first_offset >= 1
 
 
 def test_quotas_survive_a_restart() -> None:

@@ -92,17 +92,6 @@ def what(entries: list[Entry]) -> list[tuple[Any, ...]]:
 # -- what there is -------------------------------------------------------------------------------
 
 
-def test_a_fresh_broker_has_a_default_of_everything():
-    broker = Broker()
-    default = ("default", "default", "default")
-    assert paths(broker) == [
-        ("tenant", ("default", "", "")),
-        ("namespace", ("default", "default", "")),
-        ("stream", default),
-        ("cache", default),
-    ]
-
-
 def test_creating_an_entry_that_exists_changes_nothing():
     broker = Broker()
     create_all(broker)
@@ -134,16 +123,6 @@ def test_a_cascade_tells_of_children_before_their_parents():
     delete(broker, "tenant", ("acme", "", ""), cascade=True)
     assert {kind for kind, _ in told[:2]} == {"stream", "cache"}
     assert told[2:] == [("namespace", True), ("tenant", True)]
-
-
-def test_an_id_is_never_used_again():
-    broker = Broker()
-    create_all(broker)
-    first = snapshot(broker).entries
-    delete(broker, "cache", ("acme", "prod", "sessions"))
-    create(broker, cache())
-    again = next(e for e in snapshot(broker).entries if e.name == "sessions")
-    assert again.id not in {entry.id for entry in first}
 
 
 def test_a_change_that_looked_at_an_older_state_is_refused():

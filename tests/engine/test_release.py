@@ -19,19 +19,6 @@ from penstock.model.limits import Limits
 from tests.engine.harness import LONG_MS, Broker, on_disk, policy, values
 
 
-def test_a_released_delivery_comes_again_at_once_and_uncounted():
-    broker = on_disk()
-    broker.topic()
-    reader = broker.consume(lease_ms=LONG_MS, prefetch=1)
-    broker.put("t", "a")
-    first = reader.one()
-    assert broker.release(reader, first) is None
-    again = reader.one()
-    assert (again.value, again.attempts, again.last_error) == ("a", 1, "")
-    check(broker.state)
-    broker.close()
-
-
 def test_a_release_never_dead_letters_even_the_only_attempt():
     broker = on_disk()
     broker.topic()

@@ -6,7 +6,7 @@ from penstock.api.messages import Decided, Produce
 from penstock.model.envelope import Envelope, RoutingDecision
 from penstock.model.errors import FailedPrecondition, NotFound
 from penstock.model.records import Message
-from tests.engine.harness import LONG_MS, Broker, policy, values
+from tests.engine.harness import LONG_MS, Broker, values
 from tests.storage.faulty_vfs import FaultyVfs
 
 
@@ -53,18 +53,6 @@ def test_the_routers_target_and_partition_beat_the_producers():
     broker.crash()
     again = broker.consume("u", lease_ms=LONG_MS)
     assert again.one().routing == item.routing
-    broker.close()
-
-
-def test_a_router_that_fails_leaves_the_message_unrouted_and_is_counted():
-    """driftq-55."""
-    broker, router = routed()
-    outcomes = broker.submit(broker.engine.produce, broker.command("t", "v"))
-    router.answer(None)
-    broker.settle()
-    assert isinstance(outcomes[0], Message)
-    assert outcomes[0].routing is None
-    assert failures(broker) == 1
     broker.close()
 
 
@@ -159,19 +147,6 @@ def test_an_empty_batch_is_answered():
     broker, _ = routed()
     assert broker.must(broker.engine.produce_many, []) == []
     assert broker.must(broker.engine.ack_many, []) == []
-    broker.close()
-
-
-def test_dead_letters_are_never_routed():
-    """driftq-56."""
-    broker, router = routed()
-    broker.submit(broker.engine.produce, broker.command("t", "v", envelope=policy(1)))
-    router.answer(RoutingDecision())
-    broker.settle()
-    reader = broker.consume()
-    assert broker.nack(reader, reader.one()) is None
-    assert not router.asked
-    assert values(broker.stored("dlq.t")) == ["v"]
     broker.close()
 
 

@@ -103,21 +103,6 @@ def test_without_a_cap_the_wait_is_a_day_at_most():
     assert waits == [50_000_000, MAX_BACKOFF_MS, MAX_BACKOFF_MS, MAX_BACKOFF_MS]
 
 
-def test_without_max_attempts_retries_never_end():
-    """driftq-37, 42: a nack that asks for no delay is retried at once."""
-    broker = on_disk()
-    broker.topic()
-    broker.put("t", "a")
-    reader = broker.consume(lease_ms=LONG_MS)
-    for attempt in range(1, 200):
-        item = reader.one()
-        assert item.attempts == attempt
-        assert broker.nack(reader, item, f"reason {attempt}", delay_ms=0) is None
-        assert reader.items[0].last_error == f"reason {attempt}"
-    assert "dlq.t" not in broker.state.topics
-    broker.close()
-
-
 def test_what_waits_for_its_backoff_holds_up_nobody():
     """driftq-38."""
     broker = on_disk(limits=Limits(max_in_flight=1))
@@ -199,22 +184,6 @@ def test_after_max_attempts_a_copy_is_in_the_dead_letters_with_its_history(by: s
     assert story.routed_at_ms == copy.ts
     assert broker.state.topics["t"].groups["g"].progress[2].floor() == 1
     check(broker.state)
-    broker.close()
-
-
-def test_each_group_dead_letters_for_itself():
-    """driftq-40, 33."""
-    broker = on_disk()
-    broker.topic()
-    broker.produce("t", "a", envelope=policy(1))
-    bad, good = broker.consume(group="bad"), broker.consume(group="good", lease_ms=LONG_MS)
-    assert broker.nack(bad, bad.one()) is None
-    assert len(broker.stored("dlq.t")) == 1
-    assert broker.ack(good, good.one()) is None
-    worse = broker.consume(group="worse")
-    assert broker.nack(worse, worse.one()) is None
-    groups = [m.envelope.dlq.group for m in broker.stored("dlq.t") if m.envelope and m.envelope.dlq]
-    assert groups == ["bad", "worse"]
     broker.close()
 
 

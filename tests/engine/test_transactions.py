@@ -648,3 +648,56 @@ def test_quotas_count_the_messages_and_the_caches_of_a_transaction():
     broker.do(Put(CACHE, "k", b"v"), broker.acking(reader, 1))
     assert broker.contents("u") == ["v", "v"]
     broker.close()
+
+
+@pytest.mark.parametrize("reason", ["cache_memory", "full disk", "frame"])
+def test_a_refused_transaction_is_not_charged(reason: str, monkeypatch: pytest.MonkeyPatch):
+    """felix-98: whatever refuses it, rates and room are as if it had never come."""
+    broker, _ = begun()
+    quota = Quota(publish_rate_limit=10, cache_memory=1500, disk_bytes=1_000_000)
+    path = ("default", "default", "")
+    broker.must(lambda done: broker.engine.registry.change(path, done, quota=quota))
+    many: list[Operation] = [producing("u", "v" * 100)] * 500
+    value = b"v" * 2000 if reason == "cache_memory" else b"v" * 900
+    with monkeypatch.context() as patch:
+        if reason == "full disk":
+            patch.setattr(broker.log, "has_room", lambda nbytes, *, reserve=False: reserve)
+        if reason == "frame":
+            patch.setattr(ledger, "MAX_FRAME_BYTES", 1000)
+        for _ in range(3):
+            refusal = broker.refused(*many, Put(CACHE, "k", value))
+            kinds = {"full disk": Unavailable, "frame": TooLarge}
+            assert isinstance(refusal, kinds.get(reason, ResourceExhausted))
+    broker.do(*many, Put(CACHE, "k", b"v" * 900))
+    slowed = broker.refused(producing("u", "v"))
+    assert isinstance(slowed, ResourceExhausted)
+    assert slowed.limit == "publish_rate_limit", "what happens is charged"
+    full = broker.refused(Put(CACHE, "l", b"v" * 900))
+    assert isinstance(full, ResourceExhausted)
+    assert full.limit == "cache_memory"
+    broker.close()
+
+
+def test_quotas_of_disk_and_of_keys_count_all_of_a_transaction() -> None:
+    """felix-98: messages and durable caches share the disk; each new key counts once."""
+    broker, _ = begun()
+    path = ("default", "default", "")
+
+    def limit(**limits: int) -> None:
+        quota = Quota(**limits)
+        broker.must(lambda done: broker.engine.registry.change(path, done, quota=quota))
+
+    limit(disk_bytes=3500)
+    half: list[Operation] = [producing("u", "v" * 1400), Put(CACHE, "k", b"v" * 1000)]
+    error = broker.refused(*half, Put(CACHE, "l", b"v" * 1500))
+    assert isinstance(error, ResourceExhausted)
+    assert error.limit == "disk_bytes"
+    broker.do(*half)
+    limit(idempotency_keys=2)
+    keys = [producing("u", "v", once=once) for once in ("a", "b", "a")]
+    error = broker.refused(*keys, producing("u", "v", once="c"))
+    assert isinstance(error, ResourceExhausted)
+    assert error.limit == "idempotency_keys"
+    broker.do(*keys)
+    assert isinstance(broker.refused(producing("u", "v", once="c")), ResourceExhausted)
+    broker.close()

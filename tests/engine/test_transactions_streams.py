@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.api.messages import Produce
@@ -15,10 +16,15 @@ from penstock.model.errors import (
     PenstockError,
     ResourceExhausted,
 )
-from penstock.model.limits import Limits
+from penstock.model.limits import MAX_PUBLISH_ANSWERS, Limits
 from penstock.model.scopes import full_name
 from penstock.model.streams import Publish
-from penstock.model.transactions import DuplicateResult, OperationResult, StoredResult
+from penstock.model.transactions import (
+    DuplicateResult,
+    OperationResult,
+    StoredResult,
+    decode_results,
+)
 from tests.engine.durable_stream_harness import EARLIEST, LATEST, Streams
 
 TOPIC = full_name(("acme", "prod"), "t")
@@ -131,11 +137,9 @@ def test_a_numbered_publish_is_stored_once() -> None:
     broker = Streams(delivery="exactly_once")
     numbered = publishing(broker, b"a", producer_id="p", sequence=0)
     assert commit(broker, numbered) == [StoredResult(0, 0)]
-    assert commit(broker, numbered) == [DuplicateResult()]
+    assert commit(broker, numbered) == [DuplicateResult(0)]
     broker.restart()
-    assert commit(broker, numbered) == [DuplicateResult()]
-    gap = commit(broker, publishing(broker, b"c", producer_id="p", sequence=2))
-    assert isinstance(gap, FailedPrecondition)
+    assert commit(broker, numbered) == [DuplicateResult(0)]
     missing = commit(broker, publishing(broker, b"c"))
     assert isinstance(missing, InvalidArgument)
     twice = commit(
@@ -145,6 +149,46 @@ def test_a_numbered_publish_is_stored_once() -> None:
     )
     assert isinstance(twice, InvalidArgument)
     assert kept(broker) == [b"a"]
+
+
+def test_a_repeated_publish_is_answered_with_its_first_offset() -> None:
+    """felix-122: while the broker knows it."""
+    broker = Streams(delivery="exactly_once")
+    broker.topic(TOPIC)
+    numbers = range(MAX_PUBLISH_ANSWERS + 1)
+    publishes = [
+        publishing(broker, b"a%d" % n, b"b%d" % n, producer_id="p", sequence=n) for n in numbers
+    ]
+    assert [commit(broker, publish) for publish in publishes] == [
+        [StoredResult(0, 2 * n)] for n in numbers
+    ]
+    repeat: list[Operation] = [Produce(TOPIC, "", "m"), publishes[-1]]
+    first = commit(broker, *repeat, tx="repeat")
+    assert first == [StoredResult(0, 0), DuplicateResult(2 * numbers[-1])]
+    broker.restart()
+    assert commit(broker, *repeat, tx="repeat") == first
+    assert commit(broker, publishes[0]) == [DuplicateResult()]
+    assert len(kept(broker)) == 2 * len(numbers)
+
+
+def test_a_gap_in_the_numbers_refuses_all_of_it() -> None:
+    """felix-122, 123."""
+    broker = Streams(delivery="exactly_once")
+    broker.topic(TOPIC)
+    gap = commit(
+        broker, Produce(TOPIC, "", "m"), publishing(broker, b"c", producer_id="p", sequence=1)
+    )
+    assert isinstance(gap, FailedPrecondition)
+    assert gap.operation == 1
+    assert (kept(broker), broker.stored(TOPIC)) == ([], [])
+
+
+def test_the_answers_of_earlier_versions_are_read() -> None:
+    """Before there was an offset in it, the result of a duplicate was its tag alone."""
+    assert decode_results(msgspec.msgpack.encode([[2], [1, 0, 7]])) == [
+        DuplicateResult(),
+        StoredResult(0, 7),
+    ]
 
 
 def test_the_buffer_counts_over_the_whole_transaction() -> None:

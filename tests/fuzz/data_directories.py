@@ -1,12 +1,13 @@
 """Damaged data directories: each is refused with file and place, or gives the right rows.
 
-Small real directories are built once (log only, sealed, with journal, caches and staged pieces;
-stopped in order or killed). Each case damages a copy in one way: a flipped bit, a cut at any byte
-or at a frame, zeros, a file that is missing, swapped, copied, or an older version of itself. Then
-`wal verify` and a start must agree, and everything that is read must be what was stored. A refusal
-is a StorageError, or for a single read a PenstockError; any other exception, a hang (the engine's
-harness notices one) or a wrong row is a failure. After a kill the end of the log may be missing,
-since damage there cannot be told from an interrupted write.
+Small real directories are built once (log only, sealed, with journal, caches, staged pieces, a
+durable stream, transactions, tokens and rules; stopped in order or killed). Each case damages a
+copy in one way: a flipped bit, a cut at any byte or at a frame, zeros, a file that is missing,
+swapped, copied, or an older version of itself. Then `wal verify` and a start must agree, and
+everything that is read must be what was stored. A refusal is a StorageError, or for a single read
+a PenstockError; any other exception, a hang (the engine's harness notices one) or a wrong row is a
+failure. After a kill the end of the log may be missing, since damage there cannot be told from an
+interrupted write.
 
 By hand: python -m tests.fuzz.data_directories --seconds 3600 --seed 7
 A failure prints its seed; `--seed N --cases 1` repeats it.
@@ -15,6 +16,7 @@ A failure prints its seed; `--seed N --cases 1` repeats it.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import logging
 import os
 import re
@@ -28,17 +30,27 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from penstock.api.messages import Settle
+from penstock.api.transactions import Operation, TransactionCommand
 from penstock.engine.batch_storing import BatchStoring
+from penstock.model.access import AccessRule
+from penstock.model.caching import Put
 from penstock.model.errors import PenstockError
 from penstock.model.journal import JournalRequest
 from penstock.model.limits import KIB, Limits
 from penstock.model.ranges import RangeRequest
+from penstock.model.scopes import is_stream_log, stream_log_name
+from penstock.model.streams import Publish, Start, SubscribeNamed
+from penstock.model.tenancy import Entry, Path, StreamConfig
+from penstock.model.tokens import Token
+from penstock.model.transactions import OperationResult
 from penstock.storage.errors import StorageError
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import WalOptions
 from penstock.storage.offline import verify
 from penstock.storage.segments import SEGMENT_HEADER_BYTES, decode_header, walk_frames
 from tests.engine.cache_harness import CacheBroker
+from tests.engine.durable_stream_harness import EventReader
 from tests.engine.harness import DIRECTORY, LONG_MS, Reader
 from tests.engine.inline_sealing import PATCHES
 from tests.engine.write_harness import WriteBroker, numbered
@@ -49,10 +61,11 @@ LIMITS = Limits(memory_bytes=8 * KIB, lease_ms=LONG_MS)
 CACHE = ("t", "n", "c")
 KEYS = [f"key {n}" for n in range(6)]
 STAGED_TOPIC = "written"
+STREAM: Path = ("t", "n", "events")
 ROUNDS = 4
 
 Files = dict[str, bytes]
-Rows = list[tuple[int, str, str]]
+Rows = list[tuple[int, str, str | bytes]]
 
 
 class Broker(WriteBroker, CacheBroker):
@@ -61,13 +74,17 @@ class Broker(WriteBroker, CacheBroker):
 
 class Seen(msgspec.Struct):
     """All that can be read of a directory. None: that read was refused. The journal is without the
-    rows of the run that reads it; `refused` are the producers whose commits were refused."""
+    rows of the run that reads it; `refused` are the producers whose commits were refused.
+    `repeated` is the answer to a transaction that was sent before; None if it was refused."""
 
     topics: dict[str, Rows | None] = {}
     consumed: dict[str, Rows] = {}
     cache: dict[str, bytes | None] = {}
     journal: list[dict[str, Any]] | None = None
     refused: set[str] = set()
+    tokens: list[str] = []
+    rules: list[str] = []
+    repeated: list[OperationResult] | None = None
 
 
 class Built(msgspec.Struct):
@@ -100,6 +117,8 @@ def build(name: str, *, seals: bool, is_stopped: bool) -> Built:
     broker.topic("t", 2)
     broker.topic(STAGED_TOPIC)
     broker.cache("c", durable=True)
+    config = StreamConfig(durable=True, delivery="exactly_once")
+    broker.must(broker.engine.registry.create, entry_of(STREAM, config))
     cached: dict[str, set[bytes]] = {key: set() for key in KEYS}
     older: list[Files] = []
     for turn in range(ROUNDS):
@@ -115,6 +134,9 @@ def build(name: str, *, seals: bool, is_stopped: bool) -> Built:
             broker.ack(reader, item)
         reader.live.close()
         broker.settle()
+        administer(broker, turn)
+        stream_events(broker, turn)
+        broker.must(broker.engine.transactions.commit, transaction(turn))
         if turn == 0:
             broker.write_batch(numbered(9, "stored"), producer="p", topic=STAGED_TOPIC)
         if seals:
@@ -138,6 +160,57 @@ def build(name: str, *, seals: bool, is_stopped: bool) -> Built:
         raise AssertionError(f"{name} does not start before it is damaged: {error}")
     built.seen = found
     return built
+
+
+def administer(broker: Broker, turn: int) -> None:
+    """Makes a token and a rule; with the third turn, the first ones go."""
+    digest = hashlib.sha256(b"%d" % turn).digest()
+    token = Token(f"token {turn}", "p", None, None, ("reader",), False, 0, 0, digest)
+    broker.must(broker.engine.tokens.create, token)
+    rule = AccessRule(tenant_id="t", principal="p", permissions=("read",), resource=f"topic:{turn}")
+    granted, _ = broker.must(broker.engine.access.grant, rule, None)
+    if turn == 2:
+        broker.must(broker.engine.tokens.revoke, "token 0")
+        broker.must(broker.engine.access.revoke, granted.id - 1, None)
+
+
+def stream_events(broker: Broker, turn: int) -> None:
+    """Publishes numbered events, and acks half of what a named subscription got."""
+    for n in range(8):
+        command = Publish(
+            path=STREAM,
+            payloads=[b"event %d.%d " % (turn, n) + b"." * 50],
+            producer_id="sensor",
+            sequence=8 * turn + n,
+        )
+        broker.must(broker.engine.streams.publish, command)
+    reader = subscribed(broker, "billing")
+    for item in reader.items[:4]:
+        settle = Settle(reader.topic, "billing", 0, item.offset, "o", item.delivery_id)
+        broker.must(broker.engine.ack, settle)
+    reader.live.close()
+    broker.settle()
+
+
+def transaction(turn: int) -> TransactionCommand:
+    operations: list[Operation] = [
+        Publish(path=STREAM, payloads=[b"of a transaction"], producer_id="tx", sequence=turn),
+        Put(CACHE, "of a transaction", b"v"),
+    ]
+    return TransactionCommand(operations, f"turn {turn}", b"")
+
+
+def subscribed(broker: Broker, name: str) -> EventReader:
+    reader = EventReader(stream_log_name(STREAM), name, "o")
+    command = SubscribeNamed(path=STREAM, name=name, owner="o", start=Start("earliest"))
+    reader.consumer = broker.must(broker.engine.streams.consume, command, reader)
+    broker.settle()
+    return reader
+
+
+def entry_of(path: Path, config: StreamConfig) -> Entry:
+    tenant_id, namespace, name = path
+    return Entry(kind="stream", tenant_id=tenant_id, namespace=namespace, name=name, stream=config)
 
 
 def files_of(vfs: FaultyVfs) -> Files:
@@ -210,6 +283,10 @@ def read_all(broker: Broker) -> Seen:
             seen.refused.add(name)
     seen.topics = ranges_of(broker)
     for topic in sorted(broker.state.topics):
+        if is_stream_log(topic):
+            events = [(item.offset, "", item.value) for item in subscribed(broker, "later").items]
+            seen.consumed[f"{topic}/0"] = events
+            continue
         reader = Reader(topic, "later", "o")
         broker.must(broker.engine.open_consumer, topic, "later", "o", LONG_MS, 0, reader)
         broker.settle()
@@ -227,10 +304,19 @@ def read_all(broker: Broker) -> Seen:
     for place, found in seen.topics.items():
         if sealed[place] is not None and found is not None and sealed[place] != found:
             raise AssertionError(f"{place} is not the same after sealing")
+    seen.tokens = sorted(token.id for token in broker.must(broker.engine.tokens.list))
+    seen.rules = sorted(rule.resource for rule in broker.state.access.rules.values())
     table = table_of(broker, broker.engine.journal.open, JournalRequest())
     if table is not None:
         seen.journal = [row for row in table.to_pylist() if row["position"] < own]
+    seen.repeated = repeated(broker)
     return seen
+
+
+def repeated(broker: Broker) -> list[OperationResult] | None:
+    """Sends the last transaction again. Its answer has the offsets of the first time."""
+    outcome = broker.call(broker.engine.transactions.commit, transaction(ROUNDS - 1))
+    return None if isinstance(outcome, PenstockError) else outcome
 
 
 def ranges_of(broker: Broker) -> dict[str, Rows | None]:
@@ -244,8 +330,12 @@ def ranges_of(broker: Broker) -> dict[str, Rows | None]:
 
 
 def columns_of(table: pa.Table) -> Rows:
-    columns = [table.column(name).to_pylist() for name in ("offset", "key", "value")]
-    return [(offset, key or "", value) for offset, key, value in zip(*columns, strict=True)]
+    names = ("offset", "key", "value", "payload")
+    columns = [table.column(name).to_pylist() for name in names]
+    return [
+        (offset, key or "", value if payload is None else payload)
+        for offset, key, value, payload in zip(*columns, strict=True)
+    ]
 
 
 def table_of(broker: Broker, ask: Callable[..., None], request: Any) -> pa.Table | None:
@@ -426,6 +516,10 @@ def compare(built: Built, seen: Seen, heard: Heard) -> None:
             if found is not None:
                 is_told = bool(seen.refused) or _is_told(heard)
                 _compare_rows(built, place, rows or [], found, is_told, is_whole=found is got)
+    for name in ("tokens", "rules", "repeated"):
+        wanted, got = getattr(built.seen, name), getattr(seen, name)
+        if built.is_stopped and got != wanted:
+            raise AssertionError(f"{name}: {got!r}, not {wanted!r}")
     for key, value in built.seen.cache.items():
         got_value = seen.cache.get(key)
         is_fine = got_value == value
@@ -434,9 +528,9 @@ def compare(built: Built, seen: Seen, heard: Heard) -> None:
         if not is_fine:
             raise AssertionError(f"{key} of the cache is {got_value!r}, not {value!r}")
     if seen.journal is not None:
-        wanted = built.seen.journal or []
-        wrong = [row for row in seen.journal if row not in wanted]
-        if wrong or (built.is_stopped and len(seen.journal) != len(wanted)):
+        told = built.seen.journal or []
+        wrong = [row for row in seen.journal if row not in told]
+        if wrong or (built.is_stopped and len(seen.journal) != len(told)):
             raise AssertionError(f"the journal has {len(seen.journal)} rows, of them {wrong[:1]}")
 
 

@@ -35,6 +35,9 @@ SETTINGS = {
     "PENSTOCK_REQUEST_TIMEOUT_MS": "2000",
 }
 
+GUARDED = {"PENSTOCK_ACCESS_CONTROL": "yes", "PENSTOCK_TOKEN": "the-token-of-the-fuzzer"}
+"""Without access control, bodies of tokens are refused before they are read."""
+
 Case = tuple[str, list[bytes]]
 """What kind it is, and the writes of one connection."""
 
@@ -44,15 +47,32 @@ class Finding(AssertionError):
 
 
 class HttpFuzzer:
-    def __init__(self, broker: BrokerProcess, seed: int) -> None:
+    """With `token`, that of an admin of a broker with access control, only bodies are sent: heads
+    without it would all be refused alike."""
+
+    def __init__(self, broker: BrokerProcess, seed: int, token: str = "") -> None:
         self.broker = broker
         self.seed = seed
+        self._headers = [f"Authorization: Bearer {token}"] if token else []
         self.random = Random(seed)
         self.counts: Counter[str] = Counter()
         self._control = Wire(broker.port)
-        for name in ("t", "control"):
-            broker.create_topic(name)
+        self._prepare()
         self._rss_bytes = broker.rss_bytes()
+
+    def _prepare(self) -> None:
+        """Makes what the bodies name."""
+        place = "/v1/tenants/default/namespaces/default/streams"
+        for path, body in (
+            ("/v1/topics", {"name": "t"}),
+            ("/v1/topics", {"name": "control"}),
+            ("/v1/tenants", {"tenant_id": "fuzzed"}),
+            (place, {"name": "kept", "delivery": "at_least_once"}),
+            (place, {"name": "once", "delivery": "exactly_once"}),
+        ):
+            headers = dict(header.split(": ") for header in self._headers)
+            reply = self.broker.client.post(path, json=body, headers=headers)
+            assert reply.status_code in (200, 201), reply.text
 
     def close(self) -> None:
         self._control.socket.close()
@@ -81,7 +101,7 @@ class HttpFuzzer:
         """Is the broker as it should be?"""
         body = b'{"topic":"control","value":"v"}'
         for request in (("GET", "/v1/readyz", None), ("POST", "/v1/produce", body)):
-            response = self._control.request(*request)
+            response = self._control.request(*request, *self._headers)
             assert response.status == 200, response
         assert "Traceback" not in self.broker.stderr(), self.broker.stderr()[-5000:]
         grown = self.broker.rss_bytes() - self._rss_bytes
@@ -90,7 +110,7 @@ class HttpFuzzer:
     def _case(self) -> Case:
         random = self.random
         way = random.random()
-        if way < 0.5:
+        if way < 0.5 and not self._headers:
             return "heads", heads.conversation(random)
         if way < 0.8:
             return "json", [self._request(*json_bodies.body(random))]
@@ -105,7 +125,7 @@ class HttpFuzzer:
         return "arrow", [self._request("PUT", target, data)]
 
     def _request(self, method: str, target: str, body: bytes) -> bytes:
-        return encode(self.broker.port, method, target, body)
+        return encode(self.broker.port, method, target, body, *self._headers)
 
 
 def exchange(port: int, writes: list[bytes]) -> bytes:
@@ -173,11 +193,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--access-control", action="store_true")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as directory:
-        broker = BrokerProcess(Path(directory) / "data", env=SETTINGS).start()
-        fuzzer = HttpFuzzer(broker, options.seed)
+        settings = SETTINGS | (GUARDED if options.access_control else {})
+        broker = BrokerProcess(Path(directory) / "data", env=settings).start()
+        fuzzer = HttpFuzzer(broker, options.seed, settings.get("PENSTOCK_TOKEN", ""))
         try:
             fuzzer.run(lambda count: time.monotonic() > deadline)
         except Finding as finding:

@@ -1,18 +1,58 @@
 """JSON bodies for every route that takes one: right, nearly right, and made to hurt a decoder.
 
-Everything comes from the `Random` that is given, so a seed repeats a run.
+The routes and their first bodies are those of the endpoint table. Everything comes from the
+`Random` that is given, so a seed repeats a run.
 """
 
 from __future__ import annotations
 
 import json
 from random import Random
+from typing import Any, get_args
 
-Route = tuple[str, str, dict[str, object]]
+from penstock.server.routes.endpoint import Endpoint
+from penstock.server.routes.table import ENDPOINTS
+from penstock.server.routes.transaction_operations import OperationBody
+
+Route = tuple[str, str, dict[str, Any]]
 
 _PLACE = "/v1/tenants/default/namespaces/default"
+PATH_NAMES = {
+    "tenant_id": "default", "namespace": "default", "stream": "kept", "cache": "default",
+    "key": "k", "topic": "t", "group": "g", "partition": "0", "producer": "p", "batch": "0",
+    "part": "0", "piece": "0", "role": "r", "rule": "1", "subscription": "billing",
+    "token_id": "0123456789abcdef",
+}  # fmt: skip
+
+
+def _of_endpoint(endpoint: Endpoint) -> Route:
+    """The endpoint's example. A quota is that of another tenant than the one that is watched."""
+    names = PATH_NAMES | ({"tenant_id": "fuzzed"} if endpoint.path.endswith("/quota") else {})
+    example: Any = endpoint.example or {}
+    fields = example[0] if isinstance(example, list) else example
+    return endpoint.method, endpoint.path.format(**names), dict(fields)
+
+
+MEMBERS: dict[str, Any] = {
+    "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o", "key": "k", "value": "v",
+    "stream": "once", "payload": "AAAA", "payloads": ["AAAA"], "producer_id": "p", "sequence": 0,
+    "cache": "default", "name": "billing", "delivery_id": "1-1", "reason": "x", "delay_ms": 0,
+    "delta": 1, "result": "r",
+}  # fmt: skip
+
+
+def _operation(kind: Any) -> dict[str, Any]:
+    """An operation of a transaction with all members that have a sample."""
+    known = {name: MEMBERS[name] for name in kind.__struct_fields__ if name in MEMBERS}
+    if "payloads" in known:
+        known.pop("payload", None)
+    return {"op": kind.__struct_config__.tag, **known}
+
+
+WITH_BODY = [each for each in ENDPOINTS if each.body is not None and each.method != "GET"]
 
 ROUTES: list[Route] = [
+    *map(_of_endpoint, WITH_BODY),
     ("POST", "/v1/produce", {"topic": "t", "key": "k", "value": "v", "envelope": {
         "run_id": "r", "deadline": "2031-01-01T00:00:00Z", "partition_override": 0,
         "retry_policy": {"max_attempts": 3, "backoff_ms": 10}}}),
@@ -29,7 +69,30 @@ ROUTES: list[Route] = [
     ("POST", "/v1/transactions", {"transaction_id": "x", "operations": [
         {"op": "produce", "topic": "t", "value": "v"},
         {"op": "nack", "topic": "t", "group": "g", "partition": 0, "offset": 0, "owner": "o"},
+        {"op": "event_nack", "stream": "default", "name": "n", "owner": "o", "offset": 0},
         {"op": "cache_incr", "cache": "default", "key": "k", "delta": 1}]}),
+    *(("POST", "/v1/transactions", {"operations": [_operation(kind)]})
+      for kind in get_args(OperationBody)),
+    ("POST", "/v1/apply", {
+        "tenants": [{"tenant_id": "fuzzed", "namespaces": ["n"]}],
+        "streams": [{"name": "s", "delivery": "at_least_once", "retention": "7d"}],
+        "topics": [{"name": "t", "partitions": 1, "retention_ms": "1d"}],
+        "caches": [{"name": "c", "max_entries": 10}],
+        "quotas": [{"tenant_id": "fuzzed", "topics": 7, "publish_rate_limit": "10/s"}],
+        "dry_run": True}),
+    ("PATCH", "/v1/tenants/fuzzed/quota", {
+        "publish_bytes_limit": "10MB/s", "subscribe_connections": 5, "cache_memory": "1GB",
+        "backlog_msgs": 7, "backlog_bytes": "1MB", "disk_bytes": 10, "stream_retention": "7d"}),
+    ("POST", "/v1/tokens", {
+        "principal": "p", "tenant_id": "default", "namespace": "default", "roles": ["reader"],
+        "expires_in_ms": 1000}),
+    ("POST", "/v1/access/rules", {
+        "tenant_id": "default", "namespace": "d*", "resource": "topic:t*", "role": "reader",
+        "permissions": ["produce", "r"]}),
+    ("POST", _PLACE + "/streams", {
+        "name": "kept", "delivery": "at_least_once", "retention": "7d", "retention_bytes": "10GB"}),
+    ("POST", _PLACE + "/streams/once/publish", {
+        "payload": "AAAA", "producer_id": "p", "sequence": 0}),
     ("POST", "/v1/writes/p/0/commit", {"parts": [{"part": 0, "pieces": 1, "rows": 1}]}),
     ("POST", "/v1/journal/archived", {"next": 0}),
     ("POST", "/v1/tenants", {"tenant_id": "default"}),
@@ -41,7 +104,7 @@ ROUTES: list[Route] = [
     ("POST", "/v1/felix", {"type": "cache_get", "cache": "default", "key": "k"}),
 ]  # fmt: skip
 
-BATCHES = ["/v1/produce/batch", "/v1/ack/batch", "/v1/felix"]
+BATCHES = [each.path for each in WITH_BODY if each.batch or each.or_array]
 
 _VALUES = [
     "null", "true", "0", "-1", "1.5", "1e400", "-1e400", "NaN", "Infinity", "9" * 400, "-0", "01",
@@ -68,13 +131,13 @@ def body(random: Random) -> tuple[str, str, bytes]:
 
 def lines(random: Random) -> bytes:
     """Rows to be staged, a line each."""
-    row: dict[str, object] = {"topic": "t", "key": "k", "value": "v"}
+    row: dict[str, Any] = {"topic": "t", "key": "k", "value": "v"}
     return b"\n".join(
         _bytes(random, _encoded(random, row)) for _ in range(random.choice([1, 3, 9]))
     )
 
 
-def _encoded(random: Random, fields: dict[str, object]) -> str:
+def _encoded(random: Random, fields: dict[str, Any]) -> str:
     """The fields as JSON, with some of them replaced, doubled, left out or put in."""
     members = [(json.dumps(name), json.dumps(value)) for name, value in fields.items()]
     for _ in range(random.choice([0, 1, 1, 1, 2])):

@@ -25,7 +25,13 @@ def test_the_directories_hold_every_kind_of_data(directories: list[Built]) -> No
         assert all(rows for rows in built.seen.topics.values()), built.seen.topics
         assert len(built.seen.topics["written/0"] or []) == 51
         assert all(built.seen.cache.values())
-        assert built.seen.journal
+        assert {row["resource_kind"] for row in built.seen.journal or []} == {"topic", "stream"}
+        assert built.seen.tokens == ["token 1", "token 2", "token 3"]
+        assert len(built.seen.rules) == 3
+        events = built.seen.topics["\x1et\x1fn\x1fevents/0"]
+        assert events is not None
+        assert len(events) == 4 * 9
+        assert len(built.seen.repeated or []) == 2
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

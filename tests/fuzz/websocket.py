@@ -16,10 +16,14 @@ import json
 import random
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from penstock.server import message_actions
+from penstock.server.websocket.answers import FRAMES
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.namespaces import Namespace
 from tests.contract.stream_clients import Session, gauges
@@ -45,15 +49,30 @@ ENV = {
 }
 SCOPE = {"tenant_id": "default", "namespace": "default"}
 STREAM = SCOPE | {"stream": "default"}
+KEPT, ONCE = SCOPE | {"stream": "fuzz-kept"}, SCOPE | {"stream": "fuzz-once"}
+"""Durable streams: `fuzz-kept` for named subscriptions, `fuzz-once` for numbered publishes."""
 CACHE = SCOPE | {"cache": "default"}
+NAMED = KEPT | {"name": "billing", "owner": "w1"}
 
 MESSAGES: list[dict[str, Any]] = [
+    *({"type": each.type, **each.example} for each in message_actions.MESSAGES),
+    {"type": "publish", **KEPT, "payload": "aGVsbG8="},
+    {"type": "publish", **ONCE, "payload": "aGk=", "producer_id": "p", "sequence": 0},
+    {
+        "type": "publish_batch", **ONCE, "payloads": ["b25l", "dHdv"], "producer_id": "q",
+        "sequence": 1, "ack": "per_message",
+    },
+    {"type": "subscribe", **NAMED, "start": "earliest", "lease_ms": 20, "prefetch": 2},
+    {"type": "subscribe", **KEPT, "name": "audit", "owner": "w2", "batch": False},
+    {"type": "subscribe", **KEPT, "start": 0},
+    {"type": "subscribe", **ONCE, "start": "2020-01-01T00:00:00Z", "lag": True},
+    {"type": "subscribe", **KEPT, "start": 2**40},
+    {"type": "event_ack", "subscription_id": "n1", "offset": 0},
+    {"type": "event_nack", "subscription_id": "n1", "offset": 1, "reason": "no", "delay_ms": 0},
     {"type": "publish", **STREAM, "payload": "aGVsbG8=", "invalidate": ["cache:default:k"]},
     {"type": "publish", **STREAM, "payload": "", "ack": "none"},
     {"type": "publish_batch", **STREAM, "payloads": ["b25l", "dHdv"], "ack": "per_message"},
     {"type": "subscribe", **STREAM, "event_queue_depth": 8, "lag": True, "batch": False},
-    {"type": "unsubscribe", "subscription_id": "s1"},
-    {"type": "lag", "subscription_id": "s1"},
     {"type": "cache_put", **CACHE, "key": "k", "value": "dg==", "ttl_ms": 1000, "if_version": 0},
     {"type": "cache_put", **CACHE, "key": "k", "value": "dg==", "if_not_exists": True},
     {"type": "cache_get", **CACHE, "key": "k"},
@@ -67,21 +86,18 @@ MESSAGES: list[dict[str, Any]] = [
         "ops": [{"op": "put", "key": "k", "value": "dg=="}, {"op": "incr", "key": "n"}],
     },
     {"type": "cache_watch", **CACHE, "prefix": "", "include": ["expire"], "since_version": 1},
-    {"type": "cache_unwatch", "watch_id": "w1"},
-    {"type": "ping"},
-]
+]  # fmt: skip
+"""The example of every message, and messages with more members. Few names: sessions meet."""
 
-ANSWERS = {
-    "ok", "error", "publish_ok", "subscribed", "lag", "cache_value", "cache_values",
-    "event", "event_batch", "cache_event",
-}  # fmt: skip
+ANSWERS = {described.type for described in FRAMES}
 ERRORS = {
     "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION",
     "RESOURCE_EXHAUSTED", "OUT_OF_RANGE",
 }  # fmt: skip
 ODD_VALUES: list[Any] = [
     None, True, False, 0, -1, 1.5, 2**53, 2**63, 2**64, -(2**63) - 1, 10**400, 1e308, "", " ",
-    "x" * 5000, "\x00", "\ud800", "é", "cache:", "cache:default:", "per_batch", "s1", "w1",
+    "x" * 5000, "\x00", "\ud800", "é", "cache:", "cache:default:", "per_batch", "s1", "w1", "n1",
+    "earliest", "2020-01-01T00:00:00Z", "1-1",
     [], {}, [[]], [None], [1], [""], {"type": "ping"}, [{"op": "put"}], ["expire", "gap"],
 ]  # fmt: skip
 
@@ -90,13 +106,17 @@ Violation = tuple[bytes, set[int]]
 
 
 class Fuzzer:
-    """`marker` numbers the pings that show how far the broker has answered."""
+    """`marker` numbers the pings that show how far the broker has answered. `types` are those of
+    all frames that came."""
 
     def __init__(self, ns: Namespace, seed: str) -> None:
         self.ns = ns
         self.seed = seed
         self.rng = random.Random(seed)
         self.marker = 0
+        self.types: set[str] = set()
+        self.subscriptions: list[str] = []
+        self.deliveries: list[dict[str, Any]] = []
         self.steps = 0
         self.is_binary = self.rng.random() < 0.5
 
@@ -185,6 +205,12 @@ class Fuzzer:
 
     def message(self) -> dict[str, Any]:
         message = dict(self.rng.choice(MESSAGES))
+        # Mostly what this session has: otherwise hardly an ack would be right.
+        if "subscription_id" in message and self.rng.random() < 0.8:
+            if "offset" in message and self.deliveries:
+                message |= self.rng.choice(self.deliveries)
+            elif self.subscriptions:
+                message["subscription_id"] = self.rng.choice(self.subscriptions)
         if self.rng.random() < 0.5:
             message["request_id"] = self.rng.choice(["r", 7])
         return message
@@ -320,7 +346,13 @@ class Fuzzer:
                 self.check(each)
             elif each is not None:
                 assert each["type"] in ANSWERS, self.say(each)
-                if each["type"] == "error":
+                self.types.add(each["type"])
+                if each["type"] == "subscribed":
+                    self.subscriptions.append(each["subscription_id"])
+                elif "delivery_id" in each:
+                    names = ("subscription_id", "offset", "delivery_id")
+                    self.deliveries.append({name: each[name] for name in names})
+                if each["type"] in ("error", "subscribe_cursor_error"):
                     assert each["error"] in ERRORS, self.say(each)
                     assert len(each["message"]) < 500, self.say(each)
 
@@ -389,20 +421,34 @@ class Bystanders:
         assert "Traceback" not in log, log[-5000:]
 
 
-def fuzz(broker: BrokerProcess, seed: int, *, sessions: int = 0, seconds: float = 0.0) -> int:
-    """So many sessions, or as many as the time allows; how many steps they had."""
+def create_durable_streams(broker: BrokerProcess) -> None:
+    for stream, delivery in ((KEPT, "at_least_once"), (ONCE, "exactly_once")):
+        body = {"name": stream["stream"], "delivery": delivery, "retention_bytes": 10_000}
+        reply = broker.client.post("/v1/tenants/default/namespaces/default/streams", json=body)
+        assert reply.status_code in (200, 201), reply.text
+
+
+def fuzz(
+    broker: BrokerProcess, seed: int, *, sessions: int = 0, seconds: float = 0.0
+) -> tuple[int, set[str]]:
+    """So many sessions, or as many as the time allows; how many steps they had, and the types of
+    the frames that came."""
     bystanders = Bystanders(broker)
+    create_durable_streams(broker)
     deadline = time.monotonic() + seconds
     number = steps = 0
+    types: set[str] = set()
     while number < sessions or time.monotonic() < deadline:
-        steps += Fuzzer(bystanders.ns, f"{seed}-{number}").run()
+        fuzzer = Fuzzer(bystanders.ns, f"{seed}-{number}")
+        steps += fuzzer.run()
+        types |= fuzzer.types
         number += 1
         if number % 10 == 0:
             bystanders.check()
         if seconds and number % 1000 == 0:
             print(f"{number} sessions, {steps} steps", flush=True)
     bystanders.finish()
-    return steps
+    return steps, types
 
 
 def main() -> None:
@@ -410,12 +456,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    broker = BrokerProcess(None, env=ENV)
-    try:
-        steps = fuzz(broker.start(), options.seed, seconds=options.seconds)
-        print(f"{steps} steps, nothing found")
-    finally:
-        broker.close()
+    with tempfile.TemporaryDirectory() as directory:
+        broker = BrokerProcess(Path(directory) / "data", env=ENV)
+        try:
+            steps, types = fuzz(broker.start(), options.seed, seconds=options.seconds)
+            print(f"{steps} steps, nothing found; frames: {', '.join(sorted(types))}")
+        finally:
+            broker.close()
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ class Observed(RuleBasedStateMachine):
 
     def nobody_waits_in_vain(self) -> None:
         """Whoever can take something has taken what there is."""
-        for run in self.broker.engine.parts.dispatcher._runs.values():
+        for run in self.broker.engine.parts.dispatcher._active.all():
             able = {consumer for consumer in run.consumers.values() if consumer.can_take()}
             assert set(run.available) == able, "the ring is of those who can take"
             leases = self.broker.engine.parts.leases

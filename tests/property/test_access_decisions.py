@@ -134,9 +134,9 @@ def test_a_decision_is_what_the_words_say(
     for permission in SOME:
         verdict = explain(access, who, permission, kind, scope, name)
         assert verdict.allowed == (permission in expected), verdict
-    if kind == "topic":
+    if kind in ("topic", "stream"):
         reach = topics_within(access, who, "journal")
-        is_within = reach is None or reach.includes(scope, name)
+        is_within = reach is None or reach.includes(scope, name, kind)
         assert is_within == ("journal" in expected)
     if expected:
         assert sees_scope(access, who, scope[0], "")

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS
+from penstock.server.routes.transaction_operations import OperationBody
 from penstock.server.routes.transactions import decode_in_steps, decode_transaction
 
 TEXTS = st.sampled_from(["", "orders", "k", " t ", "YQ==", "not base64!", "é", "\u0000"])
 NUMBERS = st.sampled_from([0, 1, -1, 12, 2**63, 2**70, 1.5, 1e400])
 VALUES = st.one_of(TEXTS, NUMBERS, st.booleans(), st.none(), st.just([]), st.just({}))
-OPS = st.sampled_from(
-    [
-        "produce",
-        "ack",
-        "nack",
-        "effect_commit",
-        "publish",
-        "cache_put",
-        "cache_delete",
-        "cache_incr",
-        "unknown",
-    ]
-)
+TAGS = [body.__struct_config__.tag for body in get_args(OperationBody)]
+OPS = st.sampled_from([*TAGS, "unknown"])
 MEMBERS = [
     "topic",
     "group",
@@ -40,6 +30,8 @@ MEMBERS = [
     "delay_ms",
     "dead",
     "stream",
+    "name",
+    "delivery_id",
     "payloads",
     "producer_id",
     "sequence",
@@ -55,6 +47,7 @@ MEMBERS = [
 RIGHT: dict[str, dict[str, Any]] = {
     "produce": {"topic": "orders", "key": "k", "value": "v"},
     "ack": {"topic": "orders", "group": "g", "partition": 0, "offset": 3, "owner": "w"},
+    "event_ack": {"stream": "s", "name": "n", "owner": "w", "offset": 3},
     "publish": {"stream": "s", "payloads": ["YQ==", ""]},
     "cache_incr": {"cache": "c", "key": "k", "delta": 2},
 }

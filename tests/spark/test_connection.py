@@ -169,6 +169,28 @@ def test_a_full_broker_is_not_asked_before_it_said():
     assert watch.pauses == [3.0]
 
 
+def test_a_debt_that_is_paid_back_is_waited_for():
+    """Longer than the patience: a large batch may have used up the rate of a minute."""
+    watch = Watch()
+    patience = Patience(5, lambda: watch.now, watch.sleep)
+    began, debt_ms = watch.now, 60_000
+    while (left_ms := debt_ms - int((watch.now - began) * 1000)) > 0:
+        patience.bear(refused_by_quota(left_ms))
+    assert watch.now - began < 70
+
+
+def test_a_quota_without_room_is_not_waited_for_for_ever():
+    watch = Watch()
+    patience = Patience(5, lambda: watch.now, watch.sleep)
+    with pytest.raises(ResourceExhausted, match="retrySeconds"):
+        bear_for_ever(patience, refused_by_quota(1000))
+    assert watch.now == pytest.approx(105)
+
+
+def refused_by_quota(retry_after_ms: int) -> ResourceExhausted:
+    return ResourceExhausted("full", limit="x", reason="quota", retry_after_ms=retry_after_ms)
+
+
 def bear_for_ever(patience: Patience, error: PenstockError) -> None:
     while True:
         patience.bear(error)

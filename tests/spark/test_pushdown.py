@@ -139,7 +139,25 @@ def test_what_cannot_be_pushed_is_left_to_spark():
     assert made._times_ms.low is None
 
 
-def test_the_journal_is_asked_by_kind_topic_group_and_the_end_of_a_time():
+@pytest.mark.parametrize(
+    ("filters", "asked"),
+    [
+        ({"topic": "orders"}, {}),
+        ({"topic": "orders", "resource_kind": "topic"}, {"topic": "orders"}),
+        ({"topic": "orders", "resource_kind": "stream"}, {"stream": "orders"}),
+        ({"resource_kind": "stream"}, {"resource_kind": "stream"}),
+        ({"topic": "orders", "resource_kind": "cache"}, {}),
+    ],
+)
+def test_the_name_of_a_topic_is_pushed_only_with_what_it_names(
+    filters: dict[str, str], asked: dict[str, str]
+):
+    """Rows of a topic and rows of a stream may have the same name in `topic`."""
+    equalities = [EqualTo((column,), value) for column, value in filters.items()]
+    assert reader_with(*equalities, log="journal", topics=())._request.filters == asked
+
+
+def test_the_journal_is_asked_by_kind_group_and_the_end_of_a_time():
     noon = datetime(2025, 1, 1, 12, tzinfo=UTC)
     made = reader_with(
         EqualTo(("kind",), "acked"),
@@ -152,7 +170,6 @@ def test_the_journal_is_asked_by_kind_topic_group_and_the_end_of_a_time():
     )
     assert made._request.filters == {
         "kind": "acked",
-        "topic": "orders",
         "group": "billing",
         "to_ms": int(noon.timestamp() * 1000) + 1,
     }

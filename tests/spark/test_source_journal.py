@@ -11,6 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock.spark.pipelines.attempts import deliveries
+from penstock.spark.pipelines.metrics import windows
 from penstock.storage.vfs import Vfs
 from tests.broker_process import BrokerProcess
 from tests.spark.conftest import StartBroker
@@ -104,6 +106,35 @@ def test_a_stream_reads_every_event_once(spark: SparkSession, own: BrokerProcess
     assert copied == [event["position"] for event in journal(own)]
     kinds = [row.kind for row in copy.rows().collect()]
     assert (kinds.count("produced"), kinds.count("acked")) == (20, 5)
+
+
+def test_events_of_a_stream_are_told_from_messages_of_the_topic_of_the_same_name(
+    spark: SparkSession, own: BrokerProcess
+):
+    """Every pipeline counts the messages only; pushdown keeps the rows of both."""
+    path = "/v1/tenants/default/namespaces/default/streams"
+    settings = {"name": "orders", "delivery": "at_least_once"}
+    assert own.client.post(path, json=settings).status_code == 201
+    assert own.client.post(f"{path}/orders/publish", json={"payload": ""}).status_code == 200
+    produce(own, "orders", range(3), run_id="r")
+    work(own, 2)
+    rows = frame(spark, own, log="journal")
+    counts = {row[0]: row[1] for row in rows.groupBy("resource_kind").count().collect()}
+    assert counts["stream"] == 1
+    assert counts["topic"] >= 7
+    (windowed,) = windows(rows, 3_600_000).agg({"produced": "sum"}).collect()
+    assert windowed[0] == 3
+    assert deliveries(rows).where("partition = 0 and offset = 0").count() == 1
+    pushed = frame(spark, own, log="journal", pushdown=True)
+    for condition in (
+        "topic = 'orders' and kind = 'produced'",
+        "topic = 'orders' and resource_kind = 'stream'",
+        "topic = 'orders' and resource_kind = 'topic' and kind = 'produced'",
+        "resource_kind = 'stream'",
+        "resource_kind = 'cache'",
+    ):
+        wanted = sorted(map(str, rows.where(condition).collect()))
+        assert sorted(map(str, pushed.where(condition).collect())) == wanted, condition
 
 
 CONDITIONS = [

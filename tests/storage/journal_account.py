@@ -25,7 +25,7 @@ Row = dict[str, Any]
 COLUMNS = (
     "position", "timestamp", "kind", "topic", "partition", "offset", "group", "owner", "attempt",
     "reason", "run_id", "step_id", "parent_step_id", "tenant_id", "routing_label", "retry_at",
-    "produced_at", "delivered_at", "tenant", "namespace",
+    "produced_at", "delivered_at", "tenant", "namespace", "resource_kind",
 )  # fmt: skip
 
 
@@ -129,9 +129,10 @@ class Account:
 
 def _named(full: str) -> Row:
     """Topics outside of the default namespace have three names in one."""
-    *scope, topic = full.split("\x1f")
+    kind = "stream" if full.startswith("\x1e") else "topic"
+    *scope, topic = full.removeprefix("\x1e").split("\x1f")
     tenant, namespace = scope or (None, None)
-    return {"topic": topic, "tenant": tenant, "namespace": namespace}
+    return {"topic": topic, "tenant": tenant, "namespace": namespace, "resource_kind": kind}
 
 
 def account_of(vfs: Vfs, directory: str) -> list[Row]:

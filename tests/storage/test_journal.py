@@ -159,7 +159,7 @@ def row(kind: str, ms: int, offset: int = 0, since: int | None = None, **more: A
         "offset": offset, "group": "workers", "owner": None, "attempt": None, "reason": None,
         **known, "retry_at": None, "produced_at": instant(10 + offset),
         "delivered_at": None if since is None else instant(since), "tenant": None,
-        "namespace": None, **more,
+        "namespace": None, "resource_kind": "topic", **more,
     }  # fmt: skip
 
 

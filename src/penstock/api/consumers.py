@@ -19,9 +19,11 @@ class Sink(Protocol):
 
 
 class Consumer(Protocol):
-    """An open consumer. `id` is its number, which no other has."""
+    """An open consumer. `id` is its number, which no other has. `closed`: its connection has closed
+    it, or its group or topic was deleted."""
 
     id: int
+    closed: bool
 
     def pause(self) -> None:
         """The connection is above its high-water mark: the engine hands nothing to it."""

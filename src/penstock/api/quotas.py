@@ -13,7 +13,8 @@ from penstock.model.scopes import Scope
 
 class QuotaReport(msgspec.Struct, frozen=True):
     """`scope` has an empty namespace if the quota is the tenant's. `used` has a number for each
-    member of the quota that can be measured at one moment, so none for rates and retention.
+    member of the quota except retention; for a rate it is what was accepted in the last second, and
+    is there only if somebody set a quota, since nobody counts otherwise.
     `refused` counts refusals since the broker started."""
 
     scope: Scope
@@ -25,4 +26,13 @@ class QuotaReport(msgspec.Struct, frozen=True):
 class QuotasPart(Protocol):
     def report(self, scope: Scope, done: Done[QuotaReport]) -> None:
         """Gives the quota and the use of a tenant, or of a namespace."""
+        ...
+
+    def connect(self, scope: Scope) -> None:
+        """Counts an open connection of a namespace, or only of a tenant if the namespace is empty.
+        Raises ResourceExhausted if there may be no other."""
+        ...
+
+    def disconnect(self, scope: Scope) -> None:
+        """Counts a connection no longer, which was counted for this scope."""
         ...

@@ -62,9 +62,11 @@ class EventSink(Protocol):
 
 
 class Subscription(Protocol):
-    """An open subscription."""
+    """An open subscription. `begins_at` is the offset of the first event that can come, or -1 if
+    the stream keeps none. All events before it are durable."""
 
     id: str
+    begins_at: int
 
     def take(self, max_events: int) -> list[EventRun]:
         """Takes the next events in order, which then count as delivered; may split a batch."""

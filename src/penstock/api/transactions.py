@@ -2,7 +2,7 @@
 
 A produce, a publish and a cache operation are the commands that do the same alone. Another kind of
 operation needs its command in `Operation`, its decision in core/transaction_rules.py, and its body
-in server/routes/transactions.py.
+in server/routes/transaction_operations.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.api.messages import Produce, Settle
 from penstock.api.outcomes import Done
 from penstock.model.caching import Delete, Increment, Put
 from penstock.model.streams import Publish
+from penstock.model.tenancy import Path
 from penstock.model.transactions import OperationResult
 
 
@@ -33,6 +34,23 @@ class NackOperation(msgspec.Struct, gc=False):
     dead: bool = False
 
 
+class EventAckOperation(msgspec.Struct, gc=False):
+    """Finishes an event of the named subscription `name`. Refused if it is done already."""
+
+    path: Path
+    name: str
+    offset: int
+    owner: str
+    delivery_id: str = ""
+
+
+class EventNackOperation(EventAckOperation, gc=False):
+    """Reports that an event of a named subscription could not be handled."""
+
+    reason: str = ""
+    delay_ms: int | None = None
+
+
 class EffectOperation(msgspec.Struct, gc=False):
     """Commits an effect that its owner has begun. Refused if it is committed already."""
 
@@ -41,7 +59,16 @@ class EffectOperation(msgspec.Struct, gc=False):
 
 
 Operation = (
-    Produce | Publish | AckOperation | NackOperation | EffectOperation | Put | Delete | Increment
+    Produce
+    | Publish
+    | AckOperation
+    | NackOperation
+    | EventAckOperation
+    | EventNackOperation
+    | EffectOperation
+    | Put
+    | Delete
+    | Increment
 )
 
 

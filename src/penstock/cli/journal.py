@@ -12,14 +12,15 @@ from penstock.cli.terminal import printable, show, show_json
 from penstock.cli.units import moment_ms
 from penstock.client.ranges import Row
 from penstock.client.sync import Client
-from penstock.model.journal import KINDS
+from penstock.model.journal import KINDS, STREAM
 
 FOLLOW_S = 1.0
 
 
 @click.command()
 @click.option("--topic", metavar="NAME", help="Only events of this topic.")
-@click.option("--group", metavar="NAME", help="Only events of this group.")
+@click.option("--stream", metavar="NAME", help="Only events of this durable stream.")
+@click.option("--group", metavar="NAME", help="Only events of this group or subscription.")
 @click.option("--run", "run_id", metavar="ID", help="Only messages of this run.")
 @click.option("--tenant-id", metavar="ID", help="Only messages whose envelope has this tenant_id.")
 @click.option("--kind", type=click.Choice(KINDS), help="Only events of this kind.")
@@ -32,7 +33,8 @@ FOLLOW_S = 1.0
 def journal(client: Client, since: str | None, follow: bool, as_json: bool, **only: Any) -> None:
     """Print what happened to messages.
 
-    A line is an event: produced, delivered, acked, nacked and so on.
+    A line is an event: produced, delivered, acked, nacked and so on. Lines of durable streams have
+    stream: before the name.
     """
     time_ms = None if since is None else moment_ms(since, "--since")
     found = client.journal_offsets(fresh=True, time_ms=time_ms)
@@ -51,7 +53,9 @@ def journal(client: Client, since: str | None, follow: bool, as_json: bool, **on
 
 def _line(row: Row) -> str:
     """Formats a row: its time, what happened, to which message, and by whom."""
-    words = [row["timestamp"], f"{row['kind']:<13}", f"{row['topic']}/{row['partition']}"]
+    # A broker of an earlier release does not send the kind of the resource.
+    prefix = "stream:" if row.get("resource_kind") == STREAM else ""
+    words = [row["timestamp"], f"{row['kind']:<13}", f"{prefix}{row['topic']}/{row['partition']}"]
     words.append(f"@{row['offset']}")
     names = ("group", "owner", "attempt", "reason", "retry_at", "run_id", "step_id", "tenant_id")
     if "tenant" in row:

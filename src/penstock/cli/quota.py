@@ -20,8 +20,10 @@ _LIMITS: dict[str, tuple[str, Any]] = {
     "cache_memory": ("Most bytes in caches: 10GB.", str),
     "backlog_msgs": ("Most messages that some group has not finished.", int),
     "backlog_bytes": ("Most bytes of them: 10GB.", str),
-    "disk_bytes": ("Most bytes of messages that are kept: 100GB.", str),
+    "disk_bytes": ("Most bytes of messages, durable caches and staged rows: 100GB.", str),
     "stream_retention": ("Longest retention of topics and streams: 7d.", str),
+    "connections": ("Most open connections, WebSockets included.", int),
+    "idempotency_keys": ("Most idempotency keys that are remembered.", int),
 }
 
 _namespace = click.option(

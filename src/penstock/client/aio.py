@@ -211,7 +211,8 @@ class AsyncClient:
         """Returns the rows of the journal, which records what happened to messages, from position
         `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
         the oldest row is the first; without `to` the newest that can be read then is the last.
-        `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
+        `only` filters by kind, topic or stream, resource_kind (topic or stream), group, run_id,
+        tenant_id, from_ms and to_ms."""
         return AsyncOpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
@@ -303,6 +304,10 @@ class AsyncClient:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
         return response
+
+    @property
+    def is_closed(self) -> bool:
+        return self._http.is_closed
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.client import streams
@@ -13,14 +14,16 @@ from penstock.client.aio_waiting import pause
 from penstock.client.calls import Payload, bytes_of, list_of
 from penstock.client.connection import heartbeat_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
-from penstock.client.feeds import ReceivedEvent, ReceivedEventBuffer
+from penstock.client.feeds import EventRef, ReceivedEvent, ReceivedEventBuffer
 from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
-from penstock.model.errors import PenstockError
+from penstock.model.errors import FailedPrecondition, PenstockError
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
     from penstock.client.aio import AsyncClient
+    from penstock.client.aio_handles import AsyncSender
+    from penstock.client.aio_socket import AsyncSocket
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
@@ -30,34 +33,39 @@ class AsyncStreamEvent:
     """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
     before failed. Events of a subscription without a name are not acked, and have attempt 0."""
 
-    __slots__ = ("_client", "_once", "_ref", "attempt", "last_error", "offset", "payload")
+    __slots__ = ("_once", "_ref", "_sender", "attempt", "last_error", "offset", "payload")
 
     def __init__(
-        self, client: AsyncClient, once: HandledEvents | None, received: ReceivedEvent
+        self, sender: AsyncSender, once: HandledEvents | None, received: ReceivedEvent
     ) -> None:
         self.payload = received.payload
         self.offset = received.offset
         self.attempt = received.attempt
         self.last_error = received.last_error
-        self._client = client
+        self._sender = sender
         self._once = once
         self._ref = received
+
+    @property
+    def ref(self) -> EventRef:
+        """The name of this delivery, for the ack in a transaction."""
+        return self._ref
 
     async def ack(self) -> None:
         """Finishes the event: it does not come again."""
         if self._once is not None:
             self._once.add(self.offset)
         if self._ref.name:
-            await self._client.send(streams.ack_event(self._ref))
+            await self._sender.send(streams.ack_event(self._ref))
 
     async def nack(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         """Reports that the event could not be handled. It comes again after `delay_ms`, or after
         the broker's backoff."""
-        await self._client.send(streams.nack_event(self._ref, reason, delay_ms=delay_ms))
+        await self._sender.send(streams.nack_event(self._ref, reason, delay_ms=delay_ms))
 
     async def extend(self, lease_ms: int = DEFAULT_LEASE_MS) -> None:
         """Extends the lease: it ends `lease_ms` from now."""
-        await self._client.send(streams.extend_event(self._ref, lease_ms))
+        await self._sender.send(streams.extend_event(self._ref, lease_ms))
 
 
 class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
@@ -106,7 +114,9 @@ class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
             event = await super().poll()
             if event is None or self._once is None or not self._once.has(event.offset):
                 return event
-            await event.ack()
+            # Refused if its lease has ended: it comes again, or has gone to another.
+            with suppress(FailedPrecondition):
+                await event.ack()
 
 
 class AsyncProducer:
@@ -121,7 +131,7 @@ class AsyncProducer:
 
     def __init__(
         self,
-        client: AsyncClient,
+        sender: AsyncClient | AsyncSocket,
         path: Path,
         producer_id: str | None,
         next_sequence: int,
@@ -129,7 +139,7 @@ class AsyncProducer:
     ) -> None:
         self.producer_id = producer_id or secrets.token_hex(12)
         self.next_sequence = next_sequence
-        self._client = client
+        self._sender = sender
         self._path = path
         self._retry_s = retry_s
 
@@ -148,9 +158,10 @@ class AsyncProducer:
                 self._path, events, producer_id=self.producer_id, sequence=self.next_sequence
             )
             try:
-                offset = await self._client.send(call)
+                offset = await self._sender.send(call)
             except PenstockError as error:
-                if not error.retryable or time.monotonic() + wait_s > until:
+                is_over = self._sender.is_closed or time.monotonic() + wait_s > until
+                if not error.retryable or is_over:
                     raise
                 await pause(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)

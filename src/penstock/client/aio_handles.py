@@ -51,15 +51,22 @@ def operation(
 
 
 class AsyncStreamOperations(AsyncHandle):
-    """Subscriptions and producers of a stream. All of this goes over HTTP, also if the sender is a
-    socket: `client` is then the socket's."""
+    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
+    socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
 
-    def __init__(self, sender: AsyncSender, path: Path, client: AsyncClient) -> None:
-        super().__init__(sender, path)
+
+class AsyncStreamHandle(AsyncStreamOperations):
+    """A handle of a stream: `client.stream("orders")`."""
+
+    def __init__(self, client: AsyncClient, path: Path) -> None:
+        super().__init__(client, path)
         self.client = client
+
+    publish = operation(streams.publish)
+    publish_batch = operation(streams.publish_batch)
 
     def events(
         self,
@@ -93,16 +100,6 @@ class AsyncStreamOperations(AsyncHandle):
         `producer_id` it makes one up."""
         return AsyncProducer(self.client, self.path, producer_id, next_sequence, retry_s)
 
-
-class AsyncStreamHandle(AsyncStreamOperations):
-    """A handle of a stream: `client.stream("orders")`."""
-
-    def __init__(self, client: AsyncClient, path: Path) -> None:
-        super().__init__(client, path, client)
-
-    publish = operation(streams.publish)
-    publish_batch = operation(streams.publish_batch)
-
     @overload
     def subscribe(
         self, *, event_queue_depth: int | None = None, wait_s: float | None = None
@@ -122,7 +119,9 @@ class AsyncStreamHandle(AsyncStreamOperations):
     ) -> AsyncEvents: ...
 
     @overload
-    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
+    def subscribe(
+        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
+    ) -> AsyncEvents: ...
 
     def subscribe(
         self,

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from penstock.client import streams
+from penstock.client.aio_events import AsyncProducer
 from penstock.client.aio_handles import AsyncCacheOperations, AsyncStreamOperations
+from penstock.client.aio_socket_events import AsyncSocketEvents
 from penstock.client.aio_socket_feeds import AsyncSocketSubscription, AsyncSocketWatch
 from penstock.client.aio_socket_runner import AsyncSocketRunner
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
+from penstock.client.deliveries import DEFAULT_LEASE_MS
+from penstock.client.positions import HandledEvents
 from penstock.client.socket_channels import AnyChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
 from penstock.client.socket_frames import encode_message, encode_publish
-from penstock.client.streams import Ack, BatchAck
+from penstock.client.streams import Ack, BatchAck, Start
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -35,7 +39,8 @@ class AsyncSocket:
     """An open WebSocket: `client.connect()`. Use it in an `async with`, which closes it.
 
     Tasks of one event loop may share it. It reconnects by itself. Requests that had not left by
-    then leave on the new connection, and reads that had left are sent again. A write that had left
+    then leave on the new connection. Reads that had left are sent again, and so are acks and
+    publishes of a producer, which change nothing if they were executed. Another write that had left
     without an answer raises OutcomeUnknown. Subscriptions and watches go on.
 
     An error of a publish with ack `none` goes to `on_error`, in the event loop of the connection.
@@ -55,6 +60,11 @@ class AsyncSocket:
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
         return self._core.is_connected
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is not open: not yet, not any more, or because it cannot connect again."""
+        return self._core.has_ended
 
     @property
     def reconnects(self) -> int:
@@ -130,6 +140,13 @@ class AsyncSocket:
             return await self.client.send(call)
         return await self._runner.run(self._core.send(call))
 
+    async def settle(self, channel: AnyChannel, call: Call[T]) -> T:
+        """Acks, nacks or extends an event of a channel. Over HTTP if the channel has ended."""
+        frame = None
+        if call.form is not None and self._runner.is_running:
+            frame = await self._runner.run(self._core.settle(channel, call.form))
+        return await self.client.send(call) if frame is None else call.answer(200, frame)
+
     async def publish(self, path: Path, payloads: list[bytes], ack: BatchAck) -> None:
         """Publishes events as one binary frame. With ack `none`, waits only for room."""
         number = self._core.next_number()
@@ -167,14 +184,21 @@ class AsyncSocket:
 class AsyncSocketStreamHandle(AsyncStreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    Publishes and plain subscriptions go over the socket. `events`, `producer`, `subscriptions` and
-    `delete_subscription` go over HTTP, through the socket's client. A publish here returns no
-    offset and has no number, so that an `exactly_once` stream refuses it: use `producer`.
+    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
+    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
+    stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: AsyncSocket, path: Path) -> None:
-        super().__init__(socket, path, socket.client)
+        super().__init__(socket, path)
         self.socket = socket
+
+    def producer(
+        self, producer_id: str | None = None, *, next_sequence: int = 0, retry_s: float = 60.0
+    ) -> AsyncProducer:
+        """Returns a producer that publishes each event once, and retries for `retry_s`, also after
+        a reconnect. Without a `producer_id` it makes one up."""
+        return AsyncProducer(self.socket, self.path, producer_id, next_sequence, retry_s)
 
     async def publish(
         self, payload: Payload, *, ack: Ack = "per_message", invalidate: Iterable[str] = ()
@@ -204,20 +228,86 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         else:
             await self.socket.publish(self.path, events, ack)
 
+    def events(
+        self,
+        *,
+        start: Start | None = None,
+        name: str | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> AsyncSocketEvents:
+        """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
+        `AsyncSocketEvents`."""
+        if name is None and start is None:
+            start = "earliest"
+        return AsyncSocketEvents(
+            self.socket,
+            self.path,
+            name,
+            start,
+            owner,
+            lease_ms,
+            prefetch,
+            once,
+            wait_s,
+            resume=resume,
+        )
+
+    @overload
     def subscribe(
         self,
         *,
         event_queue_depth: int | None = None,
         wait_s: float | None = None,
         resume: bool = True,
-    ) -> AsyncSocketSubscription:
+    ) -> AsyncSocketSubscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        name: str,
+        start: Start | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> AsyncSocketEvents: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        start: Start,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> AsyncSocketEvents: ...
+
+    def subscribe(
+        self,
+        *,
+        event_queue_depth: int | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+        **durable: Any,
+    ) -> AsyncSocketSubscription | AsyncSocketEvents:
         """Returns a subscription. Use it in an `async with`. It begins when opened or first read.
+        With a `name` or a `start` it is one of a durable stream: see `events`.
 
         The broker keeps up to `event_queue_depth` unsent events for it (None: the stream's
         setting) and drops newer ones while that many wait. With `wait_s` the subscription ends when
         nothing has arrived for that many seconds. With `resume` False it ends with Unavailable when
-        the connection breaks. For a `name` or a `start` in a durable stream use `events`.
+        the connection breaks.
         """
+        if durable:
+            return self.events(wait_s=wait_s, resume=resume, **durable)
         return AsyncSocketSubscription(
             self.socket, self.path, event_queue_depth, wait_s, resume=resume
         )

@@ -70,11 +70,13 @@ _encoder = msgspec.json.Encoder()
 class SocketForm:
     """The same request as a message of the WebSocket, whose members are these and those of the
     body. `is_read`: it changes nothing, so it may be sent again when its outcome is unknown.
-    `refusal` makes the error more exact, because messages have no status."""
+    `is_idempotent`: it changes something, but twice is as good as once. `refusal` makes the error
+    more exact, because messages have no status."""
 
     type: str
     members: dict[str, Any]
     is_read: bool = False
+    is_idempotent: bool = False
     refusal: Callable[[PenstockError], PenstockError] | None = None
 
 

@@ -281,8 +281,8 @@ class SenderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedAt(msgspec.Struct, frozen=True):
-    """The place of events in a durable stream. `offset` is that of the first; -1 for a `duplicate`,
-    which was stored by an earlier publish."""
+    """The place of events in a durable stream. `offset` is that of the first. A `duplicate` was
+    stored by an earlier publish, which had this offset; -1 if the broker no longer knows it."""
 
     offset: int = -1
     duplicate: bool = False

@@ -3,9 +3,7 @@
 Invariants: a channel keeps a bounded number of events and bytes that its reader has not taken. What
 does not fit is dropped and leaves a mark in its place, so that a slow reader neither delays other
 channels nor takes memory. Events come out in order, and the error that ended a channel after them.
-
-A durable subscription would be a third kind of channel: its request would name it and where to
-start, which is the position after the last event that its reader acked.
+Subscriptions with a start or a name are in `socket_event_channels`.
 """
 
 from __future__ import annotations
@@ -42,7 +40,8 @@ class SocketChannel(Generic[T]):
 
     `opened` is called when the broker has answered for the first time, and `wake` when there is
     something to take. `is_closed`: the reader wants no more. `resumes`: it begins again on the next
-    connection.
+    connection. `is_paused`: the broker was asked to send no more until the reader has taken what is
+    here. `must_reopen`: events were left out that the broker sends when the channel begins again.
     """
 
     kind = ""
@@ -54,6 +53,8 @@ class SocketChannel(Generic[T]):
         self.dropped = 0
         self.was_open = False
         self.is_closed = False
+        self.is_paused = False
+        self.must_reopen = False
         self.opened: Callable[[PenstockError | None], None] = _ignore
         self.wake: Callable[[], None] = _nothing
         self._max_events = max_events
@@ -89,6 +90,10 @@ class SocketChannel(Generic[T]):
     def unread(self) -> int:
         return len(self._unread)
 
+    def is_above_mark(self) -> bool:
+        """Tells whether so much is unread that the broker should send no more for now."""
+        return False
+
     def fail(self, error: PenstockError) -> None:
         """Ends the channel. What can be read stays."""
         self.id = ""
@@ -115,16 +120,20 @@ class SocketChannel(Generic[T]):
 
 
 class SubscriptionChannel(SocketChannel[bytes]):
-    """A subscription of a stream. Each time it begins again, a gap marks the place."""
+    """A subscription of a stream. Each time it begins again, a gap marks the place. That of a
+    durable stream begins again at its `position`, the offset of the next event, without a gap."""
 
     kind = "subscription"
 
     def __init__(self, path: Path, event_queue_depth: int | None, *, resumes: bool) -> None:
         super().__init__(path, resumes=resumes, max_events=MAX_UNREAD_EVENTS)
+        self.position: int | None = None
         self._event_queue_depth = event_queue_depth
 
     def request(self) -> SocketForm:
         members = stream_members(self.path) | {"event_queue_depth": self._event_queue_depth}
+        if self.position is not None:
+            members["start"] = self.position
         return SocketForm("subscribe", members, is_read=True)
 
     def end_request(self) -> SocketForm:
@@ -132,16 +141,23 @@ class SubscriptionChannel(SocketChannel[bytes]):
 
     def open(self, answer: AnswerHead, version: int) -> None:
         self.id = answer.subscription_id
-        if self.was_open:
-            self._mark_gap()
-            self.wake()
+        if self.position is None:
+            self.position = answer.offset
+            if self.was_open:
+                self._mark_gap()
+                self.wake()
         self.was_open = True
         self.opened(None)
 
-    def offer(self, payloads: list[bytes]) -> None:
+    def offer(self, offset: int, payloads: list[bytes]) -> None:
         """Keeps events, and drops those for which there is no room."""
         if self.is_closed:
             return
+        if offset >= 0:
+            if self.position is not None and offset > self.position:
+                # The broker had no room for the events in between.
+                self._mark_gap()
+            self.position = offset + len(payloads)
         for place, payload in enumerate(payloads):
             if not self._has_room(len(payload)):
                 self.dropped += len(payloads) - place

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from penstock.client.calls import Call
+from penstock.client.calls import Call, SocketForm
 from penstock.client.socket_channels import AnyChannel
 from penstock.client.socket_connection import SocketConnection, SocketEndpoint, connect
 from penstock.client.socket_exchange import PING, Outcome, Outgoing, SocketExchange
@@ -65,6 +65,11 @@ class SocketCore:
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no request can succeed any more."""
+        return self._end is not None
 
     def is_full(self) -> bool:
         return self._exchange.is_full()
@@ -194,6 +199,15 @@ class SocketCore:
         frame = await self._request(self._exchange.message(call.form, call.body, _ignore))
         return call.answer(200, frame)
 
+    async def settle(self, channel: AnyChannel, form: SocketForm) -> bytes | None:
+        """Acks, nacks or extends an event of a channel. Waits while the channel is away. Returns
+        None if the channel has ended, so that the request has to go another way."""
+        if self._end is not None or not self._exchange.is_wanted(channel):
+            return None
+        if self.is_full():
+            await self.room()
+        return await self._request(self._exchange.settle(channel, form))
+
     async def request(self, item: Outgoing) -> bytes:
         """Sends a request and returns the frame that answers it."""
         self.check()
@@ -317,7 +331,11 @@ class SocketCore:
                     await news.wait()
             except TimeoutError:
                 return []
-        return channel.take()
+        try:
+            return channel.take()
+        finally:
+            self._exchange.taken(channel)
+            self._schedule()
 
     async def end_channel(self, channel: AnyChannel) -> None:
         self.close_channel(channel)

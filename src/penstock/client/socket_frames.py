@@ -43,6 +43,19 @@ class AnswerHead(ErrorAnswer):
     request_id: int | str | None = None
     subscription_id: str = ""
     watch_id: str = ""
+    name: str = ""
+    owner: str = ""
+    offset: int | None = None
+
+
+class NamedEventFrame(msgspec.Struct):
+    """An event of a named subscription."""
+
+    offset: int
+    attempt: int
+    delivery_id: str
+    payload: bytes
+    last_error: str = ""
 
 
 class _CacheEvent(msgspec.Struct):
@@ -54,6 +67,7 @@ class _CacheEvent(msgspec.Struct):
 
 
 _read_head = msgspec.json.Decoder(AnswerHead).decode
+_read_named_event = msgspec.json.Decoder(NamedEventFrame).decode
 _read_cache_event = msgspec.json.Decoder(_CacheEvent).decode
 
 
@@ -105,17 +119,24 @@ def decode_cache_event(frame: bytes) -> WatchEvent:
     return WatchEvent(found.event, found.version, found.key, found.value, found.from_version)
 
 
-def decode_events(frame: bytes) -> tuple[str, list[bytes]]:
-    """Returns the id of a subscription and its events. Leaves out the offsets of a durable
-    stream."""
+def decode_named_event(frame: bytes) -> NamedEventFrame:
+    try:
+        return _read_named_event(frame)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Internal(f"cannot read an event of the broker: {error}") from error
+
+
+def decode_events(frame: bytes) -> tuple[str, int, list[bytes]]:
+    """Returns the id of a subscription, the offset of its first event, and its events. The offset
+    is -1 if the stream keeps none."""
     try:
         if frame[:1] == _KEPT:
-            _, number, _, count = _kept_events_head.unpack_from(frame)
-            return f"s{number}", _payloads(frame, _kept_events_head.size, count)
+            _, number, offset, count = _kept_events_head.unpack_from(frame)
+            return f"s{number}", offset, _payloads(frame, _kept_events_head.size, count)
         kind, number, count = _events_head.unpack_from(frame)
         if kind != _EVENTS:
             raise Internal(f"the broker sent a binary frame of the unknown kind {kind}")
-        return f"s{number}", _payloads(frame, _events_head.size, count)
+        return f"s{number}", -1, _payloads(frame, _events_head.size, count)
     except struct.error as error:
         raise Internal("a binary frame of the broker ends too early") from error
 

@@ -61,7 +61,8 @@ def publish(
     body: dict[str, Any] = {"payload": bytes_of(payload), "ack": ack}
     body |= _numbers(producer_id, sequence)
     url_path = f"{stream_path(*path)}/publish"
-    form = SocketForm("publish", stream_members(path))
+    is_numbered = producer_id is not None
+    form = SocketForm("publish", stream_members(path), is_idempotent=is_numbered)
     return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
@@ -80,7 +81,8 @@ def publish_batch(
     body: dict[str, Any] = {"payloads": events, "ack": ack}
     body |= _numbers(producer_id, sequence)
     url_path = f"{stream_path(*path)}/publish_batch"
-    form = SocketForm("publish_batch", stream_members(path))
+    is_numbered = producer_id is not None
+    form = SocketForm("publish_batch", stream_members(path), is_idempotent=is_numbered)
     return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
@@ -92,21 +94,28 @@ def subscriptions(path: Path) -> Call[list[Lag]]:
 
 def ack_event(ref: EventRef) -> Call[None]:
     """Finishes an event for its named subscription."""
-    return Call("POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(_ref(ref)))
+    form = SocketForm("event_ack", _delivery(ref), is_idempotent=True)
+    return Call(
+        "POST", f"{stream_path(*ref.stream)}/ack", nothing, encode(event_members(ref)), form=form
+    )
 
 
 def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) -> Call[None]:
     """Reports that an event could not be handled. It is delivered again after `delay_ms`, or after
     the broker's backoff."""
     require_text("reason", reason)
-    body = _ref(ref) | {"reason": reason, "delay_ms": delay_ms}
-    return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, encode(body))
+    failure = {"reason": reason, "delay_ms": delay_ms}
+    body = encode(event_members(ref) | failure)
+    form = SocketForm("event_nack", _delivery(ref) | failure)
+    return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, body, form=form)
 
 
 def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease of an event: it ends `lease_ms` from now."""
-    body = _ref(ref) | {"lease_ms": lease_ms}
-    return Call("POST", f"{stream_path(*ref.stream)}/extend", nothing, encode(body))
+    body = encode(event_members(ref) | {"lease_ms": lease_ms})
+    members = _delivery(ref) | {"lease_ms": lease_ms}
+    form = SocketForm("event_extend", members, is_idempotent=True)
+    return Call("POST", f"{stream_path(*ref.stream)}/extend", nothing, body, form=form)
 
 
 def delete_subscription(path: Path, name: str) -> Call[None]:
@@ -183,13 +192,13 @@ def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def _ref(ref: EventRef) -> dict[str, Any]:
-    return {
-        "name": ref.name,
-        "owner": ref.owner,
-        "offset": ref.offset,
-        "delivery_id": ref.delivery_id,
-    }
+def event_members(ref: EventRef) -> dict[str, Any]:
+    """Returns the members that name an event in its stream."""
+    return {"name": ref.name, "owner": ref.owner, **_delivery(ref)}
+
+
+def _delivery(ref: EventRef) -> dict[str, Any]:
+    return {"offset": ref.offset, "delivery_id": ref.delivery_id}
 
 
 class _Subscriptions(msgspec.Struct):

@@ -212,7 +212,8 @@ class Client:
         """Returns the rows of the journal, which records what happened to messages, from position
         `from_` up to, but not including, `to`. It connects when it is first read. Without `from_`
         the oldest row is the first; without `to` the newest that can be read then is the last.
-        `only` filters by kind, topic, group, run_id, tenant_id, from_ms and to_ms."""
+        `only` filters by kind, topic or stream, resource_kind (topic or stream), group, run_id,
+        tenant_id, from_ms and to_ms."""
         return OpenRows(self, journal.journal_path(from_, to, columns, only))
 
     def stream(
@@ -304,6 +305,10 @@ class Client:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise lost(self.url, error) from error
         return response
+
+    @property
+    def is_closed(self) -> bool:
+        return self._http.is_closed
 
     def close(self) -> None:
         self._http.close()

@@ -52,15 +52,22 @@ def operation(
 
 
 class StreamOperations(Handle):
-    """Subscriptions and producers of a stream. All of this goes over HTTP, also if the sender is a
-    socket: `client` is then the socket's."""
+    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
+    socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
 
-    def __init__(self, sender: Sender, path: Path, client: Client) -> None:
-        super().__init__(sender, path)
+
+class StreamHandle(StreamOperations):
+    """A handle of a stream: `client.stream("orders")`."""
+
+    def __init__(self, client: Client, path: Path) -> None:
+        super().__init__(client, path)
         self.client = client
+
+    publish = operation(streams.publish)
+    publish_batch = operation(streams.publish_batch)
 
     def events(
         self,
@@ -92,16 +99,6 @@ class StreamOperations(Handle):
         `producer_id` it makes one up."""
         return Producer(self.client, self.path, producer_id, next_sequence, retry_s)
 
-
-class StreamHandle(StreamOperations):
-    """A handle of a stream: `client.stream("orders")`."""
-
-    def __init__(self, client: Client, path: Path) -> None:
-        super().__init__(client, path, client)
-
-    publish = operation(streams.publish)
-    publish_batch = operation(streams.publish_batch)
-
     @overload
     def subscribe(
         self, *, event_queue_depth: int | None = None, wait_s: float | None = None
@@ -121,7 +118,9 @@ class StreamHandle(StreamOperations):
     ) -> Events: ...
 
     @overload
-    def subscribe(self, *, start: Start, wait_s: float | None = None) -> Events: ...
+    def subscribe(
+        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
+    ) -> Events: ...
 
     def subscribe(
         self,

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from penstock.client import streams
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
+from penstock.client.deliveries import DEFAULT_LEASE_MS
+from penstock.client.positions import HandledEvents
 from penstock.client.socket_channels import AnyChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
 from penstock.client.socket_frames import encode_message, encode_publish
-from penstock.client.streams import Ack, BatchAck
+from penstock.client.streams import Ack, BatchAck, Start
+from penstock.client.sync_events import Producer
 from penstock.client.sync_handles import CacheOperations, StreamOperations
+from penstock.client.sync_socket_events import SocketEvents
 from penstock.client.sync_socket_feeds import SocketSubscription, SocketWatch
 from penstock.client.sync_socket_runner import SocketRunner
 from penstock.model.tenancy import Path
@@ -36,7 +40,8 @@ class Socket:
     """An open WebSocket: `client.connect()`. Use it in a `with`, which closes it.
 
     Threads may share it. It reconnects by itself. Requests that had not left by
-    then leave on the new connection, and reads that had left are sent again. A write that had left
+    then leave on the new connection. Reads that had left are sent again, and so are acks and
+    publishes of a producer, which change nothing if they were executed. Another write that had left
     without an answer raises OutcomeUnknown. Subscriptions and watches go on.
 
     An error of a publish with ack `none` goes to `on_error`, in the event loop of the connection.
@@ -54,6 +59,11 @@ class Socket:
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
         return self._core.is_connected
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is not open: not yet, not any more, or because it cannot connect again."""
+        return self._core.has_ended
 
     @property
     def reconnects(self) -> int:
@@ -129,6 +139,13 @@ class Socket:
             return self.client.send(call)
         return self._runner.run(self._core.send(call))
 
+    def settle(self, channel: AnyChannel, call: Call[T]) -> T:
+        """Acks, nacks or extends an event of a channel. Over HTTP if the channel has ended."""
+        frame = None
+        if call.form is not None and self._runner.is_running:
+            frame = self._runner.run(self._core.settle(channel, call.form))
+        return self.client.send(call) if frame is None else call.answer(200, frame)
+
     def publish(self, path: Path, payloads: list[bytes], ack: BatchAck) -> None:
         """Publishes events as one binary frame. With ack `none`, waits only for room."""
         number = self._core.next_number()
@@ -166,14 +183,21 @@ class Socket:
 class SocketStreamHandle(StreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    Publishes and plain subscriptions go over the socket. `events`, `producer`, `subscriptions` and
-    `delete_subscription` go over HTTP, through the socket's client. A publish here returns no
-    offset and has no number, so that an `exactly_once` stream refuses it: use `producer`.
+    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
+    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
+    stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: Socket, path: Path) -> None:
-        super().__init__(socket, path, socket.client)
+        super().__init__(socket, path)
         self.socket = socket
+
+    def producer(
+        self, producer_id: str | None = None, *, next_sequence: int = 0, retry_s: float = 60.0
+    ) -> Producer:
+        """Returns a producer that publishes each event once, and retries for `retry_s`, also after
+        a reconnect. Without a `producer_id` it makes one up."""
+        return Producer(self.socket, self.path, producer_id, next_sequence, retry_s)
 
     def publish(
         self, payload: Payload, *, ack: Ack = "per_message", invalidate: Iterable[str] = ()
@@ -203,20 +227,86 @@ class SocketStreamHandle(StreamOperations):
         else:
             self.socket.publish(self.path, events, ack)
 
+    def events(
+        self,
+        *,
+        start: Start | None = None,
+        name: str | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> SocketEvents:
+        """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
+        `SocketEvents`."""
+        if name is None and start is None:
+            start = "earliest"
+        return SocketEvents(
+            self.socket,
+            self.path,
+            name,
+            start,
+            owner,
+            lease_ms,
+            prefetch,
+            once,
+            wait_s,
+            resume=resume,
+        )
+
+    @overload
     def subscribe(
         self,
         *,
         event_queue_depth: int | None = None,
         wait_s: float | None = None,
         resume: bool = True,
-    ) -> SocketSubscription:
+    ) -> SocketSubscription: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        name: str,
+        start: Start | None = None,
+        owner: str | None = None,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        prefetch: int = 0,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> SocketEvents: ...
+
+    @overload
+    def subscribe(
+        self,
+        *,
+        start: Start,
+        once: HandledEvents | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+    ) -> SocketEvents: ...
+
+    def subscribe(
+        self,
+        *,
+        event_queue_depth: int | None = None,
+        wait_s: float | None = None,
+        resume: bool = True,
+        **durable: Any,
+    ) -> SocketSubscription | SocketEvents:
         """Returns a subscription. Use it in a `with`. It begins when opened or first read.
+        With a `name` or a `start` it is one of a durable stream: see `events`.
 
         The broker keeps up to `event_queue_depth` unsent events for it (None: the stream's
         setting) and drops newer ones while that many wait. With `wait_s` the subscription ends when
         nothing has arrived for that many seconds. With `resume` False it ends with Unavailable when
-        the connection breaks. For a `name` or a `start` in a durable stream use `events`.
+        the connection breaks.
         """
+        if durable:
+            return self.events(wait_s=wait_s, resume=resume, **durable)
         return SocketSubscription(self.socket, self.path, event_queue_depth, wait_s, resume=resume)
 
 

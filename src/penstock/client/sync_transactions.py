@@ -21,10 +21,12 @@ class Transaction(TransactionOperations):
     After that, `results` has a result for each operation, in order. If the answer was lost
     (Unavailable), it is not known whether the transaction happened. `commit` may then be called
     again: the broker does it once, and gives the same results.
+
+    `ack` and `nack` also take events of a named subscription of a stream.
     """
 
     def __init__(self, client: Client, transaction_id: str = "") -> None:
-        super().__init__(transaction_id)
+        super().__init__(transaction_id, client.scope.path_scope(None, None))
         self._client = client
 
     def commit(self) -> list[TransactionResult]:

@@ -8,33 +8,45 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.client.calls import Call, Payload, bytes_of, encode, reader, require_text
 from penstock.client.deliveries import DeliveryRef
+from penstock.client.feeds import EventRef
 from penstock.client.requests import EffectRef, NewMessage, delivery_members
 from penstock.client.results import Produced, PublishedAt
+from penstock.client.streams import event_members
 from penstock.model.caching import Written
 from penstock.model.envelope import Envelope
 from penstock.model.errors import InvalidArgument
+from penstock.model.scopes import DEFAULT_SCOPE, Scope
 
 TransactionResult = Produced | PublishedAt | Written | None
 """The place of a message or an event, the version after a cache operation, None for the others."""
+
+
+class ReceivedStreamEvent(Protocol):
+    """An event that a subscription of either client gave."""
+
+    @property
+    def ref(self) -> EventRef: ...
+
 
 _Read = Callable[[bytes], TransactionResult]
 
 
 class TransactionOperations:
     """Collects operations. Each method adds one and returns at once; nothing is sent before the
-    transaction is committed."""
+    transaction is committed. All of them are in `scope`, the client's tenant and namespace."""
 
-    def __init__(self, transaction_id: str = "") -> None:
+    def __init__(self, transaction_id: str = "", scope: Scope = DEFAULT_SCOPE) -> None:
         require_text("transaction_id", transaction_id)
         self.transaction_id = transaction_id or secrets.token_hex(16)
         self.results: list[TransactionResult] = []
         self.is_committed = False
+        self._scope = scope
         self._operations: list[Any] = []
         self._readers: list[_Read] = []
         self._call: Call[list[TransactionResult]] | None = None
@@ -51,22 +63,33 @@ class TransactionOperations:
     def produce_message(self, message: NewMessage) -> None:
         self.add("produce", msgspec.to_builtins(message), reader(Produced))
 
-    def ack(self, delivery: DeliveryRef) -> None:
-        """Finishes a message for its group. The transaction is refused if that was done before."""
-        self.add("ack", delivery_members(delivery), _nothing)
+    def ack(self, delivery: DeliveryRef | EventRef | ReceivedStreamEvent) -> None:
+        """Finishes a message for its group, or an event for its named subscription. The transaction
+        is refused if that was done before, so `once` needs not know of the event."""
+        if isinstance(delivery, DeliveryRef):
+            self.add("ack", delivery_members(delivery), _nothing)
+        else:
+            self.add("event_ack", self._event_members(delivery), _nothing)
 
     def nack(
         self,
-        delivery: DeliveryRef,
+        delivery: DeliveryRef | EventRef | ReceivedStreamEvent,
         reason: str = "",
         *,
         delay_ms: int | None = None,
         dead: bool = False,
     ) -> None:
-        """Reports a failed attempt, as `client.nack` does."""
+        """Reports a failed attempt, as `client.nack` and `event.nack` do."""
         require_text("reason", reason)
-        how = {"reason": reason, "delay_ms": delay_ms, "dead": dead}
-        self.add("nack", delivery_members(delivery) | how, _nothing)
+        how = {"reason": reason, "delay_ms": delay_ms}
+        if isinstance(delivery, DeliveryRef):
+            self.add("nack", delivery_members(delivery) | how | {"dead": dead}, _nothing)
+        elif dead:
+            raise InvalidArgument(
+                "streams have no dead letters; ack the event, and publish it elsewhere"
+            )
+        else:
+            self.add("event_nack", self._event_members(delivery) | how, _nothing)
 
     def commit_effect(self, effect: EffectRef, result: str = "") -> None:
         """Records that an effect was run. The transaction is refused if that was done before."""
@@ -95,6 +118,20 @@ class TransactionOperations:
             raise InvalidArgument("the transaction was sent already; begin another one")
         self._operations.append({"op": op, **members})
         self._readers.append(read)
+
+    def _event_members(self, event: EventRef | ReceivedStreamEvent) -> dict[str, Any]:
+        ref = event if isinstance(event, EventRef) else event.ref
+        if not ref.name:
+            raise InvalidArgument(
+                "an event of a subscription without a name is not acked; subscribe with a name"
+            )
+        *scope, stream = ref.stream
+        if tuple(scope) != self._scope:
+            raise InvalidArgument(
+                f"the event is of namespace {'/'.join(scope)!r}, and the transaction of "
+                f"{'/'.join(self._scope)!r}; use a client with the event's tenant and namespace"
+            )
+        return {"stream": stream} | event_members(ref)
 
     def call(self) -> Call[list[TransactionResult]]:
         """Returns the call that commits the transaction, always the same one."""

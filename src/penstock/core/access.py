@@ -212,7 +212,7 @@ def explain(
 
 
 def topics_within(access: AccessRules, principal: Principal, permission: str) -> TopicReach | None:
-    """Returns the topics on which the principal has the permission. None means all topics."""
+    """Returns the topics and streams on which the principal has the permission. None means all."""
     bound = principal.namespace
     if principal.is_admin and principal.tenant_id is None and bound is None:
         return None

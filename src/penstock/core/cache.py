@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from penstock.model.records import CacheRemoved, CacheStored
-from penstock.model.tenancy import CacheConfig, Entry
+from penstock.model.scopes import Scope
+from penstock.model.tenancy import CacheConfig, Entry, Path
 
 ENTRY_OVERHEAD_BYTES = 320
 """Memory of an entry besides its key and value, measured with a million entries."""
@@ -164,3 +165,42 @@ def entry_bytes(key: str, value: bytes) -> int:
     """Returns the size that an entry counts for in `max_bytes` and `cache_memory_bytes`."""
     key_bytes = len(key) if key.isascii() else len(key.encode())
     return key_bytes + len(value) + ENTRY_OVERHEAD_BYTES
+
+
+class CacheTable(dict[int, Cache]):
+    """Caches by id, and by the tenant or namespace that they belong to."""
+
+    __slots__ = ("_by_scope",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_scope: dict[Scope, dict[int, Cache]] = {}
+
+    def __setitem__(self, cache_id: int, cache: Cache) -> None:
+        super().__setitem__(cache_id, cache)
+        for scope in _around(cache.path):
+            self._by_scope.setdefault(scope, {})[cache_id] = cache
+
+    def pop(self, cache_id: int) -> Cache:  # type: ignore[override]
+        cache = super().pop(cache_id)
+        for scope in _around(cache.path):
+            caches = self._by_scope[scope]
+            del caches[cache_id]
+            if not caches:
+                del self._by_scope[scope]
+        return cache
+
+    def clear(self) -> None:
+        super().clear()
+        self._by_scope.clear()
+
+    def within(self, scope: Scope) -> Iterable[Cache]:
+        """Returns the caches of a namespace, or of a tenant if the namespace is empty."""
+        return self._by_scope.get(scope, _NO_CACHES).values()
+
+
+_NO_CACHES: dict[int, Cache] = {}
+
+
+def _around(path: Path) -> tuple[Scope, Scope]:
+    return path[:2], (path[0], "")

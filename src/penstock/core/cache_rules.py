@@ -143,11 +143,12 @@ class Decision(Generic[T]):
             self._relieve(total - limit)
         return self
 
-    def growth(self) -> dict[Scope, int]:
-        """Returns by how many bytes the caches of each namespace grow."""
+    def growth(self, *, durable_only: bool = False) -> dict[Scope, int]:
+        """Returns by how many bytes the caches, or durable caches, of each namespace grow."""
         grown: defaultdict[Scope, int] = defaultdict(int)
         for draft in self._drafts.values():
-            grown[draft.cache.path[:2]] += draft.bytes - draft.cache.bytes
+            if draft.cache.is_durable or not durable_only:
+                grown[draft.cache.path[:2]] += draft.bytes - draft.cache.bytes
         return grown
 
     def _relieve(self, excess: int) -> None:

@@ -18,7 +18,7 @@ from penstock.model.access import ANY, BROKER
 from penstock.model.limits import MAX_PUBLISH_ANSWERS, MAX_TOKENS
 from penstock.model.permissions import ALL_PERMISSIONS
 from penstock.model.records import DEAD
-from penstock.model.scopes import is_stream_log, stream_log_name
+from penstock.model.scopes import Scope, is_stream_log, stream_log_name
 
 
 class BrokenInvariant(Exception):
@@ -53,6 +53,14 @@ def _check_names(state: BrokerState) -> None:
         "topics are known by name and by id alike",
         *by_name,
     )
+    for scope in {each for topic in by_name.values() for each in _around(topic.scope)}:
+        within = [topic for topic in by_name.values() if scope in _around(topic.scope)]
+        _must(
+            list(by_name.within(scope)) == within
+            and by_name.plain_count(scope) == sum(not is_stream_log(t.name) for t in within),
+            "topics are known by tenant and namespace",
+            *scope,
+        )
     of_topics = {group.id: group for topic in by_name.values() for group in topic.groups.values()}
     _must(of_topics == state.groups, "groups are those of the topics", *state.groups)
     ids = [*by_id, *of_topics]
@@ -214,6 +222,8 @@ def _check_produced(produced: ProducedKeys) -> None:
         len(items),
         len(produced),
     )
+    counts = Counter(identity.partition("/")[0] for identity, _ in items)
+    _must(counts == produced._counts, "keys are counted by topic", *counts.items())
 
 
 def _check_effect_totals(state: BrokerState) -> None:
@@ -290,6 +300,10 @@ def _check_caches(state: BrokerState) -> None:
             cache_id,
         )
         _check_cache(cache)
+    for scope in {each for cache in state.caches.values() for each in _around(cache.path[:2])}:
+        of_scope = [c.id for c in state.caches.values() if scope in _around(c.path[:2])]
+        known = [cache.id for cache in state.caches.within(scope)]
+        _must(known == of_scope, "caches are known by tenant and namespace", *scope)
     total = sum(cache.bytes for cache in state.caches.values())
     _must(state.cache_memory.bytes == total, "cache_memory counts", state.cache_memory.bytes, total)
 
@@ -379,3 +393,8 @@ def _check_access(state: BrokerState) -> None:
     for (tenant, name), role in access.roles.items():
         _must((role.tenant_id, role.name) == (tenant, name), "a role knows its name", tenant, name)
         _must(ALL_PERMISSIONS.issuperset(role.permissions), "a role has permissions", name)
+
+
+def _around(scope: Scope) -> tuple[Scope, Scope]:
+    """Returns the scope and that of its tenant."""
+    return scope, (scope[0], "")

@@ -13,13 +13,13 @@ from itertools import takewhile
 from typing import Any
 
 from penstock.core.access import AccessRules
-from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory
+from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory, CacheTable
 from penstock.core.effects import Effect, EffectTotals
 from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.tenancy import Registry
 from penstock.core.tokens import Tokens
-from penstock.core.topics import Topic
+from penstock.core.topics import Topic, TopicTable
 from penstock.core.transactions import CommittedTransactions
 from penstock.core.writers import Writers
 from penstock.model.envelope import Envelope
@@ -90,13 +90,13 @@ class BrokerState:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.topics: dict[str, Topic] = {}
+        self.topics = TopicTable()
         self.topics_by_id: dict[int, Topic] = {}
         self.groups: dict[int, Group] = {}
         self.produced = ProducedKeys()
         self.effect_totals = EffectTotals()
         self.registry = Registry()
-        self.caches: dict[int, Cache] = {}
+        self.caches = CacheTable()
         self.cache_memory = CacheMemory()
         self.writers = Writers()
         self.transactions = CommittedTransactions()

@@ -16,8 +16,13 @@ from penstock.core.stream_logs import no_subscription
 from penstock.core.tenancy import find
 from penstock.core.topics import Topic
 from penstock.model.audit import AUDIT_TOPIC
-from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound
-from penstock.model.limits import MAX_BACKOFF_MS, MAX_OFFSET, MAX_PARTITIONS
+from penstock.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from penstock.model.limits import MAX_BACKOFF_MS, MAX_GROUPS, MAX_OFFSET, MAX_PARTITIONS
 from penstock.model.records import (
     GroupCreated,
     GroupDeleted,
@@ -170,6 +175,10 @@ def decide_create_group(
         raise reserved(topic.name)
     if name in topic.groups:
         return None
+    if len(topic.groups) >= MAX_GROUPS:
+        raise ResourceExhausted(
+            f"there are {MAX_GROUPS} groups already; delete those that nobody uses", limit="groups"
+        )
     return GroupCreated(state.next_id, topic.id, now_ms, name)
 
 

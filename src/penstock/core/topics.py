@@ -6,13 +6,15 @@ are in the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.core.backlog import Backlog
 from penstock.core.effects import Effects, EffectTotals
 from penstock.core.groups import Group
 from penstock.core.publishers import Publishers
 from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.names import is_dead_letter_topic
-from penstock.model.scopes import is_stream_log, split_name
+from penstock.model.scopes import Scope, is_stream_log, split_name
 
 
 class Partition:
@@ -74,3 +76,56 @@ class Topic:
         if is_stream_log(name):
             for partition in self.partitions:
                 partition.backlog.is_stream = True
+
+
+class TopicTable(dict[str, Topic]):
+    """Topics by full name, and by the tenant or namespace that they belong to: whoever counts what
+    one of them has must not look at the topics of all others."""
+
+    __slots__ = ("_by_scope", "_plain")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_scope: dict[Scope, dict[str, Topic]] = {}
+        self._plain: dict[Scope, int] = {}
+
+    def __setitem__(self, name: str, topic: Topic) -> None:
+        self.pop(name, None)
+        super().__setitem__(name, topic)
+        for scope in _around(topic.scope):
+            self._by_scope.setdefault(scope, {})[name] = topic
+            self._plain[scope] = self._plain.get(scope, 0) + (not is_stream_log(name))
+
+    def __delitem__(self, name: str) -> None:
+        self._leave(name, self[name])
+        super().__delitem__(name)
+
+    def pop(self, name: str, default: None = None) -> Topic | None:  # type: ignore[override]
+        topic = self.get(name, default)
+        if topic is not None:
+            del self[name]
+        return topic
+
+    def within(self, scope: Scope) -> Iterable[Topic]:
+        """Returns the topics of a namespace, or of a tenant if the namespace is empty. The logs of
+        streams are among them."""
+        return self._by_scope.get(scope, _NO_TOPICS).values()
+
+    def plain_count(self, scope: Scope) -> int:
+        """Returns how many of them are no logs of streams."""
+        return self._plain.get(scope, 0)
+
+    def _leave(self, name: str, topic: Topic) -> None:
+        for scope in _around(topic.scope):
+            topics = self._by_scope[scope]
+            del topics[name]
+            self._plain[scope] -= not is_stream_log(name)
+            if not topics:
+                del self._by_scope[scope], self._plain[scope]
+
+
+_NO_TOPICS: dict[str, Topic] = {}
+
+
+def _around(scope: Scope) -> tuple[Scope, Scope]:
+    return scope, (scope[0], "")

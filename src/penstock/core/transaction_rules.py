@@ -15,6 +15,8 @@ from penstock.api.messages import Produce, Settle, check_deadline
 from penstock.api.transactions import (
     AckOperation,
     EffectOperation,
+    EventAckOperation,
+    EventNackOperation,
     NackOperation,
     Operation,
     TransactionCommand,
@@ -108,6 +110,11 @@ class TransactionDraft:
     def add(self, operation: Operation) -> None:
         self.results.append(_STEPS[type(operation)](self, operation))
 
+    @property
+    def new_keys(self) -> int:
+        """The number of messages that will be stored with an idempotency key."""
+        return len(self._keys)
+
     def is_all_settling(self) -> bool:
         """Says whether it stores nothing new, in a topic or in a cache."""
         if self.places:
@@ -168,7 +175,7 @@ class TransactionDraft:
             self._state, topic, command.payloads, nbytes, producer_id, sequence, self._now_ms
         )
         if isinstance(decided, Repeat):
-            return DuplicateResult()
+            return DuplicateResult() if decided.offset is None else DuplicateResult(decided.offset)
         earlier = self._reserve(topic, 0, len(decided.events), nbytes)
         for event in decided.events:
             event.offset += earlier
@@ -199,6 +206,20 @@ class TransactionDraft:
             dead=operation.dead,
         )
         return self._settle(operation.delivery, decided)
+
+    def _ack_event(self, operation: EventAckOperation) -> OperationResult:
+        return self._ack(AckOperation(self._event(operation)))
+
+    def _nack_event(self, operation: EventNackOperation) -> OperationResult:
+        delivery = self._event(operation)
+        return self._nack(NackOperation(delivery, operation.reason, operation.delay_ms))
+
+    def _event(self, operation: EventAckOperation) -> Settle:
+        """Returns the delivery in the log of the stream, whose groups are its subscriptions."""
+        log = find_log(self._state, operation.path).name
+        return Settle(
+            log, operation.name, 0, operation.offset, operation.owner, operation.delivery_id
+        )
 
     def _settle(self, delivery: Settle, record: Finished | Released) -> OperationResult:
         group = self._state.groups[record.group_id]
@@ -241,6 +262,8 @@ _STEPS: dict[type[Any], Callable[[TransactionDraft, Any], OperationResult]] = {
     Publish: TransactionDraft._publish,
     AckOperation: TransactionDraft._ack,
     NackOperation: TransactionDraft._nack,
+    EventAckOperation: TransactionDraft._ack_event,
+    EventNackOperation: TransactionDraft._nack_event,
     EffectOperation: TransactionDraft._commit_effect,
     Put: TransactionDraft._change_cache,
     Delete: TransactionDraft._change_cache,
@@ -303,7 +326,9 @@ def _check_shape(operations: list[Operation]) -> None:
         raise InvalidArgument("all operations of a transaction must be in one namespace")
 
 
-def _scope_of_path(operation: Publish | Put | Delete | Increment) -> tuple[str, ...]:
+def _scope_of_path(
+    operation: Publish | EventAckOperation | Put | Delete | Increment,
+) -> tuple[str, ...]:
     return operation.path[:2]
 
 
@@ -316,6 +341,8 @@ _SCOPES: dict[type[Any], Callable[[Any], tuple[str, ...]]] = {
     Publish: _scope_of_path,
     AckOperation: _scope_of_delivery,
     NackOperation: _scope_of_delivery,
+    EventAckOperation: _scope_of_path,
+    EventNackOperation: _scope_of_path,
     EffectOperation: lambda operation: split_name(operation.effect.topic)[0],
     Put: _scope_of_path,
     Delete: _scope_of_path,

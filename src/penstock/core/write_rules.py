@@ -44,7 +44,8 @@ PieceKey = tuple[int, str, int]
 
 class StagedPiece(msgspec.Struct, frozen=True):
     """Describes a piece on disk. `places` are the partitions that its rows go to. `is_keyed` is
-    True if some rows have an idempotency key."""
+    True if some rows have an idempotency key. `content_bytes` are those of keys and values; 0 in
+    pieces of older brokers, which do not name their `cache` either."""
 
     name: PieceName
     number: int
@@ -53,6 +54,8 @@ class StagedPiece(msgspec.Struct, frozen=True):
     staged_ms: int
     places: list[NamedPartition]
     is_keyed: bool
+    content_bytes: int = 0
+    cache: Path | None = None
 
 
 class AlreadyCommitted(msgspec.Struct, frozen=True):

@@ -100,8 +100,10 @@ class AuditTrail:
     def registry_changed(self, entry: Entry, verb: str) -> None:
         if self._actor is not None:
             name = entry.name or entry.namespace or entry.tenant_id
-            config = entry.stream or entry.cache
+            config = entry.stream or entry.cache or entry.quota
             detail = "" if config is None or verb == "delete" else _encode(config).decode()
+            if verb == "configure":
+                detail = detail or "no quota"
             scope = (entry.tenant_id, entry.namespace)
             self.changed(f"{entry.kind}.{verb}", entry.kind, scope, name, detail)
 

@@ -52,7 +52,7 @@ NO_ROOM_RETRY_MS = 250
 UNREADABLE_RETRY_MS = 5000
 
 Stored = Callable[[str, Storing], None]
-"""Takes a producer and its batch, whose last row was stored but may not be durable yet."""
+"""Takes a producer and its batch, of which rows were stored that may not be durable yet."""
 
 _log = logging.getLogger("penstock.engine")
 
@@ -68,10 +68,12 @@ class BatchStoring:
         piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        on_progress: Stored,
         on_stored: Stored,
     ) -> None:
         self.rows = 0
         self.skipped = 0
+        self._on_progress = on_progress
         self._on_stored = on_stored
         self._state = state
         self._ledger = ledger
@@ -136,6 +138,7 @@ class BatchStoring:
             self._rest(NO_ROOM_RETRY_MS)
             return
         source.advance(taken)
+        self._on_progress(source.producer, source.storing)
         if source.is_done():
             self._finish(source)
         else:

@@ -29,7 +29,8 @@ from penstock.core.cache_rules import (
 )
 from penstock.core.state import BrokerState
 from penstock.engine.ledger import Ledger
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import Quotas
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -228,10 +229,14 @@ class Caches:
                 raise self._ledger.failure
             decision = decide(self._state, command, self._now_ms())
             if self._quotas.is_active:
-                for scope, grown in decision.growth().items():
-                    if grown > 0:
-                        self._quotas.charge_cache(scope, grown)
-            countdowns = self._record(decision)
+                grown, kept = decision.growth(), decision.growth(durable_only=True)
+                self._quotas.check_room("cache_memory", grown)
+                self._quotas.check_room("disk_bytes", kept)
+                countdowns = self._record(decision)
+                self._quotas.take_room("cache_memory", grown)
+                self._quotas.take_room("disk_bytes", kept)
+            else:
+                countdowns = self._record(decision)
             outcome = decision.outcome
         except PenstockError as error:
             outcome = error

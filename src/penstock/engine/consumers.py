@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock.api.consumers import Sink
 from penstock.core.groups import Group, Progress, Unfinished
@@ -87,6 +87,42 @@ class ActiveGroup:
         # Partitions that may have something to give while no consumer can take it.
         self.starved: dict[Progress, None] = {}
         self.feeds = [PartitionFeed() for _ in group.progress]
+
+
+class ActiveGroups:
+    """The groups that have consumers, by id and by topic. A new message concerns only these,
+    however many groups its topic has."""
+
+    __slots__ = ("_by_id", "_by_topic", "get")
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, ActiveGroup] = {}
+        self._by_topic: dict[int, dict[int, ActiveGroup]] = {}
+        self.get = self._by_id.get
+
+    def add(self, group: Group) -> ActiveGroup:
+        active = self._by_id[group.id] = ActiveGroup(group)
+        self._by_topic.setdefault(group.topic.id, {})[group.id] = active
+        return active
+
+    def remove(self, group_id: int) -> ActiveGroup | None:
+        active = self._by_id.pop(group_id, None)
+        if active is not None:
+            topic_id = active.group.topic.id
+            of_topic = self._by_topic[topic_id]
+            del of_topic[group_id]
+            if not of_topic:
+                del self._by_topic[topic_id]
+        return active
+
+    def of_topic(self, topic_id: int) -> Collection[ActiveGroup]:
+        return self._by_topic.get(topic_id, _NO_GROUPS).values()
+
+    def all(self) -> Collection[ActiveGroup]:
+        return self._by_id.values()
+
+
+_NO_GROUPS: dict[int, ActiveGroup] = {}
 
 
 class OpenConsumer:

@@ -22,6 +22,7 @@ from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.consumers import (
     ActiveGroup,
+    ActiveGroups,
     Leaving,
     OpenConsumer,
     PartitionFeed,
@@ -33,7 +34,7 @@ from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
-from penstock.engine.quotas import ScopeCounts
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Stored
@@ -52,7 +53,7 @@ class Dispatcher:
         self._window = pages.window
         self._pages = pages
         self._ledger = ledger
-        self._runs: dict[int, ActiveGroup] = {}
+        self._active = ActiveGroups()
         self._consumers: dict[int, OpenConsumer] = {}
         self._next_consumer = 1
         # An ordered set: groups are served in the order they asked.
@@ -71,9 +72,7 @@ class Dispatcher:
     def open(
         self, group_id: int, owner: str, lease_ms: int, prefetch: int, sink: Sink
     ) -> OpenConsumer:
-        run = self._runs.get(group_id)
-        if run is None:
-            run = self._runs[group_id] = ActiveGroup(self._state.groups[group_id])
+        run = self._active.get(group_id) or self._active.add(self._state.groups[group_id])
         consumer = OpenConsumer(
             self._next_consumer, run, owner, lease_ms, prefetch, sink, self._consumer_changed
         )
@@ -87,12 +86,12 @@ class Dispatcher:
         return consumer
 
     def consumer_count(self, group_id: int) -> int:
-        run = self._runs.get(group_id)
+        run = self._active.get(group_id)
         return len(run.consumers) if run is not None else 0
 
     def end_group(self, group_id: int, reason: str) -> None:
         """Ends the streams of a deleted group. Nothing of it is returned."""
-        run = self._runs.pop(group_id, None)
+        run = self._active.remove(group_id)
         if run is None:
             return
         for progress in run.group.progress:
@@ -117,7 +116,7 @@ class Dispatcher:
                 run.available.pop(consumer, None)
                 del run.consumers[consumer.id]
                 if not run.consumers:
-                    self._runs.pop(run.group.id, None)
+                    self._active.remove(run.group.id)
                 self.give_back(list(consumer.unwritten))
         elif consumer.paused:
             run.available.pop(consumer, None)
@@ -146,14 +145,14 @@ class Dispatcher:
 
     def mark(self, progress: Progress) -> None:
         """Notes that this (group, partition) may have something to deliver now."""
-        run = self._runs.get(progress.group.id)
+        run = self._active.get(progress.group.id)
         if run is not None:
             (self._dirty if run.available else run.starved)[progress] = None
 
     def mark_topic(self, topic: Topic, partition: int) -> None:
-        """Marks the partition for every group: it has a new message."""
-        for group in topic.groups.values():
-            self.mark(group.progress[partition])
+        """Marks the partition for every group with consumers: it has a new message."""
+        for run in self._active.of_topic(topic.id):
+            (self._dirty if run.available else run.starved)[run.group.progress[partition]] = None
 
     def try_again(self) -> None:
         """Retries what could not be recorded for lack of room."""
@@ -216,7 +215,7 @@ class Dispatcher:
         """Serves every dirty (group, partition) once. One with more to give is marked again."""
         dirty, self._dirty = self._dirty, {}
         for progress in dirty:
-            run = self._runs.get(progress.group.id)
+            run = self._active.get(progress.group.id)
             if run is None:
                 continue
             if not run.available:

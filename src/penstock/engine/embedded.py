@@ -38,6 +38,7 @@ from penstock.core.topic_rules import (
 from penstock.engine.consumers import OpenConsumer
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
+from penstock.engine.quotas import Reservation
 from penstock.engine.report import report_effect, report_topic
 from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.wiring import Parts
@@ -77,9 +78,7 @@ class EmbeddedEngine:
         self.audit = parts.audit
         self._is_closed = False
         self._ledger.start(self.maintenance)
-        self.quotas.start()
-        self.caches.start()
-        self.writes.start()
+        parts.start()
         self.maintenance.start()
 
     # -- produce -------------------------------------------------------------------------------
@@ -316,10 +315,10 @@ class EmbeddedEngine:
             record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
             entries = list(self._state.groups[record.group_id].unfinished())
             self._record(record)
-            what = "subscription" if is_stream_log(topic) else "group"
             self.parts.leases.drop(entries)
+            kind, what = ("stream", "subscription") if is_stream_log(topic) else ("topic", "group")
             self._dispatcher.end_group(record.group_id, f"{what} {group!r} was deleted")
-            self._note("group.delete", topic, f"group {group}")
+            self._note(f"{what}.delete", topic, f"{what} {group}", kind)
 
         self._decide(decide, done)
 
@@ -355,7 +354,11 @@ class EmbeddedEngine:
         sink: Sink,
         done: Done[OpenConsumer],
     ) -> None:
+        reserved: list[Reservation] = []
+
         def opened(outcome: int | PenstockError) -> None:
+            for each in reserved:
+                each.end()
             if isinstance(outcome, PenstockError):
                 done(outcome)
             elif outcome not in self._state.groups:
@@ -367,7 +370,7 @@ class EmbeddedEngine:
         def decide() -> int:
             found = find_topic(self._state, topic)
             if self.quotas.is_active:
-                self.quotas.check_subscription(found.scope)
+                reserved.append(self.quotas.reserve(found.scope))
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
                 self._record(record)
@@ -420,9 +423,9 @@ class EmbeddedEngine:
         if not self._ledger.record(record):
             raise _no_room()
 
-    def _note(self, action: str, full: str, detail: str = "") -> None:
+    def _note(self, action: str, full: str, detail: str = "", kind: str = "topic") -> None:
         scope, name = split_name(full)
-        self.audit.changed(action, "topic", scope, name, detail)
+        self.audit.changed(action, kind, scope, name, detail)
 
     def _check_writable(self) -> None:
         if self._ledger.failure is not None:

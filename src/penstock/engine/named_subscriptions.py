@@ -21,7 +21,7 @@ from penstock.engine.consumers import OpenConsumer
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.progress import ProgressCommands
-from penstock.engine.quotas import Quotas
+from penstock.engine.quotas import Quotas, Reservation
 from penstock.engine.ranges import Ranges
 from penstock.model.errors import (
     FailedPrecondition,
@@ -83,14 +83,20 @@ class NamedSubscriptions:
 
     def open(self, command: SubscribeNamed, sink: Sink, done: Done[OpenConsumer]) -> None:
         """Joins the subscription, after creating it if it is new."""
+        reserved: Reservation | None = None
         try:
             topic = self._find(command)
             if self._quotas.is_active:
-                self._quotas.check_subscription(command.path[:2])
+                reserved = self._quotas.reserve(command.path[:2])
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
-        join = partial(self._join, topic, command, sink, done)
+
+        def join(failure: PenstockError | None) -> None:
+            if reserved is not None:
+                reserved.end()
+            self._join(topic, command, sink, done, failure)
+
         if command.name in topic.groups:
             self._ledger.when_durable(join)
         else:

@@ -81,13 +81,20 @@ class Producing:
                 self._check_memory()
             message, size = decided
             if self._quotas.is_active:
-                scope = self._state.topics_by_id[message.topic_id].scope
-                self._quotas.charge(scope, 1, size, is_kept=True)
-            store(message, size)
+                self._store_within_quota(message, size, store)
+            else:
+                store(message, size)
         except PenstockError as error:
             self.count_refusal(command, error)
             return error
         return message
+
+    def _store_within_quota(self, message: Message, size: int, store: Store) -> None:
+        scope = self._state.topics_by_id[message.topic_id].scope
+        keys = message.envelope is not None and bool(message.envelope.idempotency_key)
+        self._quotas.check(scope, 1, size, is_kept=True, keys=keys)
+        store(message, size)
+        self._quotas.take(scope, 1, size, is_kept=True, keys=keys)
 
     def mark(self, places: Iterable[tuple[int, int]]) -> None:
         """Marks partitions with new messages, which are in the log already, for dispatch."""

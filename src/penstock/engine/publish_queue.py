@@ -23,6 +23,7 @@ from penstock.core.event_buffer import cut
 from penstock.core.publish_rules import NewEvents, Repeat
 from penstock.core.stream_rules import burst_bytes, burst_events
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import PublishMeter
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.stream_log import StreamLog
 from penstock.model import limits
@@ -133,6 +134,7 @@ class PublishQueue:
         ledger: Ledger,
         scheduler: Scheduler,
         on_ready: Callable[[], None],
+        meter: PublishMeter,
         log: StreamLog | None = None,
     ) -> None:
         self.seq = 0
@@ -147,6 +149,7 @@ class PublishQueue:
         self._ledger = ledger
         self._scheduler = scheduler
         self._on_ready = on_ready
+        self._meter = meter
         self._log = log
         self._runs: deque[EventRun] = deque()
         # Batches that are not durable yet, or whose invalidation is not, by their numbers.
@@ -171,10 +174,23 @@ class PublishQueue:
             self._accept(publish)
         elif not self._settings.publish_queue_wait_timeout_ms:
             self._refuse(publish, "and publishes do not wait for it")
+        elif refusal := self._quota_refusal(publish):
+            answer(publish.done, refusal)
         elif self._waiting_room.has_room(publish):
             self._wait(publish)
         else:
             self._refuse(publish, "and too many publishes wait already", "waiting_publishes")
+
+    def _quota_refusal(self, publish: PendingPublish) -> PenstockError | None:
+        """Returns why the publish need not wait: a quota would refuse it now. It is checked again,
+        and counted, when it is accepted. A repeat is answered whatever is used up."""
+        if self._log is not None and self._log.is_repeat(publish):
+            return None
+        try:
+            self._meter.check(len(publish.payloads), publish.nbytes)
+        except PenstockError as error:
+            return error
+        return None
 
     def _has_room(self, publish: PendingPublish) -> bool:
         """Says whether the queue has room. An empty one takes any publish, or one larger than the
@@ -228,10 +244,14 @@ class PublishQueue:
             if isinstance(decided, Repeat):
                 publish.offset = decided.offset
                 return None
+        else:
+            self._meter.check(len(publish.payloads), publish.nbytes)
         must_hold = bool(publish.targets) and self._caches.invalidate(publish.targets)
         if log is not None and isinstance(decided, NewEvents):
             publish.offset = log.store(decided)
             must_hold = True
+        if log is None:
+            self._meter.take(len(publish.payloads), publish.nbytes)
         return must_hold
 
     def _settled(

@@ -45,7 +45,7 @@ class ReplaySubscription:
     ) -> None:
         self.id = f"s{number}"
         self.is_closed = False
-        self.next_offset = at
+        self.begins_at = self.next_offset = at
         self.delivered = 0
         self._since_ms = now_ms
         self._at = at

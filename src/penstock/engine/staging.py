@@ -28,6 +28,7 @@ from penstock.core.write_rules import (
 )
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Scheduler, Turn
+from penstock.engine.write_quotas import WriteQuotas
 from penstock.model.errors import Internal, PenstockError, ResourceExhausted, Unavailable
 from penstock.model.limits import MAX_STAGED_PIECES, MIB
 from penstock.model.scopes import Scope, quoted, split_name
@@ -61,6 +62,7 @@ class PieceStaging:
         ledger: Ledger,
         scheduler: Scheduler,
         piece_store: PieceStore,
+        quotas: WriteQuotas,
         limit: int,
     ) -> None:
         self.bytes = 0
@@ -69,12 +71,13 @@ class PieceStaging:
         self._ledger = ledger
         self._scheduler = scheduler
         self._piece_store = piece_store
+        self._quotas = quotas
         self._limit_bytes = limit
         self._checking_bytes = 0
         self._next_number = 1
         self._next_look_ms = 0
         self._batches: dict[str, dict[int, dict[PieceKey, StagedPiece]]] = {}
-        self._sizes: dict[int, int] = {}
+        self._by_number: dict[int, StagedPiece] = {}
 
     def start(self, committed: Iterable[int]) -> None:
         """Finds the pieces on disk. Those with `committed` numbers stay, damaged or not. The rows
@@ -91,7 +94,7 @@ class PieceStaging:
                 _log.error("a staged piece of a committed batch cannot be read: %s", piece)
             else:
                 self._drop_damaged(number, piece)
-        self._check_next(sorted(self._sizes.keys() - kept, reverse=True))
+        self._check_next(sorted(self._by_number.keys() - kept, reverse=True))
 
     def _check_next(self, numbers: list[int]) -> None:
         """Checks the rows of the last of these pieces on a thread, then the others."""
@@ -169,19 +172,24 @@ class PieceStaging:
             if cache is not None:
                 check_cache(self._state, cache)
             self._check_room(nbytes)
+            scope = split_name(name.producer)[0]
+            self._quotas.check_piece(scope, nbytes)
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
         self._checking_bytes += nbytes
+        self._quotas.staged.add(scope, nbytes)
 
         def finish(outcome: PieceReport | PenstockError) -> None:
             self._checking_bytes -= nbytes
+            self._quotas.staged.add(scope, -nbytes)
             self._ledger.answer(done, outcome)
 
         def checked() -> Turn:
             rows = check(wall_ms)
             packed = pack(rows.table, topic, list(cache or ()))
-            return partial(self._place, name, rows, packed, now_ms, approve, finish)
+            more = packed.nbytes - nbytes
+            return partial(self._place, name, rows, packed, more, now_ms, approve, finish)
 
         self._work(checked, finish)
 
@@ -205,6 +213,7 @@ class PieceStaging:
         name: PieceName,
         rows: CheckedRows,
         packed: PackedPiece,
+        more: int,
         now_ms: int,
         approve: Approve | None,
         finish: Done[PieceReport],
@@ -213,6 +222,8 @@ class PieceStaging:
             if approve is not None:
                 approve(rows.targets)
             places = decide_places(self._state, rows.targets)
+            # The file may be larger than the body was.
+            self._quotas.check_piece(split_name(name.producer)[0], more)
         except PenstockError as error:
             finish(error)
             return
@@ -234,7 +245,18 @@ class PieceStaging:
     ) -> StagedPiece:
         number = self._next_number
         self._next_number += 1
-        return StagedPiece(name, number, packed.rows, packed.nbytes, now_ms, places, is_keyed)
+        cache = packed.content.cache
+        return StagedPiece(
+            name,
+            number,
+            packed.rows,
+            packed.nbytes,
+            now_ms,
+            places,
+            is_keyed,
+            packed.content_bytes,
+            (cache[0], cache[1], cache[2]) if cache else None,
+        )
 
     def _written(self, piece: StagedPiece, finish: Done[PieceReport]) -> None:
         self._count(piece)
@@ -261,6 +283,10 @@ class PieceStaging:
 
     def of(self, producer: str, batch: int) -> Mapping[PieceKey, StagedPiece]:
         return self._batches.get(producer, {}).get(batch, {})
+
+    def numbered(self, numbers: Iterable[int]) -> list[StagedPiece]:
+        """Returns the pieces of these numbers, as far as they are there."""
+        return [self._by_number[number] for number in numbers if number in self._by_number]
 
     def committed(self, producer: str, batch: int, numbers: Iterable[int]) -> list[int]:
         """Forgets the pieces of a committed batch, and all pieces of earlier batches. Returns the
@@ -318,16 +344,20 @@ class PieceStaging:
             self.remove([old.number])
 
     def _count(self, piece: StagedPiece) -> None:
-        self._sizes[piece.number] = piece.bytes
-        self.bytes += piece.bytes
+        self._by_number[piece.number] = piece
+        self._count_bytes(piece, piece.bytes)
         self.pieces += 1
+
+    def _count_bytes(self, piece: StagedPiece, nbytes: int) -> None:
+        self.bytes += nbytes
+        self._quotas.staged.add(split_name(piece.name.producer)[0], nbytes)
 
     def remove(self, numbers: list[int]) -> None:
         """Removes these pieces, in the background."""
         for number in numbers:
-            size = self._sizes.pop(number, None)
-            if size is not None:
-                self.bytes -= size
+            piece = self._by_number.pop(number, None)
+            if piece is not None:
+                self._count_bytes(piece, -piece.bytes)
                 self.pieces -= 1
         piece_store = self._piece_store
 

@@ -15,6 +15,7 @@ from penstock.core.publish_rules import NewEvents, Repeat, decide_event, decide_
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import PublishMeter
 from penstock.model.errors import PenstockError, ResourceExhausted, Unavailable
 from penstock.storage.log import RECORD_OVERHEAD_BYTES
 
@@ -38,8 +39,15 @@ class Cursor(Protocol):
 
 class StreamLog:
     def __init__(
-        self, state: BrokerState, ledger: Ledger, topic: Topic, mark: Mark, counts: StreamCounts
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        topic: Topic,
+        mark: Mark,
+        counts: StreamCounts,
+        meter: PublishMeter,
     ) -> None:
+        self.meter = meter
         self.topic = topic
         # Nothing was published since the start of the broker: all that is there is durable.
         self.durable_end = topic.next_offset
@@ -48,6 +56,13 @@ class StreamLog:
         self._ledger = ledger
         self._mark = mark
         self._counts = counts
+
+    def is_repeat(self, publish: PendingPublish) -> bool:
+        """Says whether the publish is stored already, by its number."""
+        if publish.sequence is None:
+            return False
+        publisher = self.topic.publishers.find(publish.producer_id, self._ledger.now_ms())
+        return publisher is not None and publish.sequence < publisher.next
 
     def decide(self, publish: PendingPublish) -> NewEvents | Repeat:
         """Raises if the publish is refused. If it invalidates keys, there must be room for all of
@@ -64,6 +79,8 @@ class StreamLog:
             publish.sequence,
             ledger.now_ms(),
         )
+        if isinstance(decided, NewEvents):
+            self.meter.check(len(publish.payloads), publish.nbytes)
         if publish.targets:
             size = publish.nbytes + EVENT_OVERHEAD_BYTES * (len(publish.payloads) + 1)
             if not ledger.can_store(size):
@@ -79,6 +96,7 @@ class StreamLog:
             sizes = [len(event.value) for event in events]
             if ledger.store_all(events, sizes, decided.published) is None:
                 raise _nearly_full()
+        self.meter.take(len(events), sum(len(event.value) for event in events))
         if self.topic.groups:
             self._mark([(self.topic.id, 0)])
         return events[0].offset
@@ -92,7 +110,7 @@ class StreamLog:
             decided = self.decide(publish)
             publish.offset = decided.offset if isinstance(decided, Repeat) else self.store(decided)
         except PenstockError as error:
-            self._counts.refused_publishes += isinstance(error, ResourceExhausted)
+            self._counts.refused_publishes += _is_full(error)
             self._ledger.answer(publish.done, error)
             return
         if isinstance(decided, NewEvents):
@@ -109,14 +127,16 @@ class StreamLog:
             if ledger.failure is not None:
                 raise ledger.failure
             event = decide_event(self._state, topic, payload, ledger.now_ms())
+            self.meter.check(1, len(payload))
             ledger.store(event, len(payload))
+            self.meter.take(1, len(payload))
             if topic.groups:
                 self._mark([(topic.id, 0)])
             outcome = event.offset
             self._counts.published += 1
         except PenstockError as error:
             outcome = error
-            self._counts.refused_publishes += isinstance(error, ResourceExhausted)
+            self._counts.refused_publishes += _is_full(error)
         ledger.answer(publish.done, outcome)
 
     def _settled(
@@ -151,6 +171,11 @@ class StreamLog:
                 lambda failure: self.grown_to(end) if failure is None else None
             )
         self.cursors.add(cursor)
+
+
+def _is_full(error: PenstockError) -> bool:
+    """Says whether the stream was full. Refusals by a quota are counted with the quota."""
+    return isinstance(error, ResourceExhausted) and error.reason != "quota"
 
 
 def _nearly_full() -> Unavailable:

@@ -32,7 +32,7 @@ from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, c
 from penstock.core.tenancy import find
 from penstock.engine.event_reading import EventReading
 from penstock.engine.ledger import Ledger
-from penstock.engine.named_subscriptions import NamedSubscriptions, resolve_start
+from penstock.engine.named_subscriptions import NamedSubscriptions
 from penstock.engine.publish_queue import (
     Invalidates,
     PendingPublish,
@@ -40,14 +40,16 @@ from penstock.engine.publish_queue import (
     Target,
     WaitingPublishes,
 )
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import PublishMeter, Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
+from penstock.engine.replays import Replays
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
-from penstock.model.streams import Lag, Publish, Start, Subscribe
+from penstock.model.streams import Lag, Publish, Subscribe
 from penstock.model.tenancy import Entry, Path, StreamConfig
 
 TURN_OFFERS = 512
@@ -192,14 +194,15 @@ class Streams:
         self._opened = opened
         self._state = state
         self._mark = mark
-        self._reading = reading
-        self._ranges = ranges
         self._registry = state.registry
         self._limits = state.limits
         self._caches = caches
         self._ledger = ledger
         self._scheduler = scheduler
         self._streams: dict[Path, StreamInUse] = {}
+        self._replays = Replays(
+            state, ledger, scheduler, reading, ranges, quotas, self._streams.get
+        )
         self._waiting_room = WaitingPublishes()
         self._subscribed = 0
         self._busy: deque[StreamInUse] = deque()
@@ -220,11 +223,6 @@ class Streams:
                 tenant_id, namespace, _ = command.path
                 targets = [((tenant_id, namespace, c), key) for c, key in command.invalidate]
                 self._caches.check_targets(targets)
-            if self._quotas.is_active:
-                is_kept = stream.log is not None
-                self._quotas.charge(
-                    command.path[:2], len(command.payloads), nbytes, is_kept=is_kept
-                )
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -241,11 +239,12 @@ class Streams:
         try:
             stream = self._streams.get(command.path) or self._open(command.path)
             check_depth(command.event_queue_depth)
+            if command.start is not None:
+                self._subscribed += 1
+                self._replays.open(command.path, self._subscribed, command.start, sink, done)
+                return
             if self._quotas.is_active:
                 self._quotas.check_subscription(command.path[:2])
-            if command.start is not None:
-                self._replay(stream, command, command.start, sink, done)
-                return
         except PenstockError as error:
             self._ledger.answer(done, error)
             return
@@ -258,63 +257,34 @@ class Streams:
             stream.around,
             own_depth=command.event_queue_depth,
             wants_lag=command.wants_lag,
+            begins_at=-1 if stream.log is None else stream.log.topic.next_offset,
         )
         stream.add(subscription)
+        confirm = partial(self._confirm, subscription, done)
+        if stream.log is None:
+            confirm(None)
+        else:
+            # After a crash the log must not end before the offset that is given here.
+            self._ledger.when_durable(confirm)
+
+    def _confirm(
+        self,
+        subscription: OpenSubscription,
+        done: Done[Subscription],
+        failure: PenstockError | None,
+    ) -> None:
+        if failure is None and subscription.is_closed:
+            failure = NotFound("the stream was deleted meanwhile")
+        if failure is not None:
+            subscription.close()
+            done(failure)
+            return
         try:
             done(subscription)
         except BaseException:
             # Nobody knows of it, so nobody would close it.
             subscription.close()
             raise
-
-    def _replay(
-        self,
-        stream: StreamInUse,
-        command: Subscribe,
-        start: Start,
-        sink: EventSink,
-        done: Done[Subscription],
-    ) -> None:
-        topic = find_log(self._state, command.path)
-
-        def begin(at: int | PenstockError) -> None:
-            log = stream.log
-            if isinstance(at, PenstockError):
-                self._ledger.answer(done, at)
-            elif log is None or self._streams.get(command.path) is not stream:
-                self._ledger.answer(done, NotFound("the stream was deleted meanwhile"))
-            else:
-                self._open_replay(stream, log, at, sink, done)
-
-        resolve_start(self._ranges, topic, start, begin)
-
-    def _open_replay(
-        self,
-        stream: StreamInUse,
-        log: StreamLog,
-        at: int,
-        sink: EventSink,
-        done: Done[Subscription],
-    ) -> None:
-        self._subscribed += 1
-        replay = ReplaySubscription(
-            self._subscribed,
-            at,
-            log,
-            self._reading,
-            sink,
-            stream.around.counts,
-            self._scheduler,
-            self._ledger.now_ms(),
-            stream.remove_replay,
-        )
-        stream.add_replay(replay)
-        try:
-            done(replay)
-        except BaseException:
-            replay.close()
-            raise
-        replay.advance()
 
     def in_use(self, path: Path) -> StreamInUse:
         return self._streams.get(path) or self._open(path)
@@ -366,10 +336,11 @@ class Streams:
         config = find(self._registry, "stream", path).stream or StreamConfig()
         settings = stream_settings(config, self._limits)
         counts = StreamCounts()
+        meter = PublishMeter(self._quotas, path[:2], is_kept=config.durable)
         log = None
         if config.durable:
             topic = find_log(self._state, path)
-            log = StreamLog(self._state, self._ledger, topic, self._mark, counts)
+            log = StreamLog(self._state, self._ledger, topic, self._mark, counts, meter)
         name = "/".join(path)
         scheduler = self._scheduler
         stream: StreamInUse
@@ -382,6 +353,7 @@ class Streams:
             self._ledger,
             scheduler,
             lambda: self._ready(stream),
+            meter,
             log,
         )
         around = StreamContext(

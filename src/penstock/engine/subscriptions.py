@@ -39,7 +39,8 @@ class StreamContext(msgspec.Struct, frozen=True):
 
 
 class OpenSubscription:
-    """`since` is the last batch that was accepted before it; later ones are offered to it."""
+    """`since` is the last batch that was accepted before it; later ones are offered to it.
+    `begins_at` is the offset of the first event in these, or -1."""
 
     __slots__ = (
         "_alert_above",
@@ -55,6 +56,7 @@ class OpenSubscription:
         "_slow_timer",
         "_wakefulness",
         "_wants_lag",
+        "begins_at",
         "delivered",
         "dropped",
         "id",
@@ -73,8 +75,10 @@ class OpenSubscription:
         *,
         own_depth: int | None,
         wants_lag: bool,
+        begins_at: int = -1,
     ) -> None:
         self.id = f"s{number}"
+        self.begins_at = begins_at
         self.since = since
         self.since_ms = around.now_ms()
         self.delivered = 0

@@ -14,6 +14,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.leases import Leases
 from penstock.engine.ledger import Ledger
 from penstock.engine.producing import Producing
+from penstock.engine.quotas import Quotas
 from penstock.engine.sealing import Sealing
 from penstock.engine.window import Window
 from penstock.model.errors import Unavailable
@@ -31,6 +32,7 @@ class TopicRemoval:
         dispatcher: Dispatcher,
         dead_letters: DeadLetters,
         producing: Producing,
+        quotas: Quotas,
         sealing: Sealing | None,
     ) -> None:
         self._state = state
@@ -40,6 +42,7 @@ class TopicRemoval:
         self._dispatcher = dispatcher
         self._dead_letters = dead_letters
         self._producing = producing
+        self._quotas = quotas
         self._sealing = sealing
 
     def record(self, deletions: Sequence[TopicDeleted], others: Sequence[Record] = ()) -> None:
@@ -64,6 +67,7 @@ class TopicRemoval:
                 self._dispatcher.end_group(group.id, reason)
             self._window.drop_topic(topic.id)
             self._producing.forget(topic.name)
+            self._quotas.topic_removed(topic)
             self._dead_letters.forget(topic.name)
         if removed and self._sealing is not None:
             self._sealing.note_removed(removed)

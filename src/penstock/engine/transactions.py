@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from penstock.api.messages import Produce
 from penstock.api.outcomes import Done
@@ -35,6 +36,15 @@ from penstock.model.scopes import Scope
 from penstock.model.transactions import OperationResult
 
 _Results = list[OperationResult]
+
+
+class _Use(NamedTuple):
+    """Messages and bytes that a transaction stores, and the growth of caches, by namespace. `keys`:
+    so many of the messages have an idempotency key."""
+
+    stored: dict[Scope, tuple[int, int]]
+    grown: dict[Scope, int]
+    keys: int
 
 
 class TransactionCommands:
@@ -111,12 +121,15 @@ class TransactionCommands:
                 draft = decide_transaction(state, command, operations, now_ms, wall_ms)
                 if draft.places:
                     self._check_memory()
-                if self._quotas.is_active:
-                    self._charge(draft)
+                use = self._use_of(draft) if self._quotas.is_active else None
+                if use is not None:
+                    self._check_quotas(use)
             except PenstockError as error:
                 self._count(operations, error)
                 raise
             countdowns.extend(self._record(draft))
+            if use is not None:
+                self._charge(use)
             return draft.results
 
         outcome = self._ledger.attempt(decide)
@@ -152,18 +165,33 @@ class TransactionCommands:
         self._ledger.wake()
         return countdowns
 
-    def _charge(self, draft: TransactionDraft) -> None:
-        """Counts the messages and the growth of caches against the quotas, or raises."""
+    def _use_of(self, draft: TransactionDraft) -> _Use:
         stored: defaultdict[Scope, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for (topic_id, _), (msgs, nbytes) in draft.places.items():
             scope = self._state.topics_by_id[topic_id].scope
             stored[scope] = (stored[scope][0] + msgs, stored[scope][1] + nbytes)
-        for scope, (msgs, nbytes) in stored.items():
-            self._quotas.charge(scope, msgs, nbytes, is_kept=True)
-        if draft.caches is not None:
-            for scope, grown in draft.caches.growth().items():
-                if grown > 0:
-                    self._quotas.charge_cache(scope, grown)
+        growth = draft.caches.growth() if draft.caches is not None else {}
+        grown = {scope: nbytes for scope, nbytes in growth.items() if nbytes > 0}
+        return _Use(stored, grown, draft.new_keys)
+
+    def _check_quotas(self, use: _Use) -> None:
+        """Raises if a quota has no room. Counts nothing: another one may refuse the transaction,
+        or the log."""
+        on_disk = dict(use.grown)
+        for scope, (msgs, nbytes) in use.stored.items():
+            self._quotas.check(scope, msgs, nbytes, is_kept=True, keys=use.keys)
+            on_disk[scope] = on_disk.get(scope, 0) + nbytes
+        if use.grown:
+            self._quotas.check_room("cache_memory", use.grown)
+            self._quotas.check_room("disk_bytes", on_disk)
+
+    def _charge(self, use: _Use) -> None:
+        """Counts a transaction that happened against the quotas."""
+        for scope, (msgs, nbytes) in use.stored.items():
+            self._quotas.take(scope, msgs, nbytes, is_kept=True, keys=use.keys)
+        if use.grown:
+            self._quotas.take_room("cache_memory", use.grown)
+            self._quotas.take_room("disk_bytes", use.grown)
 
     def _count(self, operations: list[Operation], error: PenstockError) -> None:
         """Counts a refused produce like one that stands alone."""

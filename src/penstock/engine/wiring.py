@@ -17,11 +17,12 @@ from penstock.engine.named_subscriptions import NamedSubscriptions
 from penstock.engine.pages import Pages
 from penstock.engine.producing import Producing
 from penstock.engine.progress import ProgressCommands
-from penstock.engine.quotas import Quotas, ScopeCounts
+from penstock.engine.quotas import Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
@@ -29,6 +30,7 @@ from penstock.engine.tokens import TokenCommands
 from penstock.engine.topic_removal import TopicRemoval
 from penstock.engine.transactions import TransactionCommands
 from penstock.engine.window import Window
+from penstock.engine.write_quotas import WriteQuotas
 from penstock.engine.writes import Writes
 from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.log import Log, Storage
@@ -88,6 +90,12 @@ class Parts:
         self.writes = self._writes(storage)
         self.registry = self._registry()
         self.transactions = self._transactions()
+
+    def start(self) -> None:
+        """Builds what is volatile from the state. Called once, when the ledger has started."""
+        self.quotas.start()
+        self.caches.start()
+        self.writes.start()
 
     def _journal(self, checkpoint: Checkpoint, lookups: DiskLookups) -> JournalCommands:
         """Makes the journal, and what seals the log for it."""
@@ -156,6 +164,7 @@ class Parts:
             self.dispatcher,
             self.dead_letters,
             self.producing,
+            self.quotas,
             self.sealing,
         )
 
@@ -182,14 +191,16 @@ class Parts:
         limit = limits.max_staged_bytes
         if storage.sealed is None:
             limit = min(limit, limits.memory_bytes)
+        quotas = WriteQuotas(self.state, self.quotas)
         return Writes(
             self.state,
             self.ledger,
             self.scheduler,
-            PieceStaging(self.state, self.ledger, self.scheduler, storage.staged, limit),
+            PieceStaging(self.state, self.ledger, self.scheduler, storage.staged, quotas, limit),
             storage.staged,
             self.caches,
             self.dispatcher,
+            quotas,
             self.retention.check_memory,
         )
 

@@ -21,6 +21,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.staging import PieceStaging
+from penstock.engine.write_quotas import WriteQuotas
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
 from penstock.model.tenancy import Entry
@@ -52,12 +53,21 @@ class Writes:
         piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        quotas: WriteQuotas,
         check_memory: Callable[[], None],
     ) -> None:
+        self._quotas = quotas
         self.staging = staging
         self.stage = staging.stage
         self.batches = BatchStoring(
-            state, ledger, scheduler, piece_store, caches, dispatcher, self._stored
+            state,
+            ledger,
+            scheduler,
+            piece_store,
+            caches,
+            dispatcher,
+            quotas.stored,
+            self._stored,
         )
         self._check_memory = check_memory
         self._state = state
@@ -70,6 +80,9 @@ class Writes:
         storing = [each for writer in self._state.writers for each in writer.storing.values()]
         self.staging.start(piece.number for each in storing for piece in each.pieces)
         for writer in self._state.writers:
+            for each in writer.storing.values():
+                pieces = self.staging.numbered(piece.number for piece in each.pieces)
+                self._quotas.resume(writer.producer, each, pieces)
             if writer.storing:
                 self.batches.add(writer)
 
@@ -133,8 +146,11 @@ class Writes:
         if isinstance(decision, WriteCommitted):
             if decision.rows:
                 self._check_memory()
+            pieces = self.staging.numbered(piece.number for piece in decision.pieces)
+            demand = self._quotas.check_commit(command.producer, pieces)
             if not self._ledger.record_together([decision], reserve=False):
                 raise Unavailable("the disk is nearly full; batches are taken when there is room")
+            self._quotas.committed(command.producer, command.batch, decision.rows, demand)
             self._begin(decision)
         return decision
 

@@ -65,7 +65,8 @@ class TopicPattern(msgspec.Struct, frozen=True):
 
 
 class TopicReach(msgspec.Struct, frozen=True):
-    """The topics that a principal may see something of. Threads may use it."""
+    """The topics, and the durable streams, that a principal may see something of. Threads may use
+    it."""
 
     patterns: tuple[TopicPattern, ...] = ()
 

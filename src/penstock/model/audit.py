@@ -19,6 +19,11 @@ class Actor(msgspec.Struct, frozen=True):
     address: str = ""
 
 
+BROKER_ACTOR = Actor("broker")
+"""Changes that the broker makes by itself when it starts: what its configuration file declares, and
+the first admin token. It has no address, which no sender can imitate."""
+
+
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The value of a message of the audit topic. `action` is a noun and a verb: `topic.create`.
     `unwritten` counts refused attempts before this one that were too many to write down."""

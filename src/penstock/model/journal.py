@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
-from penstock.model.access import TopicReach
+from penstock.model.access import ResourceKind, TopicReach
 from penstock.model.ranges import RangeFormat, Selection
 from penstock.model.tenancy import DEFAULT
 
@@ -24,16 +24,23 @@ SKIPPED = "skipped"
 
 KINDS = (PRODUCED, DELIVERED, RETURNED, ACKED, NACKED, TIMED_OUT, DEAD_LETTERED, SKIPPED)
 
+TOPIC: Final = "topic"
+STREAM: Final = "stream"
+RESOURCE_KINDS: tuple[ResourceKind, ...] = (TOPIC, STREAM)
+"""The resource that a row is about. A stream's name is in the column `topic`."""
+
 
 class JournalSelection(Selection, frozen=True, kw_only=True):
-    """The rows and columns of the journal to read. `reach` limits the rows to those of some
-    topics."""
+    """The rows and columns of the journal to read. `topic` is the name of a topic or of a stream,
+    as `resource_kind` says; without that, of either. `reach` limits the rows to those of some
+    topics and streams."""
 
     null_means: ClassVar[dict[str, str]] = {"tenant": DEFAULT, "namespace": DEFAULT}
 
     kind: str = ""
     topic: str = ""
     group: str = ""
+    resource_kind: str = ""
     reach: TopicReach | None = None
     tenant: str = ""
     namespace: str = ""

@@ -87,6 +87,10 @@ answer, about 2 KiB. 128 WebSockets or 2,048 connections can send that many."""
 MAX_WAITING_PUBLISH_BYTES = 256 * MIB
 """Memory of the payloads of waiting publishes: four full queues."""
 
+MAX_GROUPS = 10_000
+"""Groups of a topic, or named subscriptions of a stream: all are in memory and in every snapshot,
+with a position in each partition."""
+
 MAX_REGISTRY_ENTRIES = 100_000
 """Tenants, namespaces, streams and caches together: all are in memory and in every snapshot."""
 

@@ -35,7 +35,7 @@ PERMISSIONS: dict[Permission, str] = {
     "read": "Describe a resource, and read the ranges and offsets of a topic.",
     "write": "Stage, commit and drop batches under a producer's name.",
     "manage": "Create, change and delete topics, groups, streams and caches; publish progress.",
-    "journal": "Read the journal's rows of a topic.",
+    "journal": "Read the journal's rows of a topic or durable stream.",
     "registry": "Create and delete namespaces; for the broker: tenants, and the whole registry.",
     "access": "Read and change rules and roles.",
     "metrics": "Read the broker's metrics.",

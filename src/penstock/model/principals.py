@@ -21,6 +21,12 @@ class Principal(msgspec.Struct, frozen=True):
     expires_ms: int = 0
 
 
+STATIC_PRINCIPAL = Principal("static-token", is_admin=True)
+"""The sender with the broker's static token."""
+RESERVED_PRINCIPALS = frozenset({STATIC_PRINCIPAL.name, "broker"})
+"""The audit log shows these for the static token and for the broker itself."""
+
+
 def bound_elsewhere(principal: Principal, scope: Scope) -> str:
     """Returns the end of a refusal: which tenant or namespace the principal's credential is for, if
     the scope is another one; else nothing."""

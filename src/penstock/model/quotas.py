@@ -9,10 +9,11 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits of a tenant or a namespace. 0 means no limit.
 
     `publish_rate_limit` counts messages and events per second, `publish_bytes_limit` their bytes.
-    `subscribe_connections` counts open subscriptions, consumers and watches. `cache_memory` is in
-    bytes. `backlog_msgs` and `backlog_bytes` count messages that some group has not finished,
-    `disk_bytes` all messages that are kept. `stream_retention` is the longest retention of a topic
-    or stream, in milliseconds.
+    `subscribe_connections` counts open subscriptions, consumers and watches, `connections` open
+    connections. `cache_memory` is in bytes. `backlog_msgs` and `backlog_bytes` count messages that
+    some group has not finished. `disk_bytes` counts all messages and events that are kept, durable
+    caches and staged rows. `stream_retention` is the longest retention of a topic or stream, in
+    milliseconds. `idempotency_keys` counts keys of produces that are remembered.
     """
 
     publish_rate_limit: int = 0
@@ -24,6 +25,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backlog_bytes: int = 0
     disk_bytes: int = 0
     stream_retention: int = 0
+    connections: int = 0
+    idempotency_keys: int = 0
 
 
 NO_QUOTA = Quota()

@@ -17,7 +17,10 @@ class StoredResult(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False
 
 
 class DuplicateResult(msgspec.Struct, array_like=True, tag=2, frozen=True, gc=False):
-    """A produce whose idempotency key is known: nothing was stored."""
+    """A produce whose idempotency key is known, or a publish whose number is: nothing was stored.
+    `offset` is where the first publish put its events, -1 if that is not known."""
+
+    offset: int = -1
 
 
 class SettledResult(msgspec.Struct, array_like=True, tag=3, frozen=True, gc=False):

@@ -294,8 +294,8 @@ def seen(
 
 
 def journal_reach(access: AccessPart, notes: Notes) -> TopicReach | None:
-    """Returns the topics whose rows of the journal the principal may read; None means all. Raises
-    if there are none."""
+    """Returns the topics and streams whose rows of the journal the principal may read; None means
+    all. Raises if there are none."""
     principal = notes.principal
     if principal is None:
         return None

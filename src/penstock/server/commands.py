@@ -177,6 +177,14 @@ def delivery_of(
     return Settle(engine.streams.log_name(path), name, 0, offset or 0, owner, delivery_id or "")
 
 
+def lease_of(lease_ms: int | None, default_ms: int) -> int:
+    if lease_ms is None:
+        return default_ms
+    if not 0 <= lease_ms <= MAX_LEASE_MS:
+        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
+    return lease_ms or default_ms
+
+
 def check_offset(offset: int | None) -> None:
     if offset is None:
         raise InvalidArgument("offset is required")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from penstock.server.handshakes import RefusedCertificates
 from penstock.server.http.connection import HttpConnection
@@ -26,7 +26,19 @@ BACKLOG = 4096
 GOODBYE_S = 0.1
 """Lets the system send the last bytes of connections with TLS."""
 
+MIN_CONNECTIONS = 16
+RESERVED_FILES = 128
+"""Open files that connections leave to the log, to history and to the sealing process. Without
+them a write would fail because of clients that only connect."""
+
 _log = logging.getLogger("penstock.server")
+
+
+class RefusedConnection(asyncio.Protocol):
+    """A connection beyond what the limit of open files allows. It is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 class BrokerServer:
@@ -44,6 +56,7 @@ class BrokerServer:
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._is_full_logged = False
 
     def stop(self) -> None:
         self._is_stopping.set()
@@ -93,8 +106,22 @@ class BrokerServer:
             options["ssl"] = context
             options["ssl_handshake_timeout"] = HANDSHAKE_TIMEOUT_S
             options["ssl_shutdown_timeout"] = SHUTDOWN_TIMEOUT_S
-        connect = partial(HttpConnection, self._dispatch, self.connections)
-        return await self._loop.create_server(connect, **options)
+        return await self._loop.create_server(self._connect, **options)
+
+    def _connect(self) -> asyncio.Protocol:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = max(MIN_CONNECTIONS, files - RESERVED_FILES)
+        if files == resource.RLIM_INFINITY or len(self.connections) < most:
+            return HttpConnection(self._dispatch, self.connections)
+        if not self._is_full_logged:
+            self._is_full_logged = True
+            _log.warning(
+                "%d connections are open, as many as the limit of %d open files allows; more are "
+                "closed at once. Raise the limit (ulimit -n, LimitNOFILE) if they are needed",
+                len(self.connections),
+                files,
+            )
+        return RefusedConnection()
 
     def _sweep(self) -> None:
         self._next_sweep = self._loop.call_later(1, self._sweep)

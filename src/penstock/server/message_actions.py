@@ -54,11 +54,13 @@ from penstock.server.websocket.messages import (
     CacheUnwatchMessage,
     CacheWatchMessage,
     EventAckMessage,
+    EventExtendMessage,
     EventNackMessage,
     GetManyBody,
     IncrBody,
     LagMessage,
     Message,
+    PauseMessage,
     PingMessage,
     PublishBatchBody,
     PublishBatchMessage,
@@ -66,6 +68,7 @@ from penstock.server.websocket.messages import (
     PublishMessage,
     Refused,
     RequestId,
+    ResumeMessage,
     SubscribeMessage,
     TxnBody,
     UnsubscribeMessage,
@@ -305,6 +308,13 @@ _HERE = {"tenant_id": "default", "namespace": "default"}
 _STREAM = _HERE | {"stream": "default"}
 _CACHE = _HERE | {"cache": "default"}
 _ENTRY = _CACHE | {"key": "greeting"}
+_SUBSCRIPTION = {"subscription_id": "s1"}
+
+
+def _own(shape: Any, text: str, example: dict[str, Any], answer: Any = Ok) -> MessageDescription:
+    """Describes a message about the connection itself."""
+    return MessageDescription(shape, text, example, answer, access=_OWN)
+
 
 MESSAGES: tuple[MessageDescription, ...] = (
     MessageDescription(
@@ -333,33 +343,37 @@ MESSAGES: tuple[MessageDescription, ...] = (
         access=HandlerNeeds("subscribe", "stream"),
         pushes=(Event, EventBatch, LagAnswer),
     ),
-    MessageDescription(
+    _own(
         UnsubscribeMessage,
         "Ends a subscription of this connection, and discards the events that it has not received.",
-        {"subscription_id": "s1"},
-        Ok,
-        access=_OWN,
+        _SUBSCRIPTION,
     ),
-    MessageDescription(
+    _own(
         LagMessage,
         "Answers how far behind a subscription of this connection is, and how many events it lost.",
-        {"subscription_id": "s1"},
+        _SUBSCRIPTION,
         LagAnswer,
-        access=_OWN,
     ),
-    MessageDescription(
+    _own(
+        PauseMessage,
+        "Sends no events of a subscription until resume. Those on their way still arrive.",
+        _SUBSCRIPTION,
+    ),
+    _own(ResumeMessage, "Sends the events of a paused subscription again.", _SUBSCRIPTION),
+    _own(
         EventAckMessage,
         "Finishes an event for the named subscription that delivered it here.",
         {"subscription_id": "n1", "offset": 12, "delivery_id": "1-1"},
-        Ok,
-        access=_OWN,
     ),
-    MessageDescription(
+    _own(
         EventNackMessage,
         "Reports that an event could not be handled: it is delivered again.",
         {"subscription_id": "n1", "offset": 12, "reason": "timeout"},
-        Ok,
-        access=_OWN,
+    ),
+    _own(
+        EventExtendMessage,
+        "Extends the lease of an event: it ends lease_ms from now.",
+        {"subscription_id": "n1", "offset": 12, "lease_ms": 30_000},
     ),
     MessageDescription(
         CachePutMessage,

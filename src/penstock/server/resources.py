@@ -17,6 +17,7 @@ import msgspec
 from penstock.api.engine import Engine
 from penstock.api.outcomes import Done
 from penstock.api.topics import RetryDefaults, TopicReport
+from penstock.model.audit import Actor
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.quotas import NO_QUOTA, Quota
@@ -117,9 +118,9 @@ def carry_out(plan: Plan, *, changes: bool, done: Done[list[ResourceStep]]) -> N
 
 
 async def declare(
-    engine: Engine, declared: DeclaredResources, *, changes: bool
+    engine: Engine, declared: DeclaredResources, *, changes: bool, actor: Actor | None
 ) -> list[ResourceStep]:
-    """Makes a plan and carries it out. Returns all its steps."""
+    """Makes a plan and carries it out, in the actor's name. Returns all its steps."""
     loop = asyncio.get_running_loop()
     planned: asyncio.Future[Plan | PenstockError] = loop.create_future()
     make_plan(engine, declared, planned.set_result)
@@ -127,7 +128,8 @@ async def declare(
     if isinstance(plan, PenstockError):
         raise plan
     taken: asyncio.Future[list[ResourceStep] | PenstockError] = loop.create_future()
-    carry_out(plan, changes=changes, done=taken.set_result)
+    with engine.audit.acting(actor):
+        carry_out(plan, changes=changes, done=taken.set_result)
     outcome = await taken
     if isinstance(outcome, PenstockError):
         raise outcome

@@ -24,6 +24,7 @@ from penstock.api.engine import Engine
 from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
+from penstock.model.audit import BROKER_ACTOR, Actor
 from penstock.model.errors import InvalidArgument
 from penstock.server.declarations import DeclaredResources
 from penstock.server.http.admission import Admission, is_loopback
@@ -78,7 +79,9 @@ def serve(
     # Until the loop handles it: closing the terminal must not end a long recovery.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        before = partial(_declare, resources or DeclaredResources(), apply_changes)
+        # Without access control there is no audit log.
+        actor = BROKER_ACTOR if settings.access_control else None
+        before = partial(_declare, resources or DeclaredResources(), apply_changes, actor)
         runner.run(_run(settings, token, is_local, announce, before))
 
 
@@ -101,7 +104,7 @@ async def _run(
         if settings.access_control:
             verifier = None if jwt is None else jwt[0]
             authenticator = Authenticator(engine.tokens, static_token=token, jwt=verifier)
-            first_token = "" if token else await make_first_token(engine.tokens)
+            first_token = "" if token else await make_first_token(engine.tokens, engine.audit)
         admission = Admission(
             loopback_only=is_local,
             token=token,
@@ -135,9 +138,11 @@ async def _run(
         engine.close()
 
 
-async def _declare(resources: DeclaredResources, changes: bool, engine: Engine) -> None:
+async def _declare(
+    resources: DeclaredResources, changes: bool, actor: Actor | None, engine: Engine
+) -> None:
     """Creates declared resources, and logs what was done and what differs."""
-    for step in await declare(engine, resources, changes=changes):
+    for step in await declare(engine, resources, changes=changes, actor=actor):
         if step.action == "create":
             _log.info("created %s %r, as the configuration declares", step.kind, step.name)
         elif step.action != "keep":

@@ -38,7 +38,9 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Limits how long a request is repeated. Progress starts the time again."""
+    """Limits how long a request is repeated. Progress starts the time again, and so does the debt
+    of a quota that is being paid back: the broker says how long that takes, which may be long after
+    a large batch."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Patience:
         self._seconds = seconds
         self._clock = clock
         self._sleep = sleep
+        self._told_ms = 0
         self.renew()
 
     def renew(self) -> None:
@@ -59,6 +62,10 @@ class Patience:
         """Waits before the next attempt. Raises the error if there is to be none."""
         if not error.retryable:
             raise error
+        if isinstance(error, ResourceExhausted) and error.reason == "quota":
+            if error.retry_after_ms < self._told_ms:
+                self.renew()
+            self._told_ms = error.retry_after_ms
         now = self._clock()
         if self._since is None:
             self._since = now

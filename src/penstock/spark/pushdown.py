@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.model.journal import RESOURCE_KINDS
 from penstock.spark.logs import SourceLog, TopicPartition
 from penstock.spark.options import LogName, SourceSettings
 from penstock.spark.planning import Ranges, at_time
@@ -32,9 +33,12 @@ from penstock.spark.source import BatchReader
 
 _EXACT: dict[LogName, frozenset[str]] = {
     "records": frozenset({"tenant_id", "run_id"}),
-    "journal": frozenset({"tenant_id", "run_id", "kind", "topic", "group"}),
+    "journal": frozenset({"tenant_id", "run_id", "kind", "topic", "group", "resource_kind"}),
 }
 """Columns that the broker can compare with one value."""
+
+_RESOURCE = frozenset({"topic", "resource_kind"})
+"""Columns of the journal that only together name what a row is about."""
 
 _MAX_MS = 2**53 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,6 +91,8 @@ class PushdownReader(BatchReader):
                 self._partitions = self._partitions.cut(_interval(given, _number))
             elif column == "topic" and log == "records":
                 self._topics = _cut_names(self._topics, given)
+        if self._settings.log == "journal":
+            exact = _with_resource(exact)
         if self._settings.log == "journal" and self._times_ms.high is not None:
             # Times in the journal may go back a little, so a time is not a position there.
             exact["to_ms"] = max(0, self._times_ms.high + 1)
@@ -156,6 +162,16 @@ def _wanted_value(column: str, given: Filter) -> dict[str, str]:
     is_equality = isinstance(given, EqualTo | EqualNullSafe)
     value = getattr(given, "value", None)
     return {column: value} if is_equality and isinstance(value, str) and value else {}
+
+
+def _with_resource(exact: dict[str, str | int]) -> dict[str, str | int]:
+    """Asks for a topic or a stream by its name if the query says which. A name alone is not asked
+    for: the rows of both may have it."""
+    others = {name: value for name, value in exact.items() if name not in _RESOURCE}
+    kind, name = exact.get("resource_kind"), exact.get("topic")
+    if kind not in RESOURCE_KINDS:
+        return others
+    return others | ({"resource_kind": kind} if name is None else {str(kind): name})
 
 
 def _cut_names(names: frozenset[str] | None, given: Filter) -> frozenset[str] | None:

@@ -78,6 +78,7 @@ JOURNAL_COLUMNS: dict[str, DataType] = {
     "delivered_at": TIMESTAMP,
     "tenant": STRING,
     "namespace": STRING,
+    "resource_kind": STRING,
 }
 
 

@@ -4,7 +4,8 @@ Invariant: rows are sorted by position, within a batch and from batch to batch. 
 before a manifest names it, and is never changed. Batches are written as they fill, so that a long
 job holds one in memory. Unlike history they are compressed, because neighbouring rows are alike; so
 a batch is sent as it is on disk or read whole. Readers always see all columns of JOURNAL_SCHEMA:
-those that an older file lacks are null. Must not know what the rows say, nor the log.
+those that an older file lacks are null, except that `resource_kind` is `topic`. Must not know what
+else the rows say, nor the log.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.model.journal import TOPIC
 from penstock.storage.batch_file import BatchFileWriter, WrittenBatch
 from penstock.storage.columns import complete
 from penstock.storage.errors import CorruptLog
@@ -106,7 +108,7 @@ class JournalReader:
     def batch(self, ref: JournalRef) -> pa.RecordBatch:
         schema = pa.schema(list(JOURNAL_SCHEMA)[: ref.columns])
         batch = pa.ipc.read_record_batch(pa.py_buffer(self._stored(ref)), schema)
-        return complete(batch, JOURNAL_SCHEMA)
+        return _with_resource_kind(complete(batch, JOURNAL_SCHEMA), ref.columns)
 
     def positions(self, ref: JournalRef) -> Sequence[int]:
         return integers(self.batch(ref), "position", "q")
@@ -165,6 +167,16 @@ class JournalWriter:
             for batch in _parts(pa.concat_batches(pending)):
                 written = self._file.write(batch)
                 self._refs.append(_ref(self._number, len(self._refs), batch, written))
+
+
+def _with_resource_kind(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+    """Sets the column if the file lacks it. Its rows are those of topics: access rules for a stream
+    must not open them."""
+    at = JOURNAL_SCHEMA.get_field_index("resource_kind")
+    if columns > at:
+        return batch
+    topics = pa.repeat(pa.scalar(TOPIC, pa.string()), batch.num_rows)
+    return batch.set_column(at, JOURNAL_SCHEMA.field(at), topics)
 
 
 def small_tail(files: list[JournalFile]) -> list[JournalFile]:

@@ -33,7 +33,7 @@ from penstock.model.records import (
     Stored,
     StoredEvent,
 )
-from penstock.model.scopes import DEFAULT_SCOPE, plain_name, split_name
+from penstock.model.scopes import DEFAULT_SCOPE, is_stream_log, plain_name, split_name
 from penstock.storage.history import PartitionKey
 from penstock.storage.message_lookup import ID_COLUMNS, MessageLookup
 
@@ -59,10 +59,12 @@ JOURNAL_SCHEMA = pa.schema(
         ("delivered_at", _TIME),
         ("tenant", _TEXT),
         ("namespace", _TEXT),
+        ("resource_kind", _TEXT),
     ]
 )
 """Columns are only ever added at the end. In the default namespace, tenant and namespace are null:
-nearly all rows of most brokers are there, and so are those of files without these columns."""
+nearly all rows of most brokers are there, and so are those of files without these columns. A topic
+and a durable stream may have the same name: only `resource_kind` tells their rows apart."""
 
 _PRODUCED, _DELIVERED, _ACKED = journal.PRODUCED, journal.DELIVERED, journal.ACKED
 _WITH_REASON = frozenset({journal.NACKED, journal.TIMED_OUT, journal.DEAD_LETTERED})
@@ -76,6 +78,7 @@ class _Context(NamedTuple):
     """Values that many rows have in common. They are kept once, and rows refer to them."""
 
     kind: str
+    resource_kind: str
     topic: str
     scope: tuple[str, str] | tuple[None, None]
     place: PartitionKey
@@ -140,6 +143,7 @@ class JournalRows:
             "topic": _per_row(context_of, [c.topic for c in self._contexts], _TEXT),
             "tenant": _per_row(context_of, [c.scope[0] for c in self._contexts], _TEXT),
             "namespace": _per_row(context_of, [c.scope[1] for c in self._contexts], _TEXT),
+            "resource_kind": _per_row(context_of, [c.resource_kind for c in self._contexts], _TEXT),
             "partition": _per_row(context_of, [place[1] for place in places], pa.int32()),
             "offset": offsets,
             "group": _per_row(context_of, [c.group for c in self._contexts], _TEXT),
@@ -258,7 +262,8 @@ class JournalRows:
         index = len(self._contexts)
         scope, name = split_name(topic)
         shown = (None, None) if scope == DEFAULT_SCOPE else scope
-        self._contexts.append(_Context(kind, name, shown, place, group))
+        source = journal.STREAM if is_stream_log(topic) else journal.TOPIC
+        self._contexts.append(_Context(kind, source, name, shown, place, group))
         self._known[number, place[1], kind] = index
         return index
 

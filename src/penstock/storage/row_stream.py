@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import reduce
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -91,21 +92,24 @@ def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
 def _within(
     batch: pa.RecordBatch, selection: JournalSelection, reach: TopicReach
 ) -> pa.RecordBatch:
-    """Returns the rows of the journal whose topic is in the reach."""
+    """Returns the rows of the journal whose topic or stream is in the reach."""
     columns = {
         name: pc.fill_null(batch.column(name), null)
-        for name, null in (*selection.null_means.items(), ("topic", ""))
+        for name, null in (*selection.null_means.items(), ("topic", ""), ("resource_kind", ""))
     }
     table = pa.table(columns)
     allowed = [
         row
         for row in table.group_by(list(columns)).aggregate([]).to_pylist()
-        if row["topic"] and reach.includes((row["tenant"], row["namespace"]), row["topic"])
+        if row["topic"]
+        and reach.includes(
+            (row["tenant"], row["namespace"]), row["topic"], kind=row["resource_kind"]
+        )
     ]
-    wanted = pa.array([False] * batch.num_rows)
+    wanted = pa.array([False] * batch.num_rows, pa.bool_())
     for row in allowed:
-        same = [pc.equal(column, row[name]) for name, column in columns.items()]
-        wanted = pc.or_(wanted, pc.and_(pc.and_(same[0], same[1]), same[2]))
+        same = (pc.equal(column, row[name]) for name, column in columns.items())
+        wanted = pc.or_(wanted, reduce(pc.and_, same))
     return batch.filter(wanted)
 
 

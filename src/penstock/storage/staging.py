@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.write_rules import StagedPiece
 from penstock.model.errors import Unavailable
@@ -32,6 +33,8 @@ SLICE_BYTES = 2 * MIB
 
 MAGIC = b"PENSTAGE"
 FORMAT_VERSION = 1
+
+_CONTENT = {"key", "value", "payload"}
 
 _HEAD = struct.Struct("<8sIIQ")
 _files = NumberedFiles("piece-", ".rows")
@@ -72,6 +75,8 @@ class PackedPiece(msgspec.Struct, frozen=True):
     content: PieceContent
     rows: int
     buffers: list[pa.Buffer]
+    content_bytes: int
+    """The bytes of the rows' keys and values."""
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +94,12 @@ def pack(table: pa.Table, topic: str, cache: list[str]) -> PackedPiece:
         buffers.append(buffer)
         start += buffer.size
     content = PieceContent(topic, cache, table.column_names, slices)
-    return PackedPiece(content, table.num_rows, buffers)
+    return PackedPiece(content, table.num_rows, buffers, _content_bytes(table))
+
+
+def _content_bytes(table: pa.Table) -> int:
+    columns = [table[name] for name in table.column_names if name in _CONTENT]
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
 
 
 def _rows_a_slice(table: pa.Table) -> int:

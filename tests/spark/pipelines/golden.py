@@ -46,7 +46,7 @@ TIMES = ("timestamp", "retry_at", "produced_at", "delivered_at")
 COLUMNS = (
     "position", "timestamp", "kind", "topic", "partition", "offset", "group", "owner", "attempt",
     "reason", "run_id", "step_id", "parent_step_id", "tenant_id", "routing_label", "retry_at",
-    "produced_at", "delivered_at", "tenant", "namespace",
+    "produced_at", "delivered_at", "tenant", "namespace", "resource_kind",
 )  # fmt: skip
 
 Row = dict[str, Any]

@@ -21,6 +21,8 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
 from penstock.model.principals import Principal
+from penstock.model.scopes import Scope
+from penstock.model.tenancy import DEFAULT
 from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.scope_headers import NO_SCOPE, SCOPE_HEADERS, RequestScope, read_scope
 from penstock.server.identity.authenticator import Authenticator
@@ -42,6 +44,9 @@ _CORS = (
     b"penstock-offset, penstock-duplicate\r\n"
 )
 _VARY = b"vary: origin\r\n"
+
+MAX_SENDERS = 10_000
+"""The tenants and namespaces that are kept so that connections compare them by identity."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
 
@@ -99,6 +104,7 @@ class Admission:
         self._authenticator = authenticator
         self.now_ms = wall_ms if authenticator is None else authenticator.now_ms
         self.generation = 0
+        self._senders: dict[Scope, Scope] = {}
         self._token = token.encode()
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
 
@@ -178,12 +184,22 @@ class Admission:
             namespace=scope.namespace,
             principal=principal,
             credential=credential,
+            sender=None if isinstance(outcome, PenstockError) else self._sender_of(scope),
         )
         verdict.until_ms = self._until_ms(credential)
         verdict.is_of_connection = credential is not None and credential is certificate
-        if verdict.is_cross_site and origin is None:
-            verdict.cross_site_refusal = _cross_site()
+        verdict.cross_site_refusal = _check_site(verdict, origin)
         return verdict
+
+    def _sender_of(self, scope: RequestScope) -> Scope | None:
+        """Returns whom a connection counts for. The same sender is the same object as long as it is
+        kept here, so that a connection compares identities."""
+        if scope.tenant is None and scope.namespace is None:
+            return None
+        sender = (scope.tenant or DEFAULT, scope.namespace or "")
+        if len(self._senders) >= MAX_SENDERS:
+            self._senders.clear()
+        return self._senders.setdefault(sender, sender)
 
     def _check_host(self, hosts: list[bytes], http_version: str) -> PenstockError | None:
         if len(hosts) > 1 or (not hosts and http_version == "1.1"):
@@ -264,7 +280,9 @@ def _scope_of(
     return scope
 
 
-def _cross_site() -> PermissionDenied:
+def _check_site(verdict: RequestVerdict, origin: bytes | None) -> PermissionDenied | None:
+    if origin is not None or not verdict.is_cross_site:
+        return None
     return PermissionDenied("a page from another site may not use the broker; see allowed_origins")
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, MutableSet
-from functools import partial
+from collections.abc import MutableSet
 from typing import Any
 
 import httptools
@@ -23,6 +22,7 @@ from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES
 from penstock.server.http.admission import Headers, RequestVerdict, check_request_line
 from penstock.server.http.bodies import MAX_WAITING_BYTES, RequestBodies
+from penstock.server.http.connection_place import ConnectionPlace
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.flow import LINGER_BYTES, LINGER_S, FlowControl
 from penstock.server.http.head_cache import CacheableRequest
@@ -50,6 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_half_closed = False
         self.touched = self._began = time.monotonic()
         self.admissions = dispatch.new_admission_cache()
+        self.place = ConnectionPlace(dispatch.engine.quotas)
         # Of the request that is being received.
         self.is_receiving = False
         self._url = b""
@@ -65,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
         # No request is handled after the last one; input is discarded after a refusal; nothing is
         # written once the connection is closed, and nothing read while it becomes a WebSocket.
         self._is_last = self._is_discarding = self._is_closed = False
-        self._hand_over: Callable[[], None] | None = None
+        self._hand_over: upgrade.HandOver | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -77,6 +78,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = self._is_discarding = True
         self.connections.discard(self)
+        self.place.leave()
         self.bodies.drop()
         self._drop_replies()
         self.order.answers.close()
@@ -130,7 +132,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, request: Request, reply: Reply) -> None:
         self.order.add_started(reply)
-        self.dispatch.handle(request, reply)
+        if request.notes.sender is self.place.sender or self.place.admits(request, reply):
+            self.dispatch.handle(request, reply)
 
     def _parse(self, data: bytes) -> None:
         self._has_progress = False
@@ -169,13 +172,11 @@ class HttpConnection(asyncio.Protocol):
     # -- called by the parser --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers = []
+        self._url, self._headers = b"", []
         self.is_receiving = True
         self._began = self.touched
         self._read_requests += 1
-        self._is_in_head = True
-        self._has_progress = True
+        self._is_in_head = self._has_progress = True
         self._framing_bytes = 0
         self._refusal = None
         self._is_cacheable = False
@@ -289,9 +290,10 @@ class HttpConnection(asyncio.Protocol):
         if reply.request is not None:
             request, reply.request = reply.request, None
             self.bodies.release(reply)
-            self.dispatch.handle(request, reply)
-        elif self._hand_over is not None:
-            reply.when_first(self._hand_over)
+            if self.place.admits(request, reply):
+                self.dispatch.handle(request, reply)
+        elif self._hand_over is not None and self.place.admits(self._hand_over[0], reply):
+            reply.when_first(self._hand_over[1])
 
     def write_reply(self, reply: Reply) -> None:
         if reply.data is not None and not self._is_closed:
@@ -403,15 +405,13 @@ class HttpConnection(asyncio.Protocol):
         reply = self._reply = Reply(self, request_id, keep_alive=True)
         reply.path = path
         try:
-            handshake = upgrade.read_handshake(self._headers, verdict)
+            self._hand_over = upgrade.plan(self, request_id, self._headers, verdict, bytes(rest))
         except PenstockError as error:
             self.refuse(error)
             return True
         self._reply = None
         self.is_receiving = False
         self.flow.pause_reading()
-        then = partial(upgrade.hand_over, self, handshake, request_id, verdict.notes, bytes(rest))
-        self._hand_over = then
         self.order.add_waiting(reply)
         self.order.advance()
         return True
@@ -427,10 +427,10 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Answers what is under way, then closes. Discards all further input."""
         self._is_discarding = True
-        if not self.order:
+        if self.order:
+            self.order.end_after_last()
+        else:
             self.transport.close()
-            return
-        self.order.end_after_last()
 
     # -- called by the transport -----------------------------------------------------------------
 

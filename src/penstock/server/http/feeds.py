@@ -22,7 +22,7 @@ from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
 from penstock.server.http.streamed_response import StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
-from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
+from penstock.server.websocket.answers import Ok, lag_answer, subscribed_answer
 from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class SubscriptionSource:
         )
 
     def opening(self) -> bytes:
-        return self._form.encode("subscribed", Subscribed(self._subscription.id))
+        return self._form.encode("subscribed", subscribed_answer(self._subscription))
 
     def take(self, max_events: int) -> tuple[int, bytes]:
         runs = self._subscription.take(max_events)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.api.consumers import Consumer
-from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.errors import NotFound, PenstockError, Unavailable
 from penstock.model.item import EventItem
 from penstock.model.streams import SubscribeNamed
 from penstock.server.http.feeds import FeedFormat
@@ -53,7 +53,9 @@ class NamedFeed(StreamedResponse[Consumer]):
             self._connection.write_chunk(self._encode(self._id, items))
 
     def end(self, reason: str) -> None:
-        self.refuse(Unavailable(reason))
+        source = self._source
+        is_gone = source is not None and source.closed
+        self.refuse(NotFound(reason) if is_gone else Unavailable(reason))
 
     def refuse(self, error: PenstockError) -> None:
         connection = self._connection

@@ -110,6 +110,12 @@ class Reply(Response):
         body = typed_error(error, request_id=request_id) if is_typed else error_body(error)
         self.send(error.http_status, encode_json(body), JSON_TYPE + error_head(error))
 
+    def send_last_error(self, error: PenstockError) -> None:
+        """Sends an error, and closes the connection after it. Requests behind it are dropped."""
+        self._connection.order.drop_waiting()
+        self._connection.shutdown()
+        self.send_error(error)
+
     def settle(self, outcome: PenstockError | None) -> None:
         """Sends the outcome of a command: 204 or the error."""
         if outcome is None:

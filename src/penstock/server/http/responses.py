@@ -59,11 +59,13 @@ class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class CursorErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The error of a subscription whose position the stream does not have."""
+    """The error of a subscription whose position the stream does not have. `code` is 410 if it is
+    no longer kept, 416 if it does not exist yet."""
 
     type: Literal["subscribe_cursor_error"]
     error: str
     message: str
+    code: int
     request_id: str | int | None = None
     subscription_id: str | None = None
 
@@ -74,7 +76,11 @@ def subscribe_error(error: PenstockError, **ids: Any) -> TypedErrorBody | Cursor
         return typed_error(error, **ids)
     _release(error)
     return CursorErrorBody(
-        type="subscribe_cursor_error", error=error.code, message=error.message, **ids
+        type="subscribe_cursor_error",
+        error=error.code,
+        message=error.message,
+        code=error.http_status,
+        **ids,
     )
 
 

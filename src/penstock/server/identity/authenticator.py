@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock.api.tokens import TokensPart
 from penstock.model.errors import PenstockError, Unauthenticated
-from penstock.model.principals import Principal
+from penstock.model.principals import STATIC_PRINCIPAL, Principal
 from penstock.model.tokens import Token
 from penstock.server.identity.credentials import (
     Credential,
@@ -22,7 +22,6 @@ from penstock.server.identity.credentials import (
     wall_ms,
 )
 
-STATIC_PRINCIPAL = Principal(name="static-token", is_admin=True)
 """The sender with the token of `token_file` or PENSTOCK_TOKEN."""
 
 _NO_DIGEST = bytes(32)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from penstock.api.audit import AuditPart
 from penstock.api.tokens import TokensPart
+from penstock.model.audit import BROKER_ACTOR
 from penstock.model.errors import PenstockError
 from penstock.model.tokens import Token
 from penstock.server.identity.credentials import new_secret, new_token_id, wall_ms
@@ -20,7 +22,7 @@ FIRST_PRINCIPAL = "admin"
 _log = logging.getLogger("penstock.server")
 
 
-async def make_first_token(tokens: TokensPart) -> str:
+async def make_first_token(tokens: TokensPart, audit: AuditPart) -> str:
     """Returns the text of the token, or nothing if there is an admin token already."""
     loop = asyncio.get_running_loop()
     listed: asyncio.Future[list[Token] | PenstockError] = loop.create_future()
@@ -33,7 +35,8 @@ async def make_first_token(tokens: TokensPart) -> str:
     hide_secret(secret.text)
     created: asyncio.Future[Token | PenstockError] = loop.create_future()
     wanted = Token(token_id, FIRST_PRINCIPAL, None, None, (), True, 0, 0, secret.digest)
-    tokens.create(wanted, created.set_result)
+    with audit.acting(BROKER_ACTOR):
+        tokens.create(wanted, created.set_result)
     outcome = await created
     if isinstance(outcome, PenstockError):
         _log.error("the first admin token could not be created: %s", outcome.message)

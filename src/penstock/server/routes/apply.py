@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from penstock.model.access import BROKER_SCOPE
 from penstock.model.errors import FailedPrecondition, PenstockError
-from penstock.server.access import HandlerNeeds, Needs, check_request
+from penstock.server.access import HandlerNeeds, Needs, actor_of, check_request
 from penstock.server.declarations import DeclaredResources
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body
@@ -54,6 +55,8 @@ def apply_resources(dispatch: RequestDispatch, request: Request, reply: Reply) -
             "this broker follows a control plane; declare tenants, streams and caches there"
         )
 
+    actor = actor_of(request, reply)
+
     def planned(plan: Plan | PenstockError) -> None:
         if isinstance(plan, PenstockError):
             reply.send_error(plan)
@@ -62,7 +65,9 @@ def apply_resources(dispatch: RequestDispatch, request: Request, reply: Reply) -
         if body.dry_run:
             reply.send_json(200, ApplyAnswer(False, steps))
         else:
-            carry_out(plan, changes=bool(body.changes), done=lambda taken: applied(steps, taken))
+            # The plan may have waited for the disk, and so for others.
+            with dispatch.engine.audit.acting(actor):
+                carry_out(plan, changes=bool(body.changes), done=partial(applied, steps))
 
     def applied(steps: list[ResourceStep], taken: list[ResourceStep] | PenstockError) -> None:
         if isinstance(taken, PenstockError):

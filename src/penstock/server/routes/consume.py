@@ -9,6 +9,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.item import Item
 from penstock.model.names import clean_name
 from penstock.server.access import HandlerNeeds, check_consume
+from penstock.server.commands import lease_of
 from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
@@ -24,7 +25,6 @@ from penstock.server.members import (
     optional,
 )
 from penstock.server.queries import BodyOrQuery
-from penstock.server.routes.deliveries import lease_of
 from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:

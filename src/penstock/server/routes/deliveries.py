@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from penstock.api.messages import Settle, SettleOutcome
-from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_LEASE_MS
 from penstock.model.names import clean_name, full_name_in
 from penstock.model.scopes import Scope
 from penstock.server.access import HandlerNeeds, consuming
 from penstock.server.batches import BatchDecoder, read_commands, send_results
-from penstock.server.commands import clean_reason
+from penstock.server.commands import clean_reason, lease_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, required_index
 from penstock.server.http.responses import batch_error
@@ -135,14 +133,6 @@ def settle_of(scope: Scope, body: AckBody) -> Settle:
         clean_name(body.owner, "owner"),
         body.delivery_id or "",
     )
-
-
-def lease_of(lease_ms: int | None, default_ms: int) -> int:
-    if lease_ms is None:
-        return default_ms
-    if not 0 <= lease_ms <= MAX_LEASE_MS:
-        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
-    return lease_ms or default_ms
 
 
 _EXAMPLE = {"topic": "orders", "group": "billing", "partition": 0, "offset": 0, "owner": "w1"}

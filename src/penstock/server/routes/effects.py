@@ -14,7 +14,7 @@ from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_RESULT_BYTES
 from penstock.model.names import clean_name, full_name_in
 from penstock.model.scopes import Scope
 from penstock.server.access import HandlerNeeds, consuming
-from penstock.server.commands import clean_reason
+from penstock.server.commands import clean_reason, lease_of
 from penstock.server.envelopes import check_length
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request
@@ -30,7 +30,6 @@ from penstock.server.members import (
     required,
 )
 from penstock.server.queries import BodyOrQuery, body_of_query
-from penstock.server.routes.deliveries import lease_of
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -10,6 +11,9 @@ from penstock.model.access import TopicReach
 from penstock.model.errors import InvalidArgument, PermissionDenied
 from penstock.model.journal import (
     KINDS,
+    RESOURCE_KINDS,
+    STREAM,
+    TOPIC,
     JournalArchive,
     JournalReport,
     JournalRequest,
@@ -45,6 +49,7 @@ _To = Annotated[
     Position | None, optional("The position to end before; omitted, the end of the journal now.")
 ]
 _Kind = Annotated[str, limits(enum=["", *KINDS])]
+_ResourceKind = Annotated[str, limits(enum=["", *RESOURCE_KINDS])]
 
 
 class JournalQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
@@ -53,6 +58,12 @@ class JournalQuery(msgspec.Struct, rename={"start": "from", "end": "to"}):
     columns: Columns = None
     kind: Annotated[_Kind | None, optional("Only events of this kind, such as acked.")] = None
     topic: Annotated[str | None, optional("Only events of this topic.")] = None
+    stream: Annotated[
+        str | None, optional("Only events of this durable stream; not together with topic.")
+    ] = None
+    resource_kind: Annotated[
+        _ResourceKind | None, optional("Only events of topics, or only of durable streams.")
+    ] = None
     group: Annotated[str | None, optional("Only events of this group.")] = None
     run_id: Annotated[str | None, optional("Only messages of this run.")] = None
     tenant_id: Annotated[str | None, optional("Only messages of this tenant.")] = None
@@ -96,6 +107,7 @@ def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
     params = request.params()
     reach = journal_reach(dispatch.engine.access, request.notes)
     name, content_type = format_of(params)
+    resource_kind, resource = _resource(params)
     wanted = JournalRequest(
         start=not_negative(params, "from"),
         end=not_negative(params, "to"),
@@ -103,7 +115,8 @@ def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
         selection=JournalSelection(
             columns=columns_of(params),
             kind=_kind(params.get("kind", "")),
-            topic=params.get("topic", ""),
+            topic=resource,
+            resource_kind=resource_kind,
             group=params.get("group", ""),
             tenant=request.notes.tenant or "",
             namespace=request.notes.namespace or "",
@@ -170,6 +183,22 @@ def _kind(name: str) -> str:
     return name
 
 
+def _resource(params: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the kind of the resources whose rows are wanted, and the name of the only one; empty
+    for any. A name always has its kind: a topic and a stream may have the same name."""
+    kind = params.get("resource_kind", "")
+    if kind and kind not in RESOURCE_KINDS:
+        choices = ", ".join(RESOURCE_KINDS)
+        raise InvalidArgument(f"unknown resource_kind {kind!r}; there are {choices}")
+    topic, stream = params.get("topic", ""), params.get("stream", "")
+    if topic and stream:
+        raise InvalidArgument("topic and stream exclude each other: a row is about one of them")
+    named = TOPIC if topic else STREAM if stream else kind
+    if kind not in ("", named):
+        raise InvalidArgument(f"{named} and resource_kind={kind} exclude each other")
+    return named, topic or stream
+
+
 ENDPOINTS = (
     Endpoint(
         route="GET /v1/journal",
@@ -178,10 +207,10 @@ ENDPOINTS = (
         tag="Journal",
         summary="Read the events of messages",
         text="One row per event, in the order in which they were recorded: its time, kind, "
-        "place, group, owner, attempt and reason, the ids of the message's envelope, and when "
-        "the message was stored (produced_at) and delivered (delivered_at). It can be read any "
-        "number of times. The range is fixed when the answer begins. An answer that breaks off "
-        "does not look complete.",
+        "topic or durable stream, group, owner, attempt and reason, the ids of the message's "
+        "envelope, and when the message was stored (produced_at) and delivered (delivered_at). "
+        "It can be read any number of times. The range is fixed when the answer begins. An "
+        "answer that breaks off does not look complete.",
         query=(JournalQuery,),
         example={"kind": "dead_lettered", "format": "ndjson"},
         answers={

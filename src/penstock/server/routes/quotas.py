@@ -13,7 +13,7 @@ from penstock.model.limits import MAX_OFFSET
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.tenancy import Entry, Kind, Path
 from penstock.model.units import format_duration, parse_size
-from penstock.server.access import Needs
+from penstock.server.access import Needs, actor_of
 from penstock.server.members import Count, limits, optional
 from penstock.server.registry.entries import (
     Bytes,
@@ -64,16 +64,23 @@ class QuotaBody(Body):
     ] = UNSET
     disk_bytes: Annotated[
         Bytes | BytesText | UnsetType | None,
-        optional("Bytes of all messages that are kept. May have a unit, such as 10GB."),
+        optional("Bytes of messages, events, durable caches and staged rows. May have a unit."),
     ] = UNSET
     stream_retention: Annotated[
         Count | DurationText | UnsetType | None,
         optional("The longest retention of a topic or stream, in milliseconds or as 7d."),
     ] = UNSET
+    connections: Annotated[
+        _Limit | UnsetType | None, optional("Open connections, of HTTP and WebSockets.")
+    ] = UNSET
+    idempotency_keys: Annotated[
+        _Limit | UnsetType | None, optional("Idempotency keys of produces that are remembered.")
+    ] = UNSET
 
 
 class QuotaAnswer(msgspec.Struct, kw_only=True):
-    """`limits` has null where there is none. `refused` counts refusals since the start."""
+    """`limits` has null where there is none. `refused` counts refusals since the start. `used` has
+    what was accepted in the last second for the rates."""
 
     tenant_id: str
     namespace: str | None
@@ -116,6 +123,8 @@ _READ: dict[str, Read] = {
     "backlog_bytes": size,
     "disk_bytes": size,
     "stream_retention": duration(0, MAX_OFFSET),
+    "connections": _COUNT,
+    "idempotency_keys": _COUNT,
 }
 _MEMBERS = {name: (name, read) for name, read in _READ.items()}
 
@@ -162,15 +171,20 @@ def describe_quota(exchange: Exchange) -> None:
 def change_quota(exchange: Exchange) -> None:
     """If somebody else has changed it meanwhile, begins again, so that no change is lost."""
     body = exchange.body(_decoder)
+    if exchange.is_followed():
+        exchange.forward()
+        return
     path = _path(exchange)
     kind: Kind = "namespace" if path[1] else "tenant"
+    actor = actor_of(exchange.request, exchange.reply)
 
     def read() -> None:
         exchange.registry.get(kind, path, exchange.then(found))
 
     def found(entry: Entry) -> None:
         quota = quota_config(body, entry.quota)
-        exchange.registry.change(path, changed, quota=quota, if_revision=entry.revision)
+        with exchange.dispatch.engine.audit.acting(actor):
+            exchange.registry.change(path, changed, quota=quota, if_revision=entry.revision)
 
     def changed(outcome: Entry | PenstockError) -> None:
         if isinstance(outcome, VersionMismatch):
@@ -185,7 +199,7 @@ _EXAMPLE: dict[str, Any] = {
     "tenant_id": "acme",
     "namespace": "prod",
     "limits": {"publish_rate_limit": 10_000, "topics": None, "stream_retention": "7d"},
-    "used": {"subscribe_connections": 3, "topics": 12, "backlog_msgs": 40},
+    "used": {"publish_rate_limit": 800, "subscribe_connections": 3, "topics": 12},
     "refused": {"publish_rate_limit": 2},
 }
 _LIMITS = {"publish_rate_limit": "10000/s", "cache_memory": "10GB", "stream_retention": "7d"}

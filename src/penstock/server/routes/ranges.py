@@ -217,7 +217,7 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
         omit_nulls=_omits_nulls(params),
         selection=Selection(
             columns=columns_of(params),
-            tenant_id=_tenant_of_rows(dispatch, request, topic) or params.get("tenant_id", ""),
+            tenant_id=_tenant_of_rows(dispatch, request, topic, params.get("tenant_id", "")),
             run_id=params.get("run_id", ""),
             from_ms=not_negative(params, "from_ms"),
             to_ms=not_negative(params, "to_ms"),
@@ -229,13 +229,16 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
 
 
-def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str) -> str:
-    """Returns the tenant whose rows of the audit log are shown; empty for all rows, and for other
-    topics."""
+def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str, asked: str) -> str:
+    """Returns the tenant whose rows are shown; empty for all. Of the audit log, a principal sees
+    the rows of its tenant only, unless it may see all."""
     notes = request.notes
     if topic.strip() != AUDIT_TOPIC or notes.principal is None:
-        return ""
-    return audit_tenant(dispatch.engine.access, notes.principal, notes.scope) or ""
+        return asked
+    own = audit_tenant(dispatch.engine.access, notes.principal, notes.scope) or ""
+    if own and asked not in ("", own):
+        raise PermissionDenied(f"the audit log shows {notes.principal.name!r} the rows of {own!r}")
+    return own or asked
 
 
 def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:

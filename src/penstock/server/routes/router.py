@@ -21,6 +21,7 @@ from penstock.server.access import (
     Open,
     actor_of,
     check_path,
+    check_request,
     guard,
 )
 from penstock.server.commands import path_of
@@ -160,9 +161,15 @@ def _handle(
 ) -> None:
     try:
         principal = request.notes.principal
-        if principal is not None and isinstance(access, Needs):
+        if principal is None or not isinstance(access, Needs):
+            handler(path, dispatch, request, reply)
+        elif access.permission in CHANGES:
+            check_request(dispatch, request, reply, access, (path[0], path[1]), path[2])
+            with dispatch.engine.audit.acting(actor_of(request, reply)):
+                handler(path, dispatch, request, reply)
+        else:
             check_path(dispatch.engine.access, principal, access.permission, access.kind, path)
-        handler(path, dispatch, request, reply)
+            handler(path, dispatch, request, reply)
     except PenstockError as error:
         reply.send_error(error, _request_id(request))
 

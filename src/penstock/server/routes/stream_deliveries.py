@@ -10,11 +10,10 @@ from penstock.api.messages import Settle
 from penstock.model.names import clean_name
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs
-from penstock.server.commands import clean_reason, delivery_of
+from penstock.server.commands import clean_reason, delivery_of, lease_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body
 from penstock.server.members import Count, LeaseTime, Name, StrictBody, Wait, optional, required
-from penstock.server.routes.deliveries import lease_of
 from penstock.server.routes.endpoint import DONE, Endpoint, names_in_path
 from penstock.server.routes.streams import STREAM
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.api.streams import Subscription
 from penstock.model.streams import Lag
 from penstock.server.http.responses import CursorErrorBody, TypedErrorBody
 from penstock.server.websocket.messages import RequestId
@@ -39,12 +40,14 @@ class PublishOk(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", 
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="subscribed"):
-    """`name` and `owner` are those of a named subscription."""
+    """`name` and `owner` are those of a named subscription. `offset` is that of the first event
+    that can come, if the stream is durable and the subscription has no name."""
 
     subscription_id: str
     request_id: RequestId = None
     name: str | None = None
     owner: str | None = None
+    offset: int | None = None
 
 
 class LagAnswer(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="lag"):
@@ -128,6 +131,12 @@ def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
         lag.alert,
         request_id,
     )
+
+
+def subscribed_answer(subscription: Subscription, request_id: RequestId = None) -> Subscribed:
+    begins_at = subscription.begins_at
+    offset = None if begins_at < 0 else begins_at
+    return Subscribed(subscription.id, request_id, offset=offset)
 
 
 class FrameDescription(msgspec.Struct, frozen=True):

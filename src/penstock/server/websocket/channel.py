@@ -45,7 +45,8 @@ class ChannelOwner(Protocol):
 
 class Channel:
     """The sink of a subscription or watch of the stream or cache `path`, which `needs` a permission
-    as long as it is open. `_end` is the error that ended it before its reply had left."""
+    as long as it is open. `is_ready`: it waits for its turn to send. `is_paused`: the client wants
+    no events for now. `_end` is the error that ended it before its reply had left."""
 
     def __init__(self, channels: ChannelOwner, needs: HandlerNeeds, path: Path) -> None:
         self._channels = channels
@@ -54,6 +55,8 @@ class Channel:
         self._outlet = channels.outlet
         self.id = ""
         self.is_open = False
+        self.is_ready = False
+        self.is_paused = False
         self._burst = BurstSize(FIRST_FRAME_EVENTS)
         self._end: PenstockError | None = None
 
@@ -66,8 +69,17 @@ class Channel:
             self.wake()
 
     def wake(self) -> None:
-        if self.is_open:
+        if self.is_open and not self.is_paused:
             self._channels.schedule(self)
+
+    def pause(self) -> None:
+        """Sends nothing more until `resume`. The engine's own buffer, or its pause, bounds what
+        waits meanwhile."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.wake()
 
     def ended(self, error: PenstockError) -> None:
         if not self.is_open:

@@ -36,6 +36,7 @@ from penstock.server.commands import (
     clean_reason,
     delivery_of,
     include_of,
+    lease_of,
     named_of,
     path_of,
     start_of,
@@ -44,7 +45,7 @@ from penstock.server.commands import (
 )
 from penstock.server.http.responses import encode_json, subscribe_error, typed_error
 from penstock.server.message_actions import Done
-from penstock.server.websocket.answers import Ok, Subscribed, lag_answer
+from penstock.server.websocket.answers import Ok, Subscribed, lag_answer, subscribed_answer
 from penstock.server.websocket.binary import encode_events
 from penstock.server.websocket.channel import SUBSCRIBE, WATCH, Channel, Outlet
 from penstock.server.websocket.events import (
@@ -57,9 +58,12 @@ from penstock.server.websocket.messages import (
     CacheUnwatchMessage,
     CacheWatchMessage,
     EventAckMessage,
+    EventExtendMessage,
     EventNackMessage,
     LagMessage,
+    PauseMessage,
     RequestId,
+    ResumeMessage,
     SubscribeMessage,
     UnsubscribeMessage,
 )
@@ -163,6 +167,9 @@ class Channels:
             LagMessage: self.lag,
             EventAckMessage: self.ack,
             EventNackMessage: self.nack,
+            EventExtendMessage: self.extend,
+            PauseMessage: self.pause,
+            ResumeMessage: self.resume,
             CacheWatchMessage: self.watch,
             CacheUnwatchMessage: self.unwatch,
         }
@@ -199,7 +206,7 @@ class Channels:
             done(refusal)
             return
         self._add(channel, outcome.id)
-        done(Subscribed(outcome.id, request_id))
+        done(subscribed_answer(outcome, request_id))
 
     def _join(self, path: Path, message: SubscribeMessage, start: Start | None, done: Done) -> None:
         """Joins a named subscription."""
@@ -246,7 +253,12 @@ class Channels:
             delay_ms=message.delay_ms,
         )
 
-    def _delivery(self, message: EventAckMessage | EventNackMessage) -> Settle:
+    def extend(self, message: EventExtendMessage, done: Done) -> None:
+        settle = self._delivery(message)
+        lease_ms = lease_of(message.lease_ms, self._engine.limits.lease_ms)
+        self._engine.extend(settle, lease_ms, partial(_settled, done, message.request_id))
+
+    def _delivery(self, message: EventAckMessage | EventNackMessage | EventExtendMessage) -> Settle:
         if message.subscription_id:
             check_offset(message.offset)
         channel = self._find(message.subscription_id, "subscription_id")
@@ -293,10 +305,15 @@ class Channels:
         done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
 
     def unsubscribe(self, message: UnsubscribeMessage, done: Done) -> None:
-        channel = self._find(message.subscription_id, "subscription_id")
-        if isinstance(channel, WatchChannel):
-            raise NotFound(f"no subscription {channel.id!r} on this connection")
-        self._close(channel)
+        self._close(self._subscription(message.subscription_id))
+        done(Ok(request_id=message.request_id))
+
+    def pause(self, message: PauseMessage, done: Done) -> None:
+        self._subscription(message.subscription_id).pause()
+        done(Ok(request_id=message.request_id))
+
+    def resume(self, message: ResumeMessage, done: Done) -> None:
+        self._subscription(message.subscription_id).resume()
         done(Ok(request_id=message.request_id))
 
     def unwatch(self, message: CacheUnwatchMessage, done: Done) -> None:
@@ -308,6 +325,8 @@ class Channels:
 
     def lag(self, message: LagMessage, done: Done) -> None:
         channel = self._subscription(message.subscription_id)
+        if not isinstance(channel, EventChannel):
+            raise NotFound(f"a named subscription has no lag of its own: {channel.id!r}")
         done(lag_answer(channel.subscription.lag(), message.request_id))
 
     # -- events --------------------------------------------------------------------------------
@@ -319,7 +338,9 @@ class Channels:
             channel.open()
 
     def schedule(self, channel: Channel) -> None:
-        self._ready.append(channel)
+        if not channel.is_ready:
+            channel.is_ready = True
+            self._ready.append(channel)
         self.outlet.schedule_turn()
 
     def take(self) -> None:
@@ -327,8 +348,9 @@ class Channels:
         ready, outlet = self._ready, self.outlet
         while ready and outlet.has_room():
             channel = ready.popleft()
-            if channel.id in self._channels and channel.take():
-                ready.append(channel)
+            channel.is_ready = False
+            if channel.id in self._channels and not channel.is_paused and channel.take():
+                self.schedule(channel)
 
     def __len__(self) -> int:
         return len(self._channels) + self._opening
@@ -386,9 +408,9 @@ class Channels:
                 limit="subscriptions",
             )
 
-    def _subscription(self, channel_id: str | None) -> EventChannel:
+    def _subscription(self, channel_id: str | None) -> Channel:
         channel = self._find(channel_id, "subscription_id")
-        if not isinstance(channel, EventChannel):
+        if isinstance(channel, WatchChannel):
             raise NotFound(f"no subscription {channel.id!r} on this connection")
         return channel
 

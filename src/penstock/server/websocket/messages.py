@@ -290,6 +290,21 @@ class EventNackMessage(Body, tag_field="type", tag="event_nack"):
     ] = None
 
 
+class EventExtendMessage(Body, tag_field="type", tag="event_extend"):
+    subscription_id: _SubscriptionId = None
+    offset: _Offset = None
+    delivery_id: _DeliveryId = None
+    lease_ms: LeaseTime = None
+
+
+class PauseMessage(Body, tag_field="type", tag="pause"):
+    subscription_id: _SubscriptionId = None
+
+
+class ResumeMessage(Body, tag_field="type", tag="resume"):
+    subscription_id: _SubscriptionId = None
+
+
 class CachePutMessage(PutBody, tag_field="type", tag="cache_put"):
     tenant_id: TenantId = None
     namespace: NamespaceName = None
@@ -368,6 +383,9 @@ Message = (
     | LagMessage
     | EventAckMessage
     | EventNackMessage
+    | EventExtendMessage
+    | PauseMessage
+    | ResumeMessage
     | CachePutMessage
     | CacheGetMessage
     | CacheGetManyMessage

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httptools
@@ -33,6 +35,10 @@ _SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 """Headers that ask for an upgrade; the header Connection names them too."""
+
+
+HandOver = tuple[Request, Callable[[], None]]
+"""A request for a WebSocket, and what makes its connection one."""
 
 
 class Handshake(msgspec.Struct, frozen=True):
@@ -109,6 +115,19 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
     return b"".join(head) + b"\r\n"
 
 
+def plan(
+    connection: HttpConnection,
+    request_id: bytes,
+    headers: Headers,
+    verdict: RequestVerdict,
+    rest: bytes,
+) -> HandOver:
+    """Returns the request of a valid handshake, and how to grant it. Raises if it is not valid."""
+    handshake = read_handshake(headers, verdict)
+    request = Request(b"GET", PATH, b"", verdict.notes)
+    return request, partial(hand_over, connection, handshake, request_id, verdict.notes, rest)
+
+
 def hand_over(
     connection: HttpConnection, handshake: Handshake, request_id: bytes, notes: Notes, rest: bytes
 ) -> None:
@@ -127,6 +146,7 @@ def hand_over(
         is_binary=SUBPROTOCOLS[handshake.subprotocol],
         is_write_paused=is_write_paused,
         notes=notes,
+        place=connection.place,
     ).start(rest)
 
 

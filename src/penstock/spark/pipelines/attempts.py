@@ -1,5 +1,6 @@
 """Makes deliveries of the journal's rows: one row for each attempt at a message.
 
+Rows of durable streams are left out: their events have no envelope, so they belong to no run.
 Invariant: in whatever order rows come, an event belongs to the last delivery of its message and
 group before it, by position. A delivery that was returned is not an attempt. The computation needs
 one shuffle, by message, and no more memory than Spark's sorts, which spill to disk. Must not know
@@ -20,6 +21,7 @@ from penstock.model.journal import (
     RETURNED,
     SKIPPED,
     TIMED_OUT,
+    TOPIC,
 )
 from penstock.spark.pipelines.lineage_tables import ATTEMPTS, IDS, RUNNING, SCOPE, UNKNOWN
 from penstock.spark.schemas import JOURNAL_COLUMNS
@@ -73,7 +75,7 @@ def attempts(deliveries: DataFrame) -> DataFrame:
 
 def _numbered(journal: DataFrame) -> DataFrame:
     """Adds to the journal's rows the life of their message and the number of their delivery."""
-    rows = journal.select(
+    rows = of_topics(journal).select(
         *(
             F.col(name) if name in journal.columns else F.lit(None).cast(kind).alias(name)
             for name, kind in JOURNAL_COLUMNS.items()
@@ -108,6 +110,15 @@ def _by_delivery(rows: DataFrame) -> DataFrame:
         F.max(F.when(kind.isin(ACKED, NACKED, TIMED_OUT), event)).alias("end"),
         F.max(F.when(kind.isin(ACKED, DEAD_LETTERED, SKIPPED), event)).alias("finish"),
     )
+
+
+def of_topics(journal: DataFrame) -> DataFrame:
+    """Returns the journal's rows of topics. The events of a durable stream would otherwise count as
+    messages of the topic of the same name. Rows that were archived before there was the column
+    `resource_kind` are of topics."""
+    if "resource_kind" not in journal.columns:
+        return journal
+    return journal.where(F.coalesce("resource_kind", F.lit(TOPIC)) == TOPIC)
 
 
 def millis(start: str, end: str | Column) -> Column:

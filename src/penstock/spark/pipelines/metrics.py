@@ -1,8 +1,9 @@
 """Counts the journal in windows: rates, latencies, retries, errors by topic, group, tenant, label.
 
-Invariant: a row of the journal is counted in one window of one key, or is late: it came after its
-window had been written. A window is written once, as a whole, when the watermark has passed its
-end. So the sums of the table and of the journal can be compared.
+Invariant: a row of the journal about a topic is counted in one window of one key, or is late: it
+came after its window had been written. A window is written once, as a whole, when the watermark has
+passed its end. So the sums of the table and of the journal can be compared. Rows of durable streams
+are not counted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.model.units import format_duration
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.archive import utc_date
+from penstock.spark.pipelines.attempts import of_topics
 from penstock.spark.pipelines.lineage_tables import scoped
 from penstock.spark.pipelines.targets import entry_refusals
 from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
@@ -46,7 +48,9 @@ MAX_ROWS = 1_000_000
 SHOWN_ROWS = 20
 MAX_WINDOW_MS = 31 * 86_400_000
 
-COLUMNS = ",".join(("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS, *SCOPE))
+COLUMNS = ",".join(
+    ("timestamp", "kind", "attempt", "produced_at", "delivered_at", *KEYS, *SCOPE, "resource_kind")
+)
 """The columns that are read of the journal."""
 
 _DOUBLE = DoubleType()
@@ -66,13 +70,15 @@ SCHEMA = struct(_TYPES)
 
 
 def windows(journal: DataFrame, window_ms: int = 60_000, watermark_ms: int = 60_000) -> DataFrame:
-    """Returns a row for each window and key that has events, with the columns of `SCHEMA`.
+    """Returns a row for each window and key that has events, with the columns of `SCHEMA`. Rows of
+    durable streams are not counted.
 
     For a stream: the windows whose end is `watermark_ms` or more before the newest event.
     """
     span = f"{window_ms} milliseconds"
     counted = (
-        journal.withColumn("topic", F.concat_ws(SEPARATOR, *SCOPE, "topic"))
+        of_topics(journal)
+        .withColumn("topic", F.concat_ws(SEPARATOR, *SCOPE, "topic"))
         .withWatermark("timestamp", f"{watermark_ms} milliseconds")
         .groupBy(F.window("timestamp", span).alias("window"), *KEYS)
         .agg(*_counts(), *_latencies())

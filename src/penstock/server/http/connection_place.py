@@ -1,0 +1,63 @@
+"""The tenant and namespace that an open connection counts for, against the quota `connections`.
+
+Invariant: a connection counts once, for the sender of its latest request, from the moment that this
+request may start until the connection ends, in whatever way. Senders that name no tenant, and those
+whose credential was refused, count for nobody. A connection that is one too many handles no further
+request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.api.quotas import QuotasPart
+from penstock.model.errors import ResourceExhausted
+from penstock.model.scopes import Scope
+
+if TYPE_CHECKING:
+    from penstock.server.http.requests import Request
+    from penstock.server.http.response_order import Reply
+
+_REFUSED: Scope = ("", "")
+"""The sender of a connection that was refused. It is no request's, so every further one comes to
+`admits`."""
+
+
+class ConnectionPlace:
+    """`sender` is whom the connection counts for, or None. A connection that compares it with that
+    of a request needs to ask `admits` only if it is another object."""
+
+    __slots__ = ("_quotas", "sender")
+
+    def __init__(self, quotas: QuotasPart) -> None:
+        self._quotas = quotas
+        self.sender: Scope | None = None
+
+    def admits(self, request: Request, reply: Reply) -> bool:
+        """Counts the connection for the sender of a request that is to start. If it is one too
+        many, answers with the refusal, and the connection closes after that."""
+        if self.sender is _REFUSED:
+            return False
+        try:
+            self._move(request.notes.sender)
+        except ResourceExhausted as refusal:
+            self.sender = _REFUSED
+            reply.path = request.path
+            reply.send_last_error(refusal)
+            return False
+        return True
+
+    def _move(self, sender: Scope | None) -> None:
+        if sender == self.sender:
+            return
+        # Its own place is free first: it may move within a tenant that has no other.
+        self.leave()
+        if sender is not None:
+            self._quotas.connect(sender)
+            self.sender = sender
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        sender, self.sender = self.sender, None
+        if sender is not None and sender is not _REFUSED:
+            self._quotas.disconnect(sender)
