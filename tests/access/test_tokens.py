@@ -51,6 +51,27 @@ def test_the_name_of_a_permission_is_no_role(server: AccessServer) -> None:
     assert server.must(who, "GET", "/v1/tenants/default/namespaces")["namespaces"] == []
 
 
+def test_a_role_that_a_tenant_does_not_have_is_refused(server: AccessServer) -> None:
+    """A typo would otherwise show only as refusals, later and elsewhere."""
+    wanted = {"principal": "bot", "tenant_id": "other", "roles": ["wrtier"]}
+    refused = server.ask("root", "POST", "/v1/tokens", wanted)
+    assert refused.status_code == 400
+    assert "the tenant 'other' has no role 'wrtier'; there are reader, writer" in refused.text
+    server.must(
+        "root", "PUT", "/v1/access/roles/wrtier", {"tenant_id": "other", "permissions": ["read"]}
+    )
+    server.must("root", "POST", "/v1/tokens", wanted)
+    # A rule for a role is enough, and a token without a tenant may name any.
+    server.must(
+        "root",
+        "POST",
+        "/v1/access/rules",
+        {"tenant_id": "other", "role": "crew", "permissions": ["read"]},
+    )
+    server.must("root", "POST", "/v1/tokens", wanted | {"roles": ["crew"]})
+    server.must("root", "POST", "/v1/tokens", {"principal": "bot", "roles": ["anything"]})
+
+
 def test_nobody_gets_a_token_in_the_brokers_own_names(server: AccessServer) -> None:
     """The audit log would show their changes as those of the static token, or of the broker."""
     for name in ("static-token", "broker", " broker "):

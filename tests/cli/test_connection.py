@@ -59,7 +59,7 @@ def test_the_token_comes_from_a_flag_or_the_environment(tmp_path: Path) -> None:
         assert refused.code == 1
         assert "the broker wants a token; give it with --token or --token-file" in refused.err
         refused = run_penstock("topic", "list", *url, "--token", "another")
-        assert "UNAUTHENTICATED: this token is not the broker's" in refused.err
+        assert "UNAUTHENTICATED: this is not the broker's token" in refused.err
         assert run_penstock("topic", "list", *url, "--token", TOKEN).code == 0
         assert run_penstock("topic", "list", *url, env={"PENSTOCK_TOKEN": TOKEN}).code == 0
         assert "Authorization: Bearer $(cat " in broker.stdout()

@@ -21,6 +21,7 @@ def filter_case(context: Any, case: Any) -> bool:
     return (
         _has_one_form(case, query)
         and _is_forwards(query)
+        and _has_the_name_it_needs(case, query)
         and _knows_its_columns(query)
         # 1.0 is an integer to a schema, and not to the broker.
         and not any(isinstance(value, float) for _, value in values)
@@ -67,9 +68,20 @@ def _is_for_one(rule: Mapping[str, Any]) -> bool:
     tenant = rule.get("tenant_id")
     if isinstance(tenant, str) and tenant.strip().endswith("*"):
         return False
-    if isinstance(rule.get("resource"), str) and rule["resource"].strip() == "broker":
+    resource = rule.get("resource")
+    if isinstance(resource, str) and resource.strip() == "broker":
+        return False
+    patterns = [each for each in (resource, rule.get("namespace")) if isinstance(each, str)]
+    if any("*" in pattern.strip()[:-1] for pattern in patterns):
         return False
     return len(given & {"principal", "role"}) == 1
+
+
+def _has_the_name_it_needs(case: Any, query: Mapping[str, Any]) -> bool:
+    """Owner, lease and prefetch of a subscription need its name."""
+    if not case.operation.path.endswith("/subscribe") or query.get("name"):
+        return True
+    return not {"owner", "lease_ms", "prefetch"} & query.keys()
 
 
 def _takes_raw(case: Any) -> bool:

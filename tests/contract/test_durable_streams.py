@@ -105,6 +105,53 @@ def test_acks_are_checked(ns: Namespace) -> None:
     assert_typed_error(unknown, 409, "FAILED_PRECONDITION")
 
 
+def test_errors_of_streams_speak_of_subscriptions(ns: Namespace) -> None:
+    """Neither of groups nor of topics, which users of streams have not met."""
+    stream = ns.create_stream(delivery="at_least_once")
+    path = ns.stream_path(stream)
+    body = {"name": "audti", "owner": "w", "offset": 0}
+    for how in ("ack", "nack", "extend"):
+        unknown = ns.post(f"{path}/{how}", **body)
+        assert_typed_error(unknown, 409, "FAILED_PRECONDITION")
+        assert unknown.json()["message"].startswith(f"no subscription 'audti' of stream '{stream}'")
+    gone = ns.broker.client.delete(f"{path}/subscriptions/audti")
+    assert gone.status_code == 404
+    assert gone.json()["message"].startswith("no subscription 'audti' of stream")
+    with ns.subscribe(stream, "name=audit&owner=w") as feed:
+        for how in ("ack", "nack", "extend"):
+            early = ns.post(f"{path}/{how}", **body | {"name": "audit", "offset": 7})
+            assert early.json()["message"] == "this event was never delivered to the subscription"
+        assert ns.broker.client.delete(f"{path}/subscriptions/audit").status_code == 204
+        assert feed.next().members["message"] == "subscription 'audit' was deleted"
+
+
+def test_a_full_durable_stream_speaks_of_events(start_broker: StartBroker) -> None:
+    ns = Namespace(start_broker("--max-partition-msgs", "1"))
+    stream = ns.create_stream(delivery="at_least_once")
+    with ns.subscribe(stream, "name=audit"):
+        ns.publish(stream, b"a")
+        refused = ns.publish(stream, b"b")
+    assert refused.status_code == 429
+    assert refused.json()["message"].startswith("the stream holds 1 unfinished events; ")
+
+
+@pytest.mark.parametrize("member", [{"owner": "w"}, {"lease_ms": 5000}, {"prefetch": 2}])
+def test_members_of_named_subscriptions_need_a_name(ns: Namespace, member: dict[str, Any]) -> None:
+    stream = ns.create_stream(delivery="at_least_once")
+    ((what, value),) = member.items()
+    for start in ("", "&start=0"):
+        refused = ns.broker.client.get(f"{ns.stream_path(stream)}/subscribe?{what}={value}{start}")
+        assert_typed_error(refused, 400, "INVALID_ARGUMENT")
+        assert f"{what} needs a name" in refused.json()["message"]
+    with WebSocket(ns.broker.port) as ws:
+        at = {"tenant_id": "default", "namespace": ns.path.split("/")[-1], "stream": stream}
+        answer = ws.ask({"type": "subscribe", **at, **member})
+        assert answer["error"] == "INVALID_ARGUMENT"
+        assert f"{what} needs a name" in answer["message"]
+    with ns.subscribe(stream, "nmae=x") as feed:
+        assert "name" not in feed.first
+
+
 def test_starts_over_http(ns: Namespace) -> None:
     """felix-126: an offset out of range is an error, over the WebSocket one of its own type."""
     stream = ns.create_stream(delivery="at_least_once")

@@ -114,14 +114,20 @@ def test_a_declared_quota_is_created_and_changed(broker: BrokerProcess) -> None:
     }
     made = broker.client.post("/v1/apply", json=wanted)
     assert made.status_code == 200, made.text
+    quotas = [step for step in made.json()["steps"] if step["kind"] == "quota"]
+    assert [(step["action"], step["changes"]) for step in quotas] == [
+        ("create", [{"setting": "topics", "from": None, "to": 9}]),
+        ("create", [{"setting": "publish_rate_limit", "from": None, "to": 5}]),
+    ]
     url = f"/v1/tenants/{tenant}"
     assert broker.client.get(f"{url}/quota").json()["limits"]["topics"] == 9
     at_prod = f"{url}/namespaces/prod/quota"
     assert broker.client.get(at_prod).json()["limits"]["publish_rate_limit"] == 5
     wanted["quotas"][1]["publish_rate_limit"] = 7
     changed = broker.client.post("/v1/apply", json=wanted | {"changes": True}).json()
-    assert [step["action"] for step in changed["steps"]] == ["keep", "change"]
-    assert changed["steps"][1]["changes"] == [{"setting": "publish_rate_limit", "from": 5, "to": 7}]
+    assert [step["action"] for step in changed["steps"]] == ["keep", "keep", "keep", "change"]
+    assert [step["kind"] for step in changed["steps"]] == ["tenant", "quota", "namespace", "quota"]
+    assert changed["steps"][3]["changes"] == [{"setting": "publish_rate_limit", "from": 5, "to": 7}]
     assert broker.client.get(at_prod).json()["limits"]["publish_rate_limit"] == 7
 
 
@@ -129,7 +135,8 @@ def test_a_quota_of_an_unknown_tenant_is_a_conflict(broker: BrokerProcess) -> No
     wanted = {"quotas": [{"tenant_id": new_name("tenant"), "topics": 1}], "dry_run": True}
     (step,) = broker.client.post("/v1/apply", json=wanted).json()["steps"]
     assert step["action"] == "conflict"
-    assert "unknown tenant" in step["reason"]
+    assert step["kind"] == "quota"
+    assert "declare it in [[tenants]]" in step["reason"]
 
 
 @pytest.mark.parametrize(

@@ -410,3 +410,34 @@ def test_every_client_needs_a_certificate_of_the_authorities_that_are_in_force(
 
 def seen_certificate(broker: TlsBroker) -> str:
     return ssl.get_server_certificate(("127.0.0.1", broker.port), timeout=20)
+
+
+def first_bytes(broker: TlsBroker) -> bytes:
+    """The beginning of the answer to a client without a certificate, or nothing."""
+    try:
+        with broker.connect() as client:
+            client.sendall(b"GET /v1/livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return client.recv(100)
+    except OSError:
+        return b""
+
+
+def test_the_log_says_that_a_client_showed_no_certificate(
+    files: Files, authority: Certificate
+) -> None:
+    """The client sees only a closed connection. Repeats do not fill the log."""
+    cert, key = files.certificate
+    process = TlsBroker(
+        None, "--access-control", "--tls-cert", str(cert), "--tls-key", str(key),
+        "--tls-client-ca", str(authority.file), "--tls-client-auth", "required",
+    )  # fmt: skip
+    process.certificate = files.certificate
+    told = "tls_client_ca asks for a certificate, and it showed none"
+    try:
+        process.start()
+        for _ in range(5):
+            assert first_bytes(process) == b""
+        eventually(lambda: told in process.stderr())
+        assert process.stderr().count(told) == 1
+    finally:
+        process.close()

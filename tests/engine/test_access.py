@@ -93,6 +93,10 @@ def test_a_grant_that_exists_is_not_granted_again(broker: Broker) -> None:
         (rule("ann", "read", resource="topic:"), InvalidArgument),
         (rule("ann", "read", resource="broker"), InvalidArgument),
         (rule("ann", "read", resource="broker:x"), InvalidArgument),
+        (rule("ann", "read", resource="topic:*orders"), InvalidArgument),
+        (rule("ann", "read", resource="topic:or*ers*"), InvalidArgument),
+        (rule("ann", "read", namespace="*prod"), InvalidArgument),
+        (rule("ann", "read", "metrics"), InvalidArgument),
     ],
 )  # fmt: skip
 def test_a_rule_that_means_nothing_is_refused(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from penstock.api.outcomes import Done
@@ -57,6 +57,10 @@ class AccessPart(Protocol):
     def check_grant(self, rule: AccessRule, by: Principal | None) -> None:
         """Raises PermissionDenied unless `by` could grant this rule. For whoever gives the same
         power in another way, as a token with roles."""
+        ...
+
+    def check_token_roles(self, tenant_id: str, roles: Iterable[str]) -> None:
+        """Raises InvalidArgument if one of these names means nothing as a role of the tenant."""
         ...
 
     def check_name(self, tenant_id: str, principal: str, by: Principal | None) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import click
 
 from penstock.cli.connection import json_flag, with_client
+from penstock.cli.scope import namespace_option, tenant_option
 from penstock.cli.terminal import CommandFailed, printable, show, show_json, show_table
 from penstock.client.results import GrantedRule
 from penstock.client.sync import Client
 from penstock.model.access import BROKER
-from penstock.model.tenancy import DEFAULT
 
-_tenant = click.option(
-    "--tenant", "-t", "tenant_id", envvar="PENSTOCK_TENANT", default=DEFAULT, show_default=True,
-    show_envvar=True, metavar="NAME", help="Name of the tenant.",
-)  # fmt: skip
 _resource = click.option(
     "--resource", "-r", default="*", show_default=True, metavar="KIND:NAME",
     help="* for everything, or topic:orders, topic:orders*, stream:…, cache:…, producer:…, "
@@ -31,7 +27,7 @@ def access() -> None:
 @click.argument("who")
 @click.argument("permissions", nargs=-1, required=True)
 @click.option("--role", "is_role", is_flag=True, help="WHO is a role: all who have it get them.")
-@_tenant
+@tenant_option
 @click.option("--namespace", "-n", default="*", show_default=True, help="Namespace, or pattern.")
 @_resource
 @json_flag
@@ -91,8 +87,8 @@ def list_(client: Client, tenant_id: str, principal: str, as_json: bool) -> None
 @click.argument("permission")
 @click.argument("resource")
 @click.option("--roles", default="", metavar="NAME,…", help="The roles of the principal's token.")
-@_tenant
-@click.option("--namespace", "-n", default=DEFAULT, show_default=True, help="Namespace.")
+@tenant_option
+@namespace_option
 @json_flag
 @with_client
 def check(
@@ -131,7 +127,7 @@ def role() -> None:
 @role.command("set")
 @click.argument("name")
 @click.argument("permissions", nargs=-1, required=True)
-@_tenant
+@tenant_option
 @with_client
 def set_(client: Client, name: str, permissions: tuple[str, ...], tenant_id: str) -> None:
     """Create the role NAME, or change it to these PERMISSIONS."""
@@ -140,7 +136,7 @@ def set_(client: Client, name: str, permissions: tuple[str, ...], tenant_id: str
 
 
 @role.command("list")
-@_tenant
+@tenant_option
 @json_flag
 @with_client
 def list_roles(client: Client, tenant_id: str, as_json: bool) -> None:
@@ -157,7 +153,7 @@ def list_roles(client: Client, tenant_id: str, as_json: bool) -> None:
 
 @role.command()
 @click.argument("name")
-@_tenant
+@tenant_option
 @with_client
 def remove(client: Client, name: str, tenant_id: str) -> None:
     """Remove the role NAME. Refused while a rule names it."""

@@ -13,6 +13,8 @@ from penstock.client.results import AppliedStep
 from penstock.client.sync import Client
 from penstock.model.errors import InvalidArgument
 from penstock.model.options import unknown_name
+from penstock.model.units import format_duration
+from penstock.server.declarations import resources_of
 from penstock.server.settings import RESOURCE_TABLES, Settings, read_file
 
 SIGNS = {"create": "+", "change": "~", "keep": "=", "conflict": "!"}
@@ -28,9 +30,9 @@ def apply(client: Client, file: str, dry_run: bool, yes: bool, as_json: bool) ->
     """Create and change the resources that the TOML FILE declares.
 
     The file has tables [[tenants]], [[quotas]], [[streams]], [[caches]] and [[topics]]. Their
-    members are those of the HTTP API; streams, caches and topics may have tenant_id and namespace.
-    Settings that the file does not name stay as they are, and nothing is deleted. The plan is shown
-    first:
+    members are those of the HTTP API; streams, caches and topics may have tenant_id and namespace,
+    which are default if left out. Settings that the file does not name stay as they are, and
+    nothing is deleted. The plan is shown first:
 
     \b
       + will be created
@@ -68,26 +70,32 @@ def _count(number: int, what: str) -> str:
 def _show(step: AppliedStep) -> None:
     show(f"{SIGNS[step.action]} {step.kind} {printable(step.name)}")
     for change in step.changes:
-        show(f"    {change.setting}: {_text(change.before)} -> {_text(change.after)}")
+        before, after = (_text(step, change.setting, at) for at in (change.before, change.after))
+        is_new = step.action == "create"
+        show(f"    {change.setting}: {after if is_new else f'{before} -> {after}'}")
     if step.reason:
         show(f"    {printable(step.reason)}")
 
 
-def _text(value: Any) -> str:
+def _text(step: AppliedStep, setting: str, value: Any) -> str:
     if value is None:
-        return "default"
+        return "none" if step.kind == "quota" else "default"
+    if setting == "retention_ms" and isinstance(value, int):
+        return format_duration(value) if value else "0"
     return printable(str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _read(file: str) -> dict[str, Any]:
     """Returns the tables of the file that declare resources. Settings of a broker may be in it
-    too."""
+    too. Wrong tables and keys are refused here, in the words of the file."""
     try:
         found = read_file(file)
         known = (*RESOURCE_TABLES, *Settings.__struct_fields__)
         for name in found:
             if name not in known:
                 raise InvalidArgument(f"{file}: {unknown_name(name, known, 'table')}")
+        tables = {name: found[name] for name in RESOURCE_TABLES if name in found}
+        resources_of(tables, file)
     except InvalidArgument as error:
         raise BadSettings(error.message) from error
-    return {name: found[name] for name in RESOURCE_TABLES if name in found}
+    return tables

@@ -13,6 +13,7 @@ import click
 from penstock import __version__
 from penstock.cli.access import access
 from penstock.cli.apply import apply
+from penstock.cli.audit import audit
 from penstock.cli.cache import cache
 from penstock.cli.config import config
 from penstock.cli.delivery import ack, extend, nack, release
@@ -32,6 +33,7 @@ from penstock.cli.token import token
 from penstock.cli.topic import topic
 from penstock.cli.version import version
 from penstock.cli.wal import wal
+from penstock.cli.whoami import whoami
 from penstock.model.errors import PenstockError
 from penstock.storage.errors import StorageError
 
@@ -68,7 +70,7 @@ def penstock() -> None:
 
 for command in (
     serve, topic, produce, consume, ack, nack, release, extend, effect, group, journal, pipeline,
-    stream, publish, subscribe, cache, namespace, tenant, quota, access, token, apply, config, wal,
-    version,
+    stream, publish, subscribe, cache, namespace, tenant, quota, access, audit, token, whoami,
+    apply, config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

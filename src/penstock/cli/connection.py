@@ -18,7 +18,8 @@ from penstock.cli.scope import scope_options
 from penstock.cli.terminal import CommandFailed
 from penstock.client.credentials import DEFAULT_URL, Credentials, Token, read_token_file
 from penstock.client.sync import Client
-from penstock.model.errors import Unauthenticated
+from penstock.model.errors import NotFound, Unauthenticated
+from penstock.model.tenancy import DEFAULT
 
 
 def with_token(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,16 +95,39 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
                 client_cert=client_cert,
                 client_key=client_key,
             ) as client:
+                if "own_tenant" in arguments or "own_namespace" in arguments:
+                    _add_scope(client, arguments, is_known=_is_known(token, client_cert))
                 command(client, **arguments)
         except Unauthenticated as error:
             is_given = Credentials(token).token != ""
-            cure = "this token is not the broker's" if is_given else "the broker wants a token"
+            cure = error.message if is_given else "the broker wants a token"
             raise CommandFailed(
                 f"{error.code}: {cure}; give it with --token or --token-file, PENSTOCK_TOKEN or "
                 "PENSTOCK_TOKEN_FILE"
             ) from error
 
     return run
+
+
+def _is_known(token: Token | None, client_cert: str | None) -> bool:
+    """Returns whether the command shows the broker who sends it."""
+    return bool(client_cert) or Credentials(token).token != ""
+
+
+def _add_scope(client: Client, arguments: dict[str, Any], *, is_known: bool) -> None:
+    """Replaces the options --tenant and --namespace with what the command takes. Without them a
+    command is about the tenant and namespace of the credential, as requests on topics are."""
+    wanted = {"own_tenant": "tenant_id", "own_namespace": "namespace"}
+    given = {name: arguments.pop(name) for name in wanted if name in arguments}
+    own = {"own_tenant": DEFAULT, "own_namespace": DEFAULT}
+    if is_known and None in given.values():
+        try:
+            found = client.who_am_i()
+            own = {"own_tenant": found.tenant_id, "own_namespace": found.namespace}
+        except NotFound:
+            pass  # An older broker does not say.
+    for name, value in given.items():
+        arguments[wanted[name]] = own[name] if value is None else value
 
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from penstock.cli.connection import json_flag, with_scoped_client
-from penstock.cli.terminal import CommandFailed, printable, show, show_json
+from penstock.cli.terminal import printable, show, show_json
+from penstock.cli.units import moment_ms
 from penstock.client.ranges import Row
 from penstock.client.sync import Client
 from penstock.model.journal import KINDS, STREAM
@@ -36,7 +36,7 @@ def journal(client: Client, since: str | None, follow: bool, as_json: bool, **on
     A line is an event: produced, delivered, acked, nacked and so on. Lines of durable streams have
     stream: before the name.
     """
-    time_ms = None if since is None else _milliseconds(since)
+    time_ms = None if since is None else moment_ms(since, "--since")
     found = client.journal_offsets(fresh=True, time_ms=time_ms)
     start = found.earliest if found.at_time is None else found.at_time
     try:
@@ -62,16 +62,3 @@ def _line(row: Row) -> str:
         words.append(f"in={row['tenant']}/{row['namespace']}")
     words += [f"{name}={row[name]}" for name in names if name in row]
     return printable(" ".join(words))
-
-
-def _milliseconds(text: str) -> int:
-    """Parses a time, or how long ago it was, into milliseconds since 1970."""
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    if seconds is not None and text[:-1].isdigit():
-        return max(0, int((time.time() - int(text[:-1]) * seconds) * 1000))
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        message = f"--since: {text!r} is not a time such as 2026-01-31T12:00:00Z or 15m"
-        raise CommandFailed(message) from error
-    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)

@@ -11,28 +11,31 @@ import msgspec
 from penstock.cli.terminal import printable, setting_text, show, show_json, show_table
 from penstock.client.registry import Setting
 from penstock.client.results import Cache, Stream
-from penstock.model.tenancy import DEFAULT
 
 Command = Callable[..., None]
 
+TENANT_DEFAULT = "[default: that of your credential, else default]"
+
 tenant_option = click.option(
-    "--tenant", "-t", "tenant_id", envvar="PENSTOCK_TENANT", default=DEFAULT, show_default=True,
-    show_envvar=True, metavar="NAME", help="Name of the tenant.",
+    "--tenant", "-t", "own_tenant", envvar="PENSTOCK_TENANT", default=None, show_envvar=True,
+    metavar="NAME", help=f"Name of the tenant.  {TENANT_DEFAULT}",
 )  # fmt: skip
+"""`with_client` passes the command `tenant_id`: the option's value, else the credential's tenant,
+else `default`; and `namespace` in the same way."""
 
 namespace_option = click.option(
-    "--namespace", "-n", envvar="PENSTOCK_NAMESPACE", default=DEFAULT, show_default=True,
-    show_envvar=True, metavar="NAME", help="Namespace of the tenant.",
+    "--namespace", "-n", "own_namespace", envvar="PENSTOCK_NAMESPACE", default=None,
+    show_envvar=True, metavar="NAME", help=f"Namespace of the tenant.  {TENANT_DEFAULT}",
 )  # fmt: skip
 
 scope_options = (
     click.option(
         "--tenant", "-t", "scope_tenant", envvar="PENSTOCK_TENANT", default=None, show_envvar=True,
-        metavar="NAME", help="Tenant of the topic.  [default: default]",
+        metavar="NAME", help=f"Tenant of the topic.  {TENANT_DEFAULT}",
     ),
     click.option(
         "--namespace", "-n", "scope_namespace", envvar="PENSTOCK_NAMESPACE", default=None,
-        show_envvar=True, metavar="NAME", help="Namespace of the tenant.  [default: default]",
+        show_envvar=True, metavar="NAME", help=f"Namespace of the tenant.  {TENANT_DEFAULT}",
     ),
 )  # fmt: skip
 """--tenant and --namespace of the commands on topics. The client sends them only if they are

@@ -46,8 +46,9 @@ def serve(file: str | None, apply_changes: bool, **flags: Any) -> None:
     Settings also come from a TOML file (--config) and the environment (PENSTOCK_<NAME>).
     `penstock config` shows the settings in force. Sizes may have a unit: 64MiB.
 
-    The file may also declare [[tenants]], [[streams]], [[caches]] and [[topics]]. Missing ones are
-    created. Differences are logged, and changed only with --apply; see `penstock apply`.
+    The file may also declare [[tenants]], [[quotas]], [[streams]], [[caches]] and [[topics]].
+    Missing ones are created. Differences are logged, and changed only with --apply; see
+    `penstock apply`.
     """
     settings, _ = settings_of(file, flags)
     configure_logging(settings.log_level, settings.log_format)

@@ -18,7 +18,8 @@ from penstock.client.sync import Client
 
 @click.group()
 def token() -> None:
-    """Create, show, rotate and revoke bearer tokens. Needs the permission access."""
+    """Create, show, rotate and revoke bearer tokens. Needs an admin's token, or the
+    permission access in the whole tenant."""
 
 
 @token.command()

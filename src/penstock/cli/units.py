@@ -1,11 +1,14 @@
-"""The types of options that are durations, sizes or rates: `7d`, `1GB`, `10MB/s`."""
+"""The types of options that are durations, sizes, rates or times: `7d`, `1GB`, `10MB/s`."""
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from penstock.cli.terminal import CommandFailed
 from penstock.model.units import parse_duration_ms, parse_size
 
 
@@ -30,6 +33,19 @@ class Duration(click.ParamType[int]):
 
 MILLISECONDS = Duration(bare_ms=True)
 """The type of every option whose name ends in -ms: `250ms`, `2s`, or a number of milliseconds."""
+
+
+def moment_ms(text: str, option: str) -> int:
+    """Parses a time, or how long ago it was, into milliseconds since 1970."""
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    if seconds is not None and text[:-1].isdigit():
+        return max(0, int((time.time() - int(text[:-1]) * seconds) * 1000))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{option}: {text!r} is not a time such as 2026-01-31T12:00:00Z or 15m"
+        raise CommandFailed(message) from error
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
 
 
 class Size(click.ParamType[int]):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.client.calls import Call, encode, nothing, query_of, reader, segment
-from penstock.client.results import AccessDecision, GrantedRule, RoleDefinition
+from penstock.client.results import AccessDecision, GrantedRule, RoleDefinition, SenderInfo
 
 
 def grant_access(
@@ -68,6 +68,11 @@ def check_access(
         namespace=namespace,
     )
     return Call("GET", f"/v1/access/check{query}", reader(AccessDecision))
+
+
+def who_am_i() -> Call[SenderInfo]:
+    """Returns who you are to the broker, and the tenant and namespace of names without one."""
+    return Call("GET", "/v1/access/self", reader(SenderInfo))
 
 
 def set_role(name: str, permissions: Sequence[str], *, tenant_id: str = "") -> Call[RoleDefinition]:

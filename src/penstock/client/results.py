@@ -300,6 +300,21 @@ class AccessDecision(msgspec.Struct, frozen=True, kw_only=True):
     rule: GrantedRule | None = None
 
 
+class SenderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """You, as the broker sees you. `tenant_id` and `namespace` are where names without one are
+    looked up. `is_bound`: your credential reaches no other tenant. Without `access_control` there
+    is no `principal`. `expires_ms` is 0 if the credential does not expire."""
+
+    access_control: bool
+    tenant_id: str
+    namespace: str
+    is_bound: bool
+    admin: bool
+    roles: list[str]
+    principal: str = ""
+    expires_ms: int = 0
+
+
 class PublishedAt(msgspec.Struct, frozen=True):
     """The place of events in a durable stream. `offset` is that of the first. A `duplicate` was
     stored by an earlier publish, which had this offset; -1 if the broker no longer knows it."""

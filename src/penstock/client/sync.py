@@ -118,6 +118,7 @@ class Client:
     revoke_access = _operation(access.revoke_access)
     list_access_rules = _operation(access.list_access_rules)
     check_access = _operation(access.check_access)
+    who_am_i = _operation(access.who_am_i)
     set_role = _operation(access.set_role)
     remove_role = _operation(access.remove_role)
     list_roles = _operation(access.list_roles)

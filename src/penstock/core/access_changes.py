@@ -6,6 +6,8 @@ Deciding changes nothing: it returns records or raises.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from penstock.core.access import AccessRules, expanded, permissions_over, subject_of
@@ -25,9 +27,13 @@ from penstock.model.limits import (
     MAX_SUBJECT_RULES,
 )
 from penstock.model.names import clean_name
-from penstock.model.permissions import ALL_PERMISSIONS, BUILT_IN_ROLES
-from penstock.model.principals import Principal
+from penstock.model.permissions import ALL_PERMISSIONS, BROKER_PERMISSIONS, BUILT_IN_ROLES
+from penstock.model.principals import Principal, bound_elsewhere
 from penstock.model.records import RoleRemoved, RoleSet, RuleGranted, RuleRevoked
+from penstock.model.scopes import Scope
+
+MAX_SHOWN_ROLES = 20
+"""A refusal that lists more roles than this is harder to read than the list of roles."""
 
 _KNOWN = f"there are {', '.join(sorted(ALL_PERMISSIONS))}"
 
@@ -123,10 +129,16 @@ def _checked(access: AccessRules, registry: Registry, rule: AccessRule) -> Acces
     for each in rule.permissions:
         if each not in known and (rule.tenant_id, each) not in access.roles:
             raise NotFound(f"there is no permission or role {each[:200]!r}; {_KNOWN}")
-    namespace, resource = clean_name(rule.namespace, "namespace"), _clean_resource(rule.resource)
+    namespace = _clean_pattern(rule.namespace, "namespace")
+    resource = _clean_resource(rule.resource)
     if resource == BROKER:
         if rule.tenant_id or namespace != ANY:
             raise InvalidArgument("a rule for the broker has no tenant and no namespace")
+    elif only_broker := sorted(BROKER_PERMISSIONS & set(rule.permissions)):
+        raise InvalidArgument(
+            f"{only_broker[0]} is about the broker only: give it in a rule without a tenant and "
+            "with the resource broker (-r broker)"
+        )
     elif not rule.tenant_id:
         raise InvalidArgument("a rule names its tenant, unless its resource is broker")
     elif rule.tenant_id.endswith(ANY) and (rule.tenant_id, "", "") not in registry.tenants:
@@ -155,7 +167,17 @@ def _clean_resource(resource: str) -> str:
             f"resource {resource[:200]!r} must be *, or a kind and a name as topic:orders or "
             f"topic:orders*; kinds are {kinds}; and broker, without a tenant"
         )
-    return f"{kind}:{clean_name(pattern, 'resource')}"
+    return f"{kind}:{_clean_pattern(pattern, 'resource')}"
+
+
+def _clean_pattern(pattern: str, what: str) -> str:
+    cleaned = clean_name(pattern, what)
+    if ANY in cleaned[:-1]:
+        raise InvalidArgument(
+            f"{what} {cleaned[:200]!r}: a pattern is *, or the beginning of a name and then *, as "
+            "orders*"
+        )
+    return cleaned
 
 
 def _check_authority(access: AccessRules, wanted: AccessRule, by: Principal | None) -> None:
@@ -164,7 +186,22 @@ def _check_authority(access: AccessRules, wanted: AccessRule, by: Principal | No
         resource = _clean_resource(wanted.resource)
         namespace = clean_name(wanted.namespace, "namespace")
         if "access" not in permissions_over(access, by, wanted.tenant_id, namespace, resource):
-            raise _cannot(by, "grant", {"access"})
+            raise _cannot(by, "grant", {"access"}, (wanted.tenant_id, namespace))
+
+
+def check_token_roles(access: AccessRules, tenant_id: str, roles: Iterable[str]) -> None:
+    """Raises if a token for the tenant names a role that means nothing there: no role has this
+    name, and no rule is for it."""
+    for name in roles:
+        is_role = name in BUILT_IN_ROLES or (tenant_id, name) in access.roles
+        if is_role or any(True for _ in access.of_subject(tenant_id, "role", name)):
+            continue
+        own = sorted(role for tenant, role in access.roles if tenant == tenant_id)
+        there_are = ", ".join([*BUILT_IN_ROLES, *own[:MAX_SHOWN_ROLES]])
+        raise InvalidArgument(
+            f"the tenant {tenant_id!r} has no role {name[:200]!r}; there are {there_are}. Create "
+            "it first (penstock access role set), or a rule for it (penstock access grant --role)"
+        )
 
 
 def check_grantor(
@@ -208,14 +245,17 @@ def _check_role_editor(
     held = permissions_over(access, by, role.tenant_id, ANY, resource)
     before = () if old is None else old.permissions
     if "access" not in held:
-        raise _cannot(by, "change", {"access"})
+        raise _cannot(by, "change", {"access"}, (role.tenant_id, ""))
     missing = {*role.permissions, *before} - held
     if missing:
         raise _cannot(by, "change", missing)
 
 
-def _cannot(by: Principal, verb: str, missing: set[str]) -> PermissionDenied:
+def _cannot(
+    by: Principal, verb: str, missing: set[str], scope: Scope = ("", "")
+) -> PermissionDenied:
+    elsewhere = bound_elsewhere(by, scope) if scope[0] else ""
     return PermissionDenied(
         f"{by.name!r} cannot {verb} this: it lacks {', '.join(sorted(missing))} on all of it, and "
-        "nobody can give or take what they do not have"
+        f"nobody can give or take what they do not have{elsewhere}"
     )

@@ -140,23 +140,32 @@ def check_room(
     msgs, nbytes = backlog.buffered_msgs() + pending[0], backlog.buffered_bytes() + pending[1]
     if msgs + count > limits.max_partition_msgs:
         raise ResourceExhausted(
-            f"partition {partition.index} holds {msgs} unfinished messages; "
+            f"{_holder(partition)} holds {msgs} unfinished {_contents(partition)}; "
             f"max_partition_msgs is {limits.max_partition_msgs}",
             limit="partition_msgs",
             partition=partition.index,
         )
     if nbytes + size > limits.max_partition_bytes:
         raise ResourceExhausted(
-            f"partition {partition.index} holds {nbytes} unfinished bytes and {size} more do "
+            f"{_holder(partition)} holds {nbytes} unfinished bytes and {size} more do "
             f"not fit; max_partition_bytes is {limits.max_partition_bytes}",
             limit="partition_bytes",
             partition=partition.index,
         )
     if partition.end_offset + count - 1 > MAX_OFFSET:
-        raise ResourceExhausted("the topic has used up its offsets", limit="offsets")
+        holder = "stream" if backlog.is_stream else "topic"
+        raise ResourceExhausted(f"the {holder} has used up its offsets", limit="offsets")
     if pending == (0, 0):
         backlog.safe_msgs = backlog.stored_msgs + limits.max_partition_msgs - msgs
         backlog.safe_bytes = backlog.stored_bytes + limits.max_partition_bytes - nbytes
+
+
+def _holder(partition: Partition) -> str:
+    return "the stream" if partition.backlog.is_stream else f"partition {partition.index}"
+
+
+def _contents(partition: Partition) -> str:
+    return "events" if partition.backlog.is_stream else "messages"
 
 
 def check_keys(state: BrokerState, now_ms: int, pending: int = 0) -> None:

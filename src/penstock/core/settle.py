@@ -15,11 +15,12 @@ from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Group, Progress, Unf
 from penstock.core.produce import find_topic
 from penstock.core.retries import backoff_ms, default_backoff_ms, is_last_attempt
 from penstock.core.state import BrokerState
+from penstock.core.stream_logs import no_subscription
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_BACKOFF_MS
 from penstock.model.records import DEAD, Finished, Released
-from penstock.model.scopes import plain_name
+from penstock.model.scopes import is_stream_log, plain_name
 
 NACKED = "nack"
 LAPSED = "ack_timeout"
@@ -34,6 +35,7 @@ class AlreadyDone(msgspec.Struct, gc=False):
 
 
 NOT_DELIVERED = "this offset was never delivered to the group"
+NOT_DELIVERED_EVENT = "this event was never delivered to the subscription"
 NOT_IN_FLIGHT = "this offset is not in flight: its delivery was released or taken back"
 
 
@@ -134,6 +136,8 @@ def _find(state: BrokerState, command: Settle) -> tuple[Topic, Progress]:
         )
     group = topic.groups.get(command.group)
     if group is None:
+        if is_stream_log(topic.name):
+            raise FailedPrecondition(no_subscription(topic.name, command.group))
         raise FailedPrecondition(f"group {command.group!r} has never consumed from this topic")
     return topic, group.progress[command.partition]
 
@@ -142,18 +146,24 @@ def _find_held(progress: Progress, command: Settle) -> Unfinished:
     """Returns the unfinished message if its last delivery was to this owner."""
     entry = progress.unfinished.get(command.offset)
     if entry is None:
-        done = progress.first_offset <= command.offset < progress.cursor
-        raise FailedPrecondition("this offset is already done" if done else NOT_DELIVERED)
+        if not progress.first_offset <= command.offset < progress.cursor:
+            raise _not_delivered(progress.group.topic)
+        raise FailedPrecondition("this offset is already done")
     _check_owner(progress.group, entry, command)
     return entry
 
 
 def _done_or_refused(topic: Topic, progress: Progress, command: Settle) -> AlreadyDone | None:
     if not progress.first_offset <= command.offset < progress.cursor:
-        raise FailedPrecondition(NOT_DELIVERED)
+        raise _not_delivered(topic)
     if len(topic.partitions) == 1:
         return None
     return AlreadyDone(topic.id, command.partition, command.offset)
+
+
+def _not_delivered(topic: Topic) -> FailedPrecondition:
+    is_event = is_stream_log(topic.name)
+    return FailedPrecondition(NOT_DELIVERED_EVENT if is_event else NOT_DELIVERED)
 
 
 def _check_owner(group: Group, entry: Unfinished, command: Settle) -> None:

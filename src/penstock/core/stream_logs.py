@@ -19,7 +19,7 @@ from penstock.model.records import (
     TopicCreated,
     TopicDeleted,
 )
-from penstock.model.scopes import stream_log_name
+from penstock.model.scopes import quoted, stream_log_name
 from penstock.model.tenancy import Path, StreamConfig
 
 
@@ -58,6 +58,11 @@ def _configured(
     if (config.retention_ms, config.retention_bytes) == known:
         return []
     return [TopicConfigured(topic_id, ts, config.retention_ms, config.retention_bytes)]
+
+
+def no_subscription(log_name: str, name: str) -> str:
+    """Returns the text of a refusal: no subscription of the stream has this name."""
+    return f"no subscription {name!r} of stream {quoted(log_name)}"
 
 
 def find_log(state: BrokerState, path: Path) -> Topic:

@@ -12,6 +12,7 @@ import msgspec
 from penstock.api.topics import NO_RETRIES, RetryDefaults
 from penstock.core.produce import find_topic, reserved
 from penstock.core.state import BrokerState
+from penstock.core.stream_logs import no_subscription
 from penstock.core.tenancy import find
 from penstock.core.topics import Topic
 from penstock.model.audit import AUDIT_TOPIC
@@ -187,5 +188,7 @@ def decide_delete_group(
     topic = find_topic(state, topic_name)
     group = topic.groups.get(name)
     if group is None:
+        if is_stream_log(topic_name):
+            raise NotFound(no_subscription(topic_name, name))
         raise NotFound(f"unknown group {name!r} of topic {quoted(topic_name)}")
     return GroupDeleted(group.id, topic.id, now_ms)

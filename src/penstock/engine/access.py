@@ -7,7 +7,7 @@ of the registry count too. Listeners hear of each change after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from penstock.core.access import (
 )
 from penstock.core.access_changes import (
     check_grantor,
+    check_token_roles,
     decide_grant,
     decide_remove_role,
     decide_revoke,
@@ -124,6 +125,9 @@ class AccessCommands:
 
     def check_grant(self, rule: AccessRule, by: Principal | None) -> None:
         check_grantor(self._access, rule, by)
+
+    def check_token_roles(self, tenant_id: str, roles: Iterable[str]) -> None:
+        check_token_roles(self._access, tenant_id, roles)
 
     def check_name(self, tenant_id: str, principal: str, by: Principal | None) -> None:
         for rule in self._access.of_subject(tenant_id, "principal", principal):

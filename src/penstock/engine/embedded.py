@@ -316,8 +316,8 @@ class EmbeddedEngine:
             entries = list(self._state.groups[record.group_id].unfinished())
             self._record(record)
             self.parts.leases.drop(entries)
-            self._dispatcher.end_group(record.group_id, f"group {group!r} was deleted")
             kind, what = ("stream", "subscription") if is_stream_log(topic) else ("topic", "group")
+            self._dispatcher.end_group(record.group_id, f"{what} {group!r} was deleted")
             self._note(f"{what}.delete", topic, f"{what} {group}", kind)
 
         self._decide(decide, done)

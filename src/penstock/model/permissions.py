@@ -44,6 +44,9 @@ PERMISSIONS: dict[Permission, str] = {
 """Every permission, and what it allows."""
 
 ALL_PERMISSIONS: frozenset[str] = frozenset(get_args(Permission))
+BROKER_PERMISSIONS: frozenset[str] = frozenset({"metrics"})
+"""Permissions that say nothing in a rule for a tenant. A role may have them."""
+
 NO_PERMISSIONS: frozenset[str] = frozenset()
 
 _READER = frozenset({"read", "subscribe", "cache_read", "journal"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.model.scopes import Scope
+
 
 class Principal(msgspec.Struct, frozen=True):
     """A verified sender. `tenant_id` is the only tenant that it can reach; None means every
@@ -23,3 +25,19 @@ STATIC_PRINCIPAL = Principal("static-token", is_admin=True)
 """The sender with the broker's static token."""
 RESERVED_PRINCIPALS = frozenset({STATIC_PRINCIPAL.name, "broker"})
 """The audit log shows these for the static token and for the broker itself."""
+
+
+def bound_elsewhere(principal: Principal, scope: Scope) -> str:
+    """Returns the end of a refusal: which tenant or namespace the principal's credential is for, if
+    the scope is another one; else nothing."""
+    tenant, namespace = scope
+    own = principal.tenant_id
+    if own is not None and own != tenant:
+        return f"; your credential is for tenant {own!r}: name it (X-Penstock-Tenant, -t {own})"
+    bound = principal.namespace
+    if bound is not None and namespace != bound:
+        return (
+            f"; your credential is for namespace {bound!r}: name it (X-Penstock-Namespace, "
+            f"-n {bound})"
+        )
+    return ""

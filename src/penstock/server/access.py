@@ -23,7 +23,7 @@ from penstock.model.audit import AUDIT_TOPIC, Actor
 from penstock.model.errors import PermissionDenied
 from penstock.model.names import clean_name
 from penstock.model.permissions import Permission
-from penstock.model.principals import Principal
+from penstock.model.principals import Principal, bound_elsewhere
 from penstock.model.scopes import Scope, plain_name
 from penstock.model.tenancy import Path
 from penstock.server.http.requests import Notes, Request, path_name
@@ -105,10 +105,29 @@ def denied(
     principal: Principal | None, permission: str, kind: str, scope: Scope, name: str
 ) -> PermissionDenied:
     who = "" if principal is None else principal.name
-    place = "/".join(filter(None, scope))
+    if kind == "topic" and name == AUDIT_TOPIC:
+        return _audit_denied(who, permission)
+    # A tenant is in nothing, and a namespace in its tenant.
+    parents = {"tenant": (), "namespace": scope[:1]}.get(kind, scope)
+    place = "/".join(filter(None, parents))
     what = f"the {kind}" if kind == "broker" else f"{kind} {name!r}"
     within = f" of {place!r}" if place else ""
-    return PermissionDenied(f"{who!r} needs the permission {permission} on {what}{within}")
+    elsewhere = "" if principal is None or kind == "broker" else bound_elsewhere(principal, scope)
+    return PermissionDenied(
+        f"{who!r} needs the permission {permission} on {what}{within}{elsewhere}"
+    )
+
+
+def _audit_denied(who: str, permission: str) -> PermissionDenied:
+    if permission == "read":
+        return PermissionDenied(
+            f"{who!r} needs the permission audit on the tenant, or on the broker, to read the "
+            "audit log"
+        )
+    return PermissionDenied(
+        f"the audit log is the broker's own, and nobody has {permission} on topic {AUDIT_TOPIC!r}: "
+        "read it with penstock audit, or as a range of the topic"
+    )
 
 
 def check_path(

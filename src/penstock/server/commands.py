@@ -130,6 +130,16 @@ def named_of(
     )
 
 
+def check_unnamed(**given: str | int | None) -> None:
+    """Refuses members that only a named subscription has. Without a name they would be ignored,
+    and events that are never acked would not come again."""
+    wrong = [member for member, value in given.items() if value is not None]
+    if wrong:
+        raise InvalidArgument(
+            f"{wrong[0]} needs a name: only a named subscription has owners, leases and a prefetch"
+        )
+
+
 def start_of(raw: str | int | None) -> Start | None:
     """Reads where a subscription begins: latest, earliest, an offset, or a time."""
     if raw is None or raw == "":

@@ -6,7 +6,7 @@ Must not know what exists already, nor how a declaration is carried out.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS
 from penstock.model.names import clean_name
 from penstock.model.tenancy import DEFAULT, Kind, Path
+from penstock.server.declaration_errors import check_tables, wrong_value
 from penstock.server.members import Count, Name, StrictBody, optional, required
 from penstock.server.registry.entries import BytesText, DurationText, EntryName, entry_path
 from penstock.server.routes.cache_settings import CacheSettingsBody
@@ -102,10 +103,25 @@ def read_resources(config: str) -> DeclaredResources:
     path = config_file(config)
     found = read_file(path) if path else {}
     tables = {name: found[name] for name in RESOURCE_TABLES if name in found}
+    return resources_of(tables, f"config {path}")
+
+
+_ROWS: dict[str, type[msgspec.Struct]] = {
+    "tenants": DeclaredTenant,
+    "quotas": DeclaredQuota,
+    "streams": DeclaredStream,
+    "caches": DeclaredCache,
+    "topics": DeclaredTopic,
+}
+
+
+def resources_of(tables: dict[str, Any], source: str) -> DeclaredResources:
+    """Reads the tables of a TOML file. An error begins with `source`."""
+    check_tables(tables, _ROWS, source)
     try:
         return msgspec.convert(tables, DeclaredResources)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"config {path}: {error}") from error
+        raise wrong_value(error, tables, source) from error
 
 
 def check_unique(declared: DeclaredResources) -> None:

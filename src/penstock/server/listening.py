@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+from penstock.server.handshakes import RefusedCertificates
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles
@@ -48,6 +49,7 @@ class BrokerServer:
         self.sweeps: list[Callable[[], None]] = []
         self._dispatch = dispatch
         self._tls = tls
+        self._refused_certificates = RefusedCertificates()
         self._loop = asyncio.get_running_loop()
         self._is_stopping = asyncio.Event()
         self._next_sweep: asyncio.TimerHandle | None = None
@@ -100,6 +102,7 @@ class BrokerServer:
             raise RuntimeError("there is no listening socket yet")
         options: dict[str, Any] = {"sock": self._listener.dup(), "backlog": BACKLOG}
         if context is not None:
+            self._refused_certificates.watch(context)
             options["ssl"] = context
             options["ssl_handshake_timeout"] = HANDSHAKE_TIMEOUT_S
             options["ssl_shutdown_timeout"] = SHUTDOWN_TIMEOUT_S

@@ -23,6 +23,7 @@ from penstock.model.limits import MAX_OFFSET
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.scopes import DEFAULT_SCOPE, Scope, full_name
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
+from penstock.model.units import format_duration
 from penstock.server.declarations import (
     DeclaredCache,
     DeclaredEntry,
@@ -35,7 +36,7 @@ from penstock.server.declarations import (
     only_quotas,
     topic_path,
 )
-from penstock.server.registry.entries import check_lasting, duration, size
+from penstock.server.registry.entries import duration, lasting_difference, size
 from penstock.server.routes.cache_settings import cache_config
 from penstock.server.routes.quotas import quota_config
 from penstock.server.routes.stream_settings import stream_config
@@ -52,7 +53,7 @@ class ResourceStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     be created, for this `reason`."""
 
     action: Literal["create", "change", "keep", "conflict"]
-    kind: Literal["tenant", "namespace", "stream", "cache", "topic"]
+    kind: Literal["tenant", "namespace", "quota", "stream", "cache", "topic"]
     name: str
     changes: list[SettingChange] = []
     reason: str = ""
@@ -183,49 +184,58 @@ class _Wanted:
         entries = [(key, body, next(found)) for key, body in self._entries.items()]
         topics = [(path, body, next(found)) for path, body in self._topics.items()]
         missing = {
-            scope: outcome.message
+            scope: _undeclared_namespace(scope)
             for scope, outcome in zip(self._scopes, found, strict=True)
             if isinstance(outcome, NotFound)
         }
         return [
-            *(self._entry_step(key, body, outcome, missing) for key, body, outcome in entries),
+            *(step for each in entries for step in self._entry_steps(*each, missing)),
             *(self._topic_step(path, body, outcome, missing) for path, body, outcome in topics),
         ]
 
-    def _entry_step(
+    def _entry_steps(
         self,
         key: tuple[Kind, Path],
         body: DeclaredEntry,
         found: Entry | NotFound,
         missing: dict[Scope, str],
-    ) -> PlannedStep:
+    ) -> list[PlannedStep]:
+        """Returns the step of an entry; of a tenant or namespace with a quota, that of the quota
+        too. An entry that is new is created together with its quota."""
         kind, path = key
         name = "/".join(part for part in path if part)
-        if isinstance(found, NotFound):
-            if path[:2] in missing:
-                return _conflict(kind, name, missing[path[:2]])
-            if key in self._only_quotas:
-                return _conflict(kind, name, found.message)
-            wanted = Entry(
-                kind=kind, tenant_id=path[0], namespace=path[1], name=path[2], **_config(body)
-            )
-            create = partial(self._engine.registry.create, wanted)
-            return PlannedStep(ResourceStep(action="create", kind=kind, name=name), [create])
-        if body is None:
-            return PlannedStep(ResourceStep(action="keep", kind=kind, name=name))
-        return self._difference(found, name, _config(body, found))
+        is_quota = isinstance(body, DeclaredQuota)
+        if not isinstance(found, NotFound):
+            steps = [] if body is None or is_quota else [self._difference(found, kind, name, body)]
+            if not steps and key not in self._only_quotas:
+                steps = [PlannedStep(ResourceStep(action="keep", kind=kind, name=name))]
+            return [*steps, self._difference(found, "quota", name, body)] if is_quota else steps
+        if path[:2] in missing:
+            return [_conflict(kind, name, missing[path[:2]])]
+        if key in self._only_quotas:
+            return [_conflict("quota", name, _undeclared(path))]
+        config = _config(body)
+        wanted = Entry(kind=kind, tenant_id=path[0], namespace=path[1], name=path[2], **config)
+        create = partial(self._engine.registry.create, wanted)
+        steps = [PlannedStep(ResourceStep(action="create", kind=kind, name=name), [create])]
+        if is_quota:
+            limits = _changes(NO_QUOTA, wanted.quota or NO_QUOTA)
+            quota = ResourceStep(action="create", kind="quota", name=name, changes=limits)
+            steps.append(PlannedStep(quota))
+        return steps
 
-    def _difference(self, entry: Entry, name: str, config: dict[str, Any]) -> PlannedStep:
+    def _difference(
+        self, entry: Entry, kind: Kind | Literal["quota"], name: str, body: DeclaredEntry
+    ) -> PlannedStep:
+        config = _config(body, entry)
         (wanted,) = config.values()
         changes = _changes(entry.stream or entry.cache or entry.quota, wanted or NO_QUOTA)
         if not changes:
-            return PlannedStep(ResourceStep(action="keep", kind=entry.kind, name=name))
-        try:
-            if entry.kind in ("stream", "cache"):
-                check_lasting(entry, wanted)
-        except FailedPrecondition as error:
-            return _conflict(entry.kind, name, error.message, changes)
-        step = ResourceStep(action="change", kind=entry.kind, name=name, changes=changes)
+            return PlannedStep(ResourceStep(action="keep", kind=kind, name=name))
+        lasting = "" if kind == "quota" else lasting_difference(entry, wanted)
+        if lasting:
+            return _conflict(kind, name, f"{lasting} cannot change; create another", changes)
+        step = ResourceStep(action="change", kind=kind, name=name, changes=changes)
         change: Command = lambda done: self._engine.registry.change(  # noqa: E731
             entry.path, done, if_revision=entry.revision, **config
         )
@@ -300,12 +310,40 @@ def _config(body: DeclaredEntry, entry: Entry | None = None) -> dict[str, Any]:
 
 
 def _changes(now: EntryConfig | None, wanted: EntryConfig) -> list[SettingChange]:
+    """Returns the settings that differ, as a declaration names and writes them."""
     now = now or type(wanted)()
     return [
-        SettingChange(name, getattr(now, name), getattr(wanted, name))
+        SettingChange(_DECLARED_AS.get(name, name), _declared(now, name), _declared(wanted, name))
         for name in wanted.__struct_fields__
         if getattr(now, name) != getattr(wanted, name)
     ]
+
+
+_DECLARED_AS = {"retention_ms": "retention"}
+"""Settings of streams that have another name in a declaration."""
+
+
+def _declared(config: EntryConfig, name: str) -> Any:
+    value = getattr(config, name)
+    if isinstance(config, Quota) and not value:
+        return None
+    is_duration = name in ("retention_ms", "stream_retention")
+    return format_duration(value) if is_duration and value else value
+
+
+def _undeclared_namespace(scope: Scope) -> str:
+    tenant, namespace = scope
+    return (
+        f"there is no namespace {namespace!r} of tenant {tenant!r}: declare it with "
+        f'namespaces = ["{namespace}"] in the [[tenants]] of {tenant!r}'
+    )
+
+
+def _undeclared(path: Path) -> str:
+    """Says that the tenant or namespace of a quota is missing."""
+    if path[1]:
+        return _undeclared_namespace(path[:2])
+    return f"there is no tenant {path[0]!r}: declare it in [[tenants]]"
 
 
 def _topic_settings(body: DeclaredTopic) -> dict[str, Any]:

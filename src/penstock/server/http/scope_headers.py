@@ -51,7 +51,11 @@ def read_scope(
     for (header, text), own in zip(SCOPE_HEADERS.items(), bound, strict=True):
         given = named.get(header)
         if own is not None and given not in (None, own):
-            return PermissionDenied(f"{text} names {given!r}, and this token is for {own!r} only")
+            noun = text.rpartition("-")[2].lower()
+            return PermissionDenied(
+                f"{text} names {given!r}, and your credential is for {noun} {own!r}: name that, or "
+                "leave it out"
+            )
         chosen.append(own if given is None else given)
     tenant, namespace = chosen
     scope = (tenant or DEFAULT, namespace or DEFAULT)

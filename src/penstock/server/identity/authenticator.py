@@ -108,7 +108,8 @@ class Authenticator:
         ends = [token.expires_ms, 0 if is_current else token.old_until_ms]
         expires_ms = min((end for end in ends if end), default=0)
         if expires_ms and expires_ms <= self.now_ms():
-            return _refused()
+            # Its holder has proved to know the secret, and may know why it no longer helps.
+            return Unauthenticated("this token has expired; ask for a new one")
         principal = Principal(
             token.principal,
             token.tenant_id,
@@ -125,4 +126,6 @@ def _digests(token: Token) -> tuple[bytes, bytes]:
 
 
 def _refused() -> Unauthenticated:
-    return Unauthenticated("this token is not valid: it is unknown, has expired or was revoked")
+    return Unauthenticated(
+        "this token is not valid: the broker does not know it, or it was revoked or replaced"
+    )

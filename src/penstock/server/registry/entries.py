@@ -105,12 +105,20 @@ def read_config(body: Body, members: dict[str, tuple[str, Read]], now: C | None,
 
 def check_lasting(entry: Entry, config: StreamConfig | CacheConfig) -> None:
     """Refuses a change of what an entry is; that takes a new entry under another name."""
+    name = lasting_difference(entry, config)
+    if name:
+        raise FailedPrecondition(
+            f"{name} of {entry.kind} {'/'.join(entry.path)!r} cannot change; create another"
+        )
+
+
+def lasting_difference(entry: Entry, config: StreamConfig | CacheConfig) -> str:
+    """Returns the setting that differs and cannot change; nothing if there is none."""
     now = entry.stream or entry.cache
     for name in ("delivery", "durable"):
         if getattr(config, name, None) != getattr(now, name, None):
-            raise FailedPrecondition(
-                f"{name} of {entry.kind} {'/'.join(entry.path)!r} cannot change; create another"
-            )
+            return name
+    return ""
 
 
 def entry_path(*names: str | None) -> Path:

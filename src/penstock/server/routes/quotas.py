@@ -98,7 +98,8 @@ def _rate(name: str, value: int | str) -> int:
     number, slash, unit = value.partition("/")
     rate = parse_size(number) if name == "publish_bytes_limit" else _whole(number)
     if rate is None or not slash or unit.strip() != "s":
-        raise InvalidArgument(f"{name}: {value!r} is no rate; it is a number, or such as 10000/s")
+        example = "10MB/s" if name == "publish_bytes_limit" else "10000/s"
+        raise InvalidArgument(f"{name}: {value!r} is no rate; it is a number, or such as {example}")
     return _checked(name, rate)
 
 

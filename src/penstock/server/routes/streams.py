@@ -13,7 +13,7 @@ from penstock.model.limits import MAX_OFFSET
 from penstock.model.streams import Lag, Start
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs, guard
-from penstock.server.commands import named_of, start_of, subscribe_of
+from penstock.server.commands import check_unnamed, named_of, start_of, subscribe_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.feeds import feed_format, open_feed
 from penstock.server.http.named_feed import NamedFeed
@@ -108,6 +108,9 @@ class Subscriptions(msgspec.Struct, omit_defaults=True):
     next_offset: int | None = None
 
 
+NAMED_ONLY = ("owner", "lease_ms", "prefetch")
+"""Members that need a name."""
+
 _publish_decoder = msgspec.json.Decoder(PublishBody)
 _publish_batch_decoder = msgspec.json.Decoder(PublishBatchBody)
 
@@ -169,6 +172,7 @@ def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
             sink.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
         reply.when_first(partial(streams.consume, named, sink, sink.opened))
         return
+    check_unnamed(**{member: params.get(member) or None for member in NAMED_ONLY})
     feed = open_feed(dispatch, request, params, reply)
     if request.notes.principal is not None:
         feed.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)

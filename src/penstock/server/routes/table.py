@@ -27,6 +27,7 @@ from penstock.server.routes import (
     topics,
     transactions,
     websocket,
+    whoami,
     writes,
 )
 from penstock.server.routes.router import PathRouter, plain_routes
@@ -54,6 +55,7 @@ MODULES = (
     cache_settings,
     apply,
     access,
+    whoami,
     registry,
     tokens,
     system,

@@ -151,6 +151,8 @@ def create_token(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
             "needs the permission access there"
         )
     _check_power(access, manager, wanted)
+    if wanted.tenant_id is not None:
+        access.check_token_roles(wanted.tenant_id, wanted.roles)
     dispatch.engine.tokens.create(
         wanted,
         lambda outcome: send_outcome(reply, outcome, 201, lambda made: _new(made, secret.text)),

@@ -32,6 +32,7 @@ from penstock.model.tenancy import Path
 from penstock.server.access import check_path
 from penstock.server.commands import (
     check_offset,
+    check_unnamed,
     clean_reason,
     delivery_of,
     include_of,
@@ -182,6 +183,7 @@ class Channels:
         if message.name is not None:
             self._join(path, message, start, done)
             return
+        check_unnamed(owner=message.owner, lease_ms=message.lease_ms, prefetch=message.prefetch)
         command = subscribe_of(path, message.event_queue_depth, message.lag, start)
         self._check_room()
         channel = EventChannel(self, path, is_single=message.batch is False)
