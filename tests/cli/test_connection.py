@@ -26,7 +26,7 @@ def test_a_missing_broker_is_reported_with_how_to_start_one() -> None:
 
 
 def test_an_address_that_is_none_is_explained() -> None:
-    for url in ("nonsense", "http://", "http://host:port", "ftp://127.0.0.1"):
+    for url in ("nonsense", "http://", "http://host:port", "ftp://127.0.0.1", "http://["):
         done = run_penstock("topic", "list", "--url", url)
         assert done.code == 1
         assert "http://127.0.0.1:8080" in done.err, url

@@ -330,7 +330,9 @@ def test_a_killed_broker_breaks_the_stream_as_unavailable() -> None:
         broker.close()
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "http://", "ftp://127.0.0.1", "http://h:port"])
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "http://", "ftp://127.0.0.1", "http://h:port", "http://["]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(InvalidArgument):

@@ -316,3 +316,10 @@ def test_a_transaction_refuses_a_stream_that_keeps_no_events(broker: BrokerProce
     assert refusal(refused) == (409, "FAILED_PRECONDITION", 0)
     empty = commit(broker, {"op": "publish", "stream": stream, "payloads": []})
     assert empty.status_code in (400, 409)
+
+
+def test_an_unknown_operation_is_answered_with_the_known_ones(broker: BrokerProcess) -> None:
+    body = {"operations": [{"op": "ack"}, {"op": "prodcue", "topic": "t", "value": "v"}]}
+    reply = broker.client.post("/v1/transactions", json=body)
+    assert reply.status_code == 400
+    assert "op must be one of produce, ack, nack" in reply.json()["message"]

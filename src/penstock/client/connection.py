@@ -46,11 +46,13 @@ def http_options(
 ) -> dict[str, Any]:
     """Returns the arguments of httpx's clients. Ignores proxy settings of the environment, because
     a broker is on the same network."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
+        raise _no_address(url) from error
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidArgument(
-            f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}"
-        )
+        raise _no_address(url)
     return {
         "base_url": url.rstrip("/"),
         "headers": {"User-Agent": user_agent, **scope.headers()},
@@ -60,6 +62,10 @@ def http_options(
         "trust_env": False,
         "verify": context_for(parts.scheme, client_cert, client_key),
     }
+
+
+def _no_address(url: str) -> InvalidArgument:
+    return InvalidArgument(f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}")
 
 
 def heartbeat_of(wait_s: float | None) -> int:
@@ -112,9 +118,7 @@ def lost(url: str, error: Exception) -> PenstockError:
     if isinstance(error, httpx.TimeoutException):
         return Unavailable(f"the broker at {url} did not answer in time")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return InvalidArgument(
-            f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}"
-        )
+        return _no_address(url)
     if isinstance(error, httpx.RemoteProtocolError) and _CLOSED.search(str(error)):
         return Unavailable(f"the broker at {url} closed the connection")
     return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

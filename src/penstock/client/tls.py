@@ -38,7 +38,8 @@ def context_for(
         try:
             context.load_cert_chain(client_cert, client_key or None, password=_no_password)
         except (OSError, ValueError) as error:
-            raise InvalidArgument(f"client certificate {client_cert}: {error}") from error
+            cure = "" if client_key else "; if its key is in another file, name that one too"
+            raise InvalidArgument(f"client certificate {client_cert}: {error}{cure}") from error
     elif client_key:
         raise InvalidArgument("a client key needs a client certificate")
     return context

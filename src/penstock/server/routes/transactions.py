@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import msgspec
 
@@ -72,6 +72,7 @@ _bodies = msgspec.json.Decoder(TransactionBody)
 _lists = ListDecoder(OperationBody)
 _raws = ListDecoder(msgspec.Raw)
 _one: msgspec.json.Decoder[OperationBody] = msgspec.json.Decoder(OperationBody)
+_NAMES = ", ".join(str(body.__struct_config__.tag) for body in get_args(OperationBody))
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -125,7 +126,9 @@ def _operations(raw: msgspec.Raw) -> list[OperationBody]:
             try:
                 _one.decode(each)
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                raise InvalidArgument(explain(error)).at_operation(index) from error
+                is_unknown = str(error).endswith("`$.op`")
+                text = f"op must be one of {_NAMES}" if is_unknown else explain(error)
+                raise InvalidArgument(text).at_operation(index) from error
         raise
 
 
