@@ -328,8 +328,9 @@ def failing(act: object) -> bool:
 def test_a_failure_with_ack_none_is_raised_by_flush_and_by_close(client: Client) -> None:
     socket = client.connect().open()
     socket.stream("nowhere").publish("lost", ack="none")
-    with pytest.raises(NotFound, match="nowhere"):
+    with pytest.raises(NotFound, match="nowhere") as raised:
         socket.flush()
+    assert raised.value.__notes__ == ["An earlier publish with ack none failed."]
     socket.flush()
     socket.stream("nowhere").publish_batch(["lost", "too"], ack="none")
     with pytest.raises(NotFound, match="nowhere"):

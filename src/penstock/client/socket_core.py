@@ -403,6 +403,8 @@ class SocketCore:
     def _raise_reported(self) -> None:
         reported, self._reported = self._reported, None
         if reported is not None:
+            # The place that raises it is far from the publish: the traceback should say so.
+            reported.add_note("An earlier publish with ack none failed.")
             raise reported
 
     def _call_later(self, seconds: float, action: Callable[[], None]) -> None:
