@@ -14,7 +14,8 @@ import pytest
 from penstock.model.permissions import ALL_PERMISSIONS, BROKER_PERMISSIONS
 from penstock.model.principals import Principal
 from penstock.server.access import Filtered, HandlerNeeds, Needs, Open
-from penstock.server.message_actions import MESSAGES, MessageDescription
+from penstock.server.message_actions import MESSAGES
+from penstock.server.message_description import MessageDescription
 from penstock.server.routes.endpoint import Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
 from tests.access.server import AccessServer
@@ -238,7 +239,7 @@ def test_a_message_needs_its_permission(
 def test_messages_that_need_nothing_are_about_the_connection_itself() -> None:
     without = {each.type for each in MESSAGES if isinstance(each.access, Open)}
     own = {"unsubscribe", "lag", "pause", "resume", "cache_unwatch", "ping"}
-    own |= {"event_ack", "event_nack", "event_extend"}
+    own |= {"event_ack", "event_nack", "event_extend", "event_release"}
     assert without == own
 
 

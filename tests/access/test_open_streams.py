@@ -256,11 +256,32 @@ def test_a_range_that_is_being_read_breaks_off(server: AccessServer) -> None:
     who = server.know(Principal("ranger"))
     rule = server.grant(who, "read", resource="topic:long")
     path = "/v1/topics/long/partitions/0/records?format=ndjson"
+    assert_breaks_off(server, who, path, rule)
+
+
+def assert_breaks_off(server: AccessServer, who: str, path: str, rule: int) -> None:
     with open_stream(server, who, path) as stream:
         stream.next()
         server.revoke(rule)
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             stream.rest()
+
+
+def test_a_range_of_a_stream_and_a_snapshot_break_off(server: AccessServer) -> None:
+    """felix-97"""
+    server.must("root", "POST", f"{HERE}/streams", {"name": "long", "delivery": "at_least_once"})
+    payload = base64.b64encode(b"v" * 100_000).decode()
+    for _ in range(4):
+        body = {"payloads": [payload] * 50}
+        server.must("root", "POST", f"{HERE}/streams/long/publish_batch", body)
+    server.must("root", "POST", f"{HERE}/caches", {"name": "long"})
+    for n in range(200):
+        server.must("root", "PUT", f"{HERE}/caches/long/entries/{n}", {"value": payload})
+    who = server.know(Principal("row-reader"))
+    rule = server.grant(who, "subscribe", resource="stream:long")
+    assert_breaks_off(server, who, f"{HERE}/streams/long/records?format=ndjson", rule)
+    rule = server.grant(who, "cache_read", resource="cache:long")
+    assert_breaks_off(server, who, f"{HERE}/caches/long/entries?format=ndjson", rule)
 
 
 def test_a_rule_that_is_revoked_while_a_stream_opens_is_seen(server: AccessServer) -> None:

@@ -247,6 +247,26 @@ def test_staged_rows_need_produce_on_every_topic(server: AccessServer) -> None:
     assert server.ask(who, "PUT", cache, row).status_code == 403
 
 
+def test_staged_events_need_publish_on_the_stream(server: AccessServer) -> None:
+    """felix-93: a refusal is the same whether the stream exists or not."""
+    path = "/v1/tenants/default/namespaces/default/streams"
+    server.must("root", "POST", path, {"name": "kept", "delivery": "at_least_once"})
+    who = server.know(Principal("event-stager"))
+    server.grant(who, "write", resource="producer:nightly")
+    server.grant(who, "produce", "subscribe", "manage")
+    piece = "/v1/writes/nightly/3/0/0?stream=default/default/"
+    row = b'{"payload":"eA=="}\n'
+    texts = set()
+    for name in ("kept", "absent"):
+        reply = server.ask(who, "PUT", piece + name, row)
+        assert reply.status_code == 403
+        assert "publish" in reply.text
+        texts.add(reply.json()["message"].replace(name, "NAME"))
+    assert len(texts) == 1
+    server.grant(who, "publish", resource="stream:kept")
+    assert server.ask(who, "PUT", piece + "kept", row).status_code == 200
+
+
 def test_a_page_of_offsets_ends_with_a_visible_name(
     server: AccessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

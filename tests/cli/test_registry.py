@@ -93,3 +93,34 @@ def test_a_guarantee_that_the_storage_cannot_give_is_reported(penstock: Run) -> 
     refused = penstock("stream", "create", "sure", "--delivery", "at_least_once")
     assert refused.code == 1
     assert "would be lost" in refused.err
+
+
+def test_a_retention_without_a_unit_is_refused(penstock: Run) -> None:
+    """It would be milliseconds, and whoever means days would lose the events."""
+    for words in (("stream", "create", "r"), ("stream", "change", "default")):
+        refused = penstock(*words, "--retention", "5")
+        assert refused.code == 2
+        assert "5 of what? Say 5s, or 5ms" in refused.err
+    refused = penstock("quota", "set", "default", "--stream-retention", "7")
+    assert refused.code == 2
+    assert "7 of what?" in refused.err
+    assert penstock("stream", "change", "default", "--retention", "0").code == 0
+    assert penstock("stream", "change", "default", "--disconnect-slow-ms", "0").code == 0
+
+
+def test_a_byte_rate_without_a_time_says_what_to_write(penstock: Run) -> None:
+    refused = penstock("quota", "set", "default", "--publish-bytes-limit", "1MB")
+    assert refused.code == 2
+    assert "Say 1MB/s" in refused.err
+
+
+def test_durable_is_a_flag_of_streams_as_of_caches(penstock: Run) -> None:
+    refused = penstock("stream", "create", "kept", "--durable")
+    assert "would be lost" in refused.err
+
+
+def test_a_limit_that_was_never_set_is_shown_as_none(penstock: Run) -> None:
+    penstock("stream", "create", "unlimited")
+    shown = penstock("stream", "describe", "unlimited").out
+    rows = {words[0]: words[1:] for line in shown.splitlines() if len(words := line.split()) > 2}
+    assert rows["retention_bytes"] == rows["retention"] == ["no", "limit", "default"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -418,16 +420,72 @@ def test_results_that_are_refused_are_a_failed_attempt(
     assert stored(client, results) == []
 
 
-def test_a_list_with_other_things_in_it_is_a_failed_attempt(
-    client: Client, topic: str, results: str
+async def waits() -> None: ...
+
+
+LOSING: list[tuple[Callable[[str], object], str]] = [
+    (lambda topic: [NewMessage(topic, "v"), "text"], "a list with messages and other things in it"),
+    (lambda topic: (NewMessage(topic, each) for each in "ab"), "a generator, which is not run"),
+    (lambda topic: map(partial(NewMessage, topic), "ab"), "a map, which is not run"),
+    (lambda topic: deque([NewMessage(topic, "v")]), "a deque of messages"),
+    (lambda topic: {NewMessage(topic, "v")}, "a set of messages"),
+    (lambda topic: {"v": NewMessage(topic, "v")}, "a dict of messages"),
+    (lambda topic: waits(), "a coroutine that nobody awaits"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), LOSING)
+def test_a_result_that_would_lose_messages_is_a_failed_attempt(
+    client: Client, topic: str, results: str, make: Callable[[str], object], reason: str
 ) -> None:
     client.produce(topic, "v", envelope=Envelope(retry_policy=RetryPolicy(max_attempts=1)))
-    with running(Worker(client, topic, "g", lambda _: [NewMessage(results, "v"), "text"])):
+    with running(Worker(client, topic, "g", lambda _: make(results))):
         eventually(lambda: f"dlq.{topic}" in client.list_topics())
     dead = next(client.consume(f"dlq.{topic}", "g"))
     assert dead.envelope.dlq is not None
-    assert "TypeError" in dead.envelope.dlq.last_error
+    assert f"TypeError: a handler returned {reason}" in dead.envelope.dlq.last_error
     assert stored(client, results) == []
+
+
+def test_a_generator_from_an_async_handler_is_a_failed_attempt(
+    broker: BrokerProcess, client: Client, topic: str, results: str
+) -> None:
+    client.produce(topic, "v", envelope=Envelope(retry_policy=RetryPolicy(max_attempts=1)))
+
+    async def handle(delivery: Delivery) -> object:
+        return (NewMessage(results, each) for each in "ab")
+
+    with running_async(broker.url, AsyncLosesAnswers(), topic, "g", handle):
+        eventually(lambda: f"dlq.{topic}" in client.list_topics())
+    dead = next(client.consume(f"dlq.{topic}", "g"))
+    assert dead.envelope.dlq is not None
+    assert "return a list of messages" in dead.envelope.dlq.last_error
+
+
+def test_a_handler_that_yields_is_refused_when_its_worker_is_made(client: Client) -> None:
+    """Calling a generator function runs nothing of it, so its message would be acked unhandled."""
+
+    def yields(delivery: Delivery) -> Iterator[NewMessage]:
+        yield NewMessage("t", delivery.value)
+
+    async def async_yields(delivery: Delivery) -> AsyncIterator[NewMessage]:
+        yield NewMessage("t", delivery.value)
+
+    class Yields:
+        def __call__(self, delivery: Delivery) -> Iterator[NewMessage]:
+            return self.method(delivery)
+
+        def method(self, delivery: Delivery) -> Iterator[NewMessage]:
+            yield NewMessage("t", delivery.value)
+
+    class CallYields(Yields):
+        def __call__(self, delivery: Delivery) -> Iterator[NewMessage]:
+            yield NewMessage("t", delivery.value)
+
+    for handler in (yields, async_yields, partial(yields), Yields().method, CallYields()):
+        for kind in (Worker, AsyncWorker):
+            with pytest.raises(InvalidArgument, match=r"cannot yield.* Return a list"):
+                kind(client, "t", "g", handler)  # type: ignore[arg-type]
 
 
 def test_a_worker_whose_message_was_finished_elsewhere_stores_nothing(

@@ -257,6 +257,62 @@ def test_events_are_acked_over_the_websocket(ns: Namespace) -> None:
         assert ws.ask({"type": "unsubscribe", **this}) == {"type": "ok"}
 
 
+def test_a_released_event_comes_again_at_its_place_without_an_attempt(ns: Namespace) -> None:
+    """driftq-28: for events, over HTTP and over the WebSocket."""
+    stream = ns.create_stream(delivery="at_least_once")
+    url = ns.stream_path(stream)
+    ns.publish(stream, b"a", b"b", b"c")
+    with WebSocket(ns.broker.port) as ws:
+        join = {"type": "subscribe", **SCOPE, "stream": stream, "name": "n", "owner": "w"}
+        named = ws.ask({**join, "start": "earliest", "lease_ms": 60_000})
+        events = ws.receive_all(3)
+        bodies = [
+            {
+                "name": "n",
+                "owner": "w",
+                "offset": each["offset"],
+                "delivery_id": each["delivery_id"],
+            }
+            for each in events
+        ]
+        release = {"type": "event_release", "subscription_id": named["subscription_id"]}
+        assert ws.ask({**release, "offset": 7})["error"] == "FAILED_PRECONDITION"
+        assert ws.ask({"type": "unsubscribe", "subscription_id": named["subscription_id"]})
+    others = [{**bodies[1], "owner": "other"}, bodies[1], bodies[1]]
+    results = ns.broker.client.post(f"{url}/release_batch", json=others).json()["results"]
+    assert [each.get("status", each.get("code")) for each in results] == [409, "released", 409]
+    assert ns.broker.client.post(f"{url}/release", json=bodies[0]).status_code == 204
+    assert ns.broker.client.post(f"{url}/release", json=bodies[0]).status_code == 409
+    with WebSocket(ns.broker.port) as ws:
+        named = ws.ask({**join, "lease_ms": 60_000})
+        again = ws.receive_all(2)
+        assert [(each["offset"], each["attempt"]) for each in again] == [(0, 1), (1, 1)]
+        release = {"type": "event_release", "subscription_id": named["subscription_id"]}
+        ws.send({**release, "offset": 0, "delivery_id": again[0]["delivery_id"]})
+        frames = ws.receive_all(2)
+        assert {"type": "ok"} in frames
+        event = next(each for each in frames if each["type"] == "event")
+        assert (event["offset"], event["attempt"]) == (0, 1)
+
+
+def test_unsubscribing_gives_back_the_events_that_had_not_left(ns: Namespace) -> None:
+    """Nobody reads the connection, so that most of what was delivered waits in the broker."""
+    stream = ns.create_stream(delivery="at_least_once")
+    join = {"type": "subscribe", **SCOPE, "stream": stream, "name": "n", "lease_ms": 60_000}
+    with WebSocket(ns.broker.port) as ws:
+        subscribed = ws.ask({**join, "start": "earliest"})["subscription_id"]
+        for _ in range(40):
+            ns.publish(stream, bytes(400_000))
+        ws.send({"type": "unsubscribe", "subscription_id": subscribed})
+        received = []
+        while (frame := ws.receive())["type"] == "event":
+            received.append(frame["offset"])
+        assert len(received) < 40
+        ws.ask(join)
+        event = ws.receive()
+        assert (event["offset"], event["attempt"]) == (len(received), 1)
+
+
 def test_a_lease_is_extended_over_the_websocket(ns: Namespace) -> None:
     stream = ns.create_stream(delivery="at_least_once")
     at = {**SCOPE, "stream": stream}

@@ -14,7 +14,7 @@ from penstock.model.limits import KIB
 from penstock.model.scopes import DEFAULT_SCOPE
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, CommitReport, PartCommit, PieceName, PieceReport
-from penstock.server.row_checks import check_cache_rows, check_topic_rows
+from penstock.server.row_checks import check_cache_rows, check_event_rows, check_topic_rows
 from penstock.storage.log import WalOptions
 from tests.engine.harness import Broker, values
 from tests.storage.faulty_vfs import FaultyVfs
@@ -61,14 +61,19 @@ class WriteBroker(Broker):
         piece: int = 0,
         topic: str = "t",
         cache: Path | None = None,
+        stream: Path | None = None,
     ) -> None:
         if not isinstance(rows, pa.Table):
             rows = pa.table({"value": pa.array(rows, pa.string())})
         table, limits = rows, self.limits
+        if stream is not None:
+            topic = self.engine.streams.log_name(stream)
 
         def check(now_ms: int) -> CheckedRows:
             if cache is not None:
                 return check_cache_rows(table, limits.max_message_bytes)
+            if stream is not None:
+                return check_event_rows(table, topic, limits.max_message_bytes)
             return check_topic_rows(table, DEFAULT_SCOPE, topic, limits.max_message_bytes, now_ms)
 
         name = PieceName(producer, batch, part, attempt, piece)

@@ -68,6 +68,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"type": "subscribe", **ONCE, "start": "2020-01-01T00:00:00Z", "lag": True},
     {"type": "subscribe", **KEPT, "start": 2**40},
     {"type": "event_ack", "subscription_id": "n1", "offset": 0},
+    {"type": "event_release", "subscription_id": "n1", "offset": 0},
     {"type": "event_nack", "subscription_id": "n1", "offset": 1, "reason": "no", "delay_ms": 0},
     {"type": "publish", **STREAM, "payload": "aGVsbG8=", "invalidate": ["cache:default:k"]},
     {"type": "publish", **STREAM, "payload": "", "ack": "none"},

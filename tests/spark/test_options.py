@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.options import (
-    EARLIEST,
-    LATEST,
-    Bound,
-    BrokerSettings,
-    SinkSettings,
-    SourceSettings,
-)
+from penstock.spark.bounds import EARLIEST, LATEST, Bound
+from penstock.spark.options import BrokerSettings, CacheSettings, SinkSettings, SourceSettings
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +149,7 @@ def test_an_unknown_option_is_refused_with_its_near_match():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "option topic is required"),
+        ({}, "option topic, stream or cache is required"),
         ({"log": "journal", "topic": "orders"}, "option topic has no meaning with log=journal"),
         (
             {"log": "journal", "group": "g"},
@@ -254,7 +248,7 @@ def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
     ("use", "options", "said"),
     [
         ("write", {"topic": "a", "cache": "t/n/c"}, "exclude each other"),
-        ("write", {"cache": "c"}, "tenant/namespace/cache"),
+        ("write", {"cache": "t/c"}, "tenant/namespace/cache"),
         ("write", {"producerId": "p"}, "option producerId is for writeStream"),
         ("writeStream", {"txn": "t"}, "option txn is for write, not for writeStream"),
         ("write", {"txnBatch": "1"}, "option txnBatch counts the batches of a txn: name it too"),
@@ -265,3 +259,67 @@ def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
 def test_a_bad_option_of_a_sink_is_named(use: Any, options: dict[str, str], said: str):
     with pytest.raises(InvalidArgument, match=said):
         SinkSettings.from_options(options, use)
+
+
+# -- streams and caches ----------------------------------------------------------------------------
+
+
+def test_a_stream_is_read_with_the_options_of_a_topic():
+    given = {"stream": "orders, jobs-*", "startingOffsets": '{"orders": 12}', "columns": "payload"}
+    settings = SourceSettings.from_options(given, "read")
+    assert (settings.log, settings.topics) == ("events", ("orders", "jobs-*"))
+    assert settings.start == Bound(default="earliest", offsets={"orders": {0: 12}})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"stream": "s", "topic": "t"}, "options stream and topic exclude each other"),
+        ({"stream": "s", "log": "journal"}, "options stream and log exclude each other"),
+        ({"stream": "s", "startingOffsets": '{"s": {"0": 1}}'}, 'write {"s": 12}'),
+        ({"topic": "t", "startingOffsets": '{"t": 5}'}, 'write {"t": {"0": 5}}'),
+        (
+            {"stream": "s", "startingOffsets": '{"s": 5}', "endingOffsets": '{"s": 4}'},
+            "stream 's' would be read from 5 to 4",
+        ),
+        ({}, "option topic, stream or cache is required"),
+    ],
+)
+def test_options_of_a_stream_that_make_no_sense_are_named(given: dict[str, str], text: str):
+    with pytest.raises(InvalidArgument) as refused:
+        SourceSettings.from_options(given, "read")
+    assert text in refused.value.message
+
+
+def test_a_cache_is_a_name_in_the_namespace_or_a_path():
+    scope = {"tenant": "acme", "namespace": "prod"}
+    assert CacheSettings.from_options({"cache": "c"}, "read").cache == "default/default/c"
+    assert CacheSettings.from_options({"Cache": "c"} | scope, "read").cache == "acme/prod/c"
+    assert CacheSettings.from_options({"cache": "a/b/c"} | scope, "read").cache == "a/b/c"
+    assert SinkSettings.from_options({"cache": "c"} | scope, "write").cache == "acme/prod/c"
+    assert SinkSettings.from_options({"stream": "s"} | scope, "write").stream == "acme/prod/s"
+
+
+@pytest.mark.parametrize(
+    ("use", "given", "text"),
+    [
+        ("readStream", {"cache": "c"}, "option cache is for read, not for readStream"),
+        ("read", {"cache": "c", "startingOffsets": "5"}, "startingOffsets has no meaning with"),
+        ("read", {"cache": "c", "stream": "s"}, "option stream has no meaning with cache"),
+        ("read", {"cache": "a/b"}, "it takes a cache, as its name or as tenant/namespace/cache"),
+        ("read", {"cache": "c", "colums": "key"}, "did you mean columns"),
+    ],
+)
+def test_options_of_a_cache_that_make_no_sense_are_named(
+    use: Any, given: dict[str, str], text: str
+):
+    with pytest.raises(InvalidArgument) as refused:
+        CacheSettings.from_options(given, use)
+    assert text in refused.value.message
+
+
+def test_rows_go_to_one_target():
+    with pytest.raises(InvalidArgument, match="options topic and stream exclude each other"):
+        SinkSettings.from_options({"topic": "t", "stream": "s"}, "write")
+    with pytest.raises(InvalidArgument, match="has a slash in it: tenant and namespace"):
+        SinkSettings.from_options({"stream": "a/b/s"}, "write")

@@ -10,23 +10,40 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, IntegerType, StructType
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.options import LogName
+from penstock.model.ranges import EVENT_COLUMNS
+from penstock.spark.bounds import LogName
 from penstock.spark.schemas import (
     RECORD_COLUMNS,
     Shape,
+    cache_schema,
     check,
     requested_columns,
     schema_of,
 )
+from penstock.storage import cache_rows
 from penstock.storage.columns import SCHEMA
 
 
 def test_the_records_have_topic_and_partition_and_the_columns_of_history():
     arrow = to_arrow_schema(schema_of("records"), timezone="UTC")
     assert arrow.names[:2] == ["topic", "partition"]
-    # The events of durable streams, which have a payload, are not read with Spark yet.
+    # Only the events of durable streams have a payload.
     assert SCHEMA.names[-1] == "payload"
     assert pa.schema(list(arrow)[2:]).equals(SCHEMA.remove(len(SCHEMA) - 1))
+
+
+def test_events_have_their_stream_and_the_columns_that_the_broker_sends():
+    arrow = to_arrow_schema(schema_of("events"), timezone="UTC")
+    assert arrow.names == ["stream", *EVENT_COLUMNS]
+    assert [arrow.field(name).type for name in EVENT_COLUMNS] == [
+        SCHEMA.field(name).type for name in EVENT_COLUMNS
+    ]
+
+
+def test_a_cache_has_the_columns_of_a_snapshot():
+    assert to_arrow_schema(cache_schema(), timezone="UTC").equals(cache_rows.SCHEMA)
+    with pytest.raises(InvalidArgument, match="a cache has no ttl_ms; it has key, value, version"):
+        cache_schema(["ttl_ms"])
 
 
 def test_columns_come_in_the_order_they_are_asked_for():

@@ -12,8 +12,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.model.errors import NotFound
 from penstock.spark import logs
+from penstock.spark.bounds import Bound
 from penstock.spark.broker import Broker
-from penstock.spark.options import Bound, SourceSettings
+from penstock.spark.options import SourceSettings
 from penstock.spark.schemas import schema_of
 from penstock.spark.source import StreamReader
 from tests.broker_process import BrokerProcess

@@ -12,8 +12,8 @@ from penstock.server.asyncapi import build_document
 from penstock.server.message_actions import (
     MESSAGES,
     MESSAGES_WITHOUT_CONNECTION,
-    MessageDescription,
 )
+from penstock.server.message_description import MessageDescription
 from penstock.server.schemas import required_members
 from penstock.server.websocket import answers, messages
 from tests.broker_process import BrokerProcess

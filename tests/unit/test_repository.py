@@ -21,6 +21,7 @@ MIRRORS = {
     "Cache",
     "Group",
     "Health",
+    "NamedSubscription",
     "Partition",
     "Produced",
     "Topic",

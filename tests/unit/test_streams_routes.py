@@ -34,6 +34,8 @@ def get(path: bytes) -> bytes:
         (b"/streams/s/publish_batch", {b"POST"}),
         (b"/streams/s/subscribe", {b"GET"}),
         (b"/streams/s/subscriptions", {b"GET"}),
+        (b"/streams/s/records", {b"GET"}),
+        (b"/caches/c/entries", {b"GET"}),
         (b"/caches/c/entries/k", {b"GET", b"PUT", b"DELETE"}),
         (b"/caches/c/entries/k/incr", {b"POST"}),
         (b"/caches/c/get_many", {b"POST"}),
@@ -51,7 +53,7 @@ def test_a_path_means_the_same_whether_it_is_known_or_not(path: bytes, methods: 
 
 @pytest.mark.parametrize(
     "path",
-    [b"/caches/c/entries", b"/caches/c/entries/k/v", b"/caches/c/zap", b"/streams/s/entries/k",
+    [b"/caches/c/entry", b"/caches/c/entries/k/v", b"/caches/c/zap", b"/streams/s/entries/k",
      b"/streams/s/publish/", b"/topics/t/publish", b"/caches/c/entries/k/incr/x"],
 )  # fmt: skip
 def test_a_path_that_is_none_stays_none_when_its_neighbours_are_known(path: bytes) -> None:

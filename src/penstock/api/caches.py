@@ -6,6 +6,7 @@ import re
 from typing import Protocol
 
 from penstock.api.outcomes import Done
+from penstock.api.ranges import Range
 from penstock.model.caching import (
     CacheValue,
     Delete,
@@ -19,6 +20,7 @@ from penstock.model.caching import (
 )
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge, VersionMismatch
 from penstock.model.limits import MAX_CACHE_KEY_BYTES
+from penstock.model.ranges import RangeFormat
 from penstock.model.tenancy import Path
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -65,6 +67,13 @@ class CachesPart(Protocol):
 
     def transact(self, command: Txn, done: Done[list[Written]]) -> None:
         """Gives one result for each op."""
+        ...
+
+    def entries(
+        self, path: Path, columns: tuple[str, ...], form: RangeFormat, done: Done[Range]
+    ) -> None:
+        """Gives all entries as of one moment, without the order or the counters of reads. Entries
+        that expire before they are read are left out. No columns means all."""
         ...
 
     def watch(self, command: Watch, sink: WatchSink, done: Done[WatchHandle]) -> None: ...

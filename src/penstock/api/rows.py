@@ -47,6 +47,10 @@ CACHE_COLUMNS: dict[str, Any] = {"key": _TEXT, "value": pa.binary(), "ttl_ms": _
 """Columns of rows for a cache. A row without a value deletes its key."""
 
 
+STREAM_COLUMNS: dict[str, Any] = {"payload": pa.binary()}
+"""Columns of rows for a durable stream."""
+
+
 class CheckedRows(msgspec.Struct):
     """A piece in normal form, and the targets of its rows; there are none for a cache. `is_keyed`:
     some rows have an idempotency key."""

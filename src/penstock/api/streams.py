@@ -94,9 +94,21 @@ class StreamsPart(Protocol):
         """Joins a named subscription. Nothing is delivered to `sink` before `done` was called."""
         ...
 
+    def advance(
+        self, path: Path, name: str, at: int, done: Done[int], stream_id: int | None = None
+    ) -> None:
+        """Finishes everything below an offset for a named subscription, which is created if it is
+        new. Gives its position, which never goes back."""
+        ...
+
     def log_name(self, path: Path) -> str:
-        """Returns the topic that keeps the events of a durable stream, to settle deliveries of
-        named subscriptions. Raises if the stream has none."""
+        """Returns the topic that keeps the events of a durable stream, to read ranges of it and to
+        settle deliveries of named subscriptions. Raises if the stream has none."""
+        ...
+
+    def next_sequence(self, path: Path, producer_id: str, done: Done[int]) -> None:
+        """Gives the number that the producer's next publish must have: 0 if the stream does not
+        know the producer. All publishes below it are on disk."""
         ...
 
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:

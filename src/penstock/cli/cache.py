@@ -1,4 +1,5 @@
-"""`penstock cache`: create, list, describe, change, delete; get, put, incr and watch of entries."""
+"""`penstock cache`: create, list, describe, change, delete; get, put, incr, list and watch
+entries."""
 
 from __future__ import annotations
 
@@ -230,6 +231,25 @@ def incr(
     handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
     number = handle.incr(key, delta, ttl_ms=ttl_ms)
     show_result({"number": number}, str(number), as_json)
+
+
+@cache.command()
+@_cache_argument
+@in_namespace
+@json_flag
+@with_client
+def entries(client: Client, cache: str, tenant_id: str, namespace: str, as_json: bool) -> None:
+    """Print all entries of CACHE as of one moment, in no order.
+
+    A line shows the version, the key and the value.
+    """
+    handle = client.cache(cache, tenant_id=tenant_id, namespace=namespace)
+    with handle.entries() as found:
+        for entry in found:
+            if as_json:
+                show_json(entry)
+            else:
+                show(f"{entry.version}  {printable(entry.key)}  {data_text(entry.value)}")
 
 
 @cache.command()

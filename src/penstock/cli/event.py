@@ -157,6 +157,7 @@ def subscribe(
 
     def show_and_ack(event: StreamEvent) -> None:
         show_payload(event.payload, offset=event.offset)
-        event.ack()
+        if name is not None:
+            event.ack()
 
     follow(events, most, wait_s, show_and_ack)

@@ -9,19 +9,20 @@ import click
 from penstock.cli.connection import json_flag, with_client
 from penstock.cli.scope import changes_of, path_text, with_reset, with_settings
 from penstock.cli.terminal import setting_text, show, show_json, show_table
+from penstock.cli.units import ByteRate, Duration
 from penstock.client.results import TenantQuota
 from penstock.client.sync import Client
 
 _LIMITS: dict[str, tuple[str, Any]] = {
     "publish_rate_limit": ("Most messages and events per second: 10000/s.", str),
-    "publish_bytes_limit": ("Most bytes of them per second: 10MB/s.", str),
+    "publish_bytes_limit": ("Most bytes of them per second: 10MB/s.", ByteRate()),
     "subscribe_connections": ("Most open subscriptions, consumers and watches.", int),
     "topics": ("Most topics.", int),
     "cache_memory": ("Most bytes in caches: 10GB.", str),
     "backlog_msgs": ("Most messages that some group has not finished.", int),
     "backlog_bytes": ("Most bytes of them: 10GB.", str),
     "disk_bytes": ("Most bytes of messages, durable caches and staged rows: 100GB.", str),
-    "stream_retention": ("Longest retention of topics and streams: 7d.", str),
+    "stream_retention": ("Longest retention of topics and streams: 7d, 12h.", Duration()),
     "connections": ("Most open connections, WebSockets included.", int),
     "idempotency_keys": ("Most idempotency keys that are remembered.", int),
 }

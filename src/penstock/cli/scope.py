@@ -49,13 +49,22 @@ def in_namespace(command: Command) -> Command:
     return tenant_option(namespace_option(command))
 
 
+FLAG = object()
+"""The type of a setting that is off unless its option is given, without a value."""
+
+
 def with_settings(options: dict[str, tuple[str, Any]]) -> Callable[[Command], Command]:
-    """Adds an option for each setting. `options` has its help and type by its name in the API."""
+    """Adds an option for each setting. `options` has its help and its type, or FLAG, by
+    its name in the API."""
 
     def add(command: Command) -> Command:
         for name, (text, kind) in reversed(options.items()):
-            choice = click.Choice(kind) if isinstance(kind, tuple) else kind
-            option = click.option("--" + name.replace("_", "-"), type=choice, help=text)
+            flag = "--" + name.replace("_", "-")
+            if kind is FLAG:
+                option = click.option(flag, is_flag=True, default=None, help=text)
+            else:
+                choice = click.Choice(kind) if isinstance(kind, tuple) else kind
+                option = click.option(flag, type=choice, help=text)
             command = option(command)
         return command
 
@@ -92,13 +101,26 @@ def show_settings(found: Stream | Cache, as_json: bool, more: str = "") -> None:
     kind = type(found).__name__.lower()
     show(f"{kind} {path_text(found.tenant_id, found.namespace, found.name)}\n")
     rows = [
-        (name, setting_text(name, value), found.origins.get(name, kind))
+        (name, _value_text(name, value), _origin(name, value, found.origins.get(name, kind)))
         for name, value in msgspec.structs.asdict(found).items()
         if name not in _NOT_SETTINGS
     ]
     show_table(("setting", "value", "origin"), rows)
     if more:
         show(f"\n{more}")
+
+
+def _value_text(name: str, value: Any) -> str:
+    return "no limit" if _is_unlimited(name, value) else setting_text(name, value)
+
+
+def _origin(name: str, value: Any, origin: str) -> str:
+    """Returns where a value comes from; a limit that is not there is nobody's setting."""
+    return "default" if _is_unlimited(name, value) else origin
+
+
+def _is_unlimited(name: str, value: Any) -> bool:
+    return name in ("retention", "retention_bytes") and not value
 
 
 _NOT_SETTINGS = frozenset(

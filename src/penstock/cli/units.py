@@ -1,4 +1,4 @@
-"""The types of options that are durations, sizes or times: `7d`, `1GB`, `15m` ago."""
+"""The types of options that are durations, sizes, rates or times: `7d`, `1GB`, `10MB/s`."""
 
 from __future__ import annotations
 
@@ -58,3 +58,15 @@ class Size(click.ParamType[int]):
         if found is None:
             self.fail(f"{value!r} is no size; it looks like 64MiB or 1GB", param, ctx)
         return found
+
+
+class ByteRate(click.ParamType[str]):
+    """Leaves a rate such as `10MB/s` to the broker, and refuses a size without `/s`."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).strip()
+        if parse_size(text) is not None and not text.isdigit():
+            self.fail(f"{value} in what time? Say {text}/s", param, ctx)
+        return text

@@ -34,9 +34,16 @@ if TYPE_CHECKING:
     from penstock.client.aio import AsyncClient
     from penstock.client.aio_socket import AsyncSocket
     from penstock.client.async_worker import AsyncWorker
-    from penstock.client.caches import CacheCheck, CacheDelete, CacheIncr, CachePut
+    from penstock.client.caches import (
+        CacheCheck,
+        CacheDelete,
+        CachedEntry,
+        CacheIncr,
+        CachePut,
+    )
     from penstock.client.deliveries import Delivery, DeliveryRef
     from penstock.client.positions import PositionFile
+    from penstock.client.ranges import KeptEvent
     from penstock.client.requests import EffectRef, NewMessage
     from penstock.client.sync import Client
     from penstock.client.sync_events import Events, Producer, StreamEvent
@@ -55,6 +62,7 @@ _HOMES = {
     "AsyncWorker": "penstock.client.async_worker",
     "CacheCheck": "penstock.client.caches",
     "CacheDelete": "penstock.client.caches",
+    "CachedEntry": "penstock.client.caches",
     "CacheHandle": "penstock.client.sync_handles",
     "CacheIncr": "penstock.client.caches",
     "CachePut": "penstock.client.caches",
@@ -65,6 +73,7 @@ _HOMES = {
     "EffectRef": "penstock.client.requests",
     "Envelope": "penstock.model.envelope",
     "Events": "penstock.client.sync_events",
+    "KeptEvent": "penstock.client.ranges",
     "NewMessage": "penstock.client.requests",
     "PositionFile": "penstock.client.positions",
     "Producer": "penstock.client.sync_events",
@@ -91,12 +100,14 @@ __all__ = [
     "CacheIncr",
     "CachePut",
     "CacheValue",
+    "CachedEntry",
     "Client",
     "Delivery",
     "DeliveryRef",
     "EffectRef",
     "Envelope",
     "Events",
+    "KeptEvent",
     "NewMessage",
     "PositionFile",
     "Producer",

@@ -14,10 +14,10 @@ from penstock.client.aio_waiting import pause
 from penstock.client.calls import Payload, bytes_of, list_of
 from penstock.client.connection import heartbeat_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
-from penstock.client.feeds import EventRef, ReceivedEvent, ReceivedEventBuffer
+from penstock.client.feeds import EventRef, ReceivedEvent, ReceivedEventBuffer, shown
 from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
-from penstock.model.errors import FailedPrecondition, PenstockError
+from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockError
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 2.0
+LAST_EVENTS_S = 5.0
+"""How long a subscription that is closed waits for events that the broker had already sent."""
 
 
 class AsyncStreamEvent:
     """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
-    before failed. Events of a subscription without a name are not acked, and have attempt 0."""
+    before failed. Events of a subscription without a name cannot be acked, and have attempt 0."""
 
     __slots__ = ("_once", "_ref", "_sender", "attempt", "last_error", "offset", "payload")
 
@@ -46,17 +48,24 @@ class AsyncStreamEvent:
         self._once = once
         self._ref = received
 
+    def __repr__(self) -> str:
+        kind, payload = type(self).__name__, shown(self.payload)
+        return f"{kind}(offset={self.offset}, attempt={self.attempt}, payload={payload})"
+
     @property
     def ref(self) -> EventRef:
-        """The name of this delivery, for the ack in a transaction."""
+        """All that ack, nack, release and extend need."""
         return self._ref
 
     async def ack(self) -> None:
-        """Finishes the event: it does not come again."""
+        """Finishes the event: it does not come again. Raises InvalidArgument without a name."""
+        if not self._ref.name:
+            raise InvalidArgument(
+                "this subscription has no name, so its events are not acked: subscribe with a name"
+            )
         if self._once is not None:
             self._once.add(self.offset)
-        if self._ref.name:
-            await self._sender.send(streams.ack_event(self._ref))
+        await self._sender.send(streams.ack_event(self._ref))
 
     async def nack(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         """Reports that the event could not be handled. It comes again after `delay_ms`, or after
@@ -74,6 +83,7 @@ class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
     With a name, ack every event: what is not acked comes again. Those who use the same name share
     its events. If the connection is lost, subscribe again with the same name to go on. With `once`,
     events that were handled before are acked and left out, and `ack` remembers the event first.
+    When it is closed, events that arrived and were not taken go back to the others of the name.
     """
 
     def __init__(
@@ -90,6 +100,7 @@ class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
     ) -> None:
         heartbeat_ms = heartbeat_of(wait_s)
         self._once = once
+        self._is_leaving = False
         self._events = ReceivedEventBuffer(
             path, lambda received: AsyncStreamEvent(client, once, received)
         )
@@ -109,6 +120,22 @@ class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
         """Empty until the stream is open."""
         return self._events.subscription_id
 
+    async def close(self) -> None:
+        """Ends the subscription, also for another task that is waiting for its next event. Events
+        of a name that were not taken are released, those that the broker had sent already too."""
+        if self._is_leaving or self.ended or not self._events.name:
+            await super().close()
+            return
+        self._is_leaving = True
+        if not self._is_filling:
+            await self._drain(LAST_EVENTS_S)
+        await super().close()
+        left = [event.ref for event in self._events.drain()]
+        if left:
+            # What cannot be released comes again when its lease ends.
+            with suppress(PenstockError):
+                await self._client.send(streams.release_events(left))
+
     async def poll(self) -> AsyncStreamEvent | None:
         while True:
             event = await super().poll()
@@ -126,7 +153,7 @@ class AsyncProducer:
     One task at a time may use it. After an error that it raises, call `publish` again with the
     same payload, or give up this producer: until that is repeated, its number is taken.
     `next_sequence` counts the publishes that were answered. A program that goes on with the same
-    `producer_id` after a restart passes the number it had reached.
+    `producer_id` after a restart passes the number it had reached: `stream.next_sequence(id)`.
     """
 
     def __init__(
@@ -142,6 +169,10 @@ class AsyncProducer:
         self._sender = sender
         self._path = path
         self._retry_s = retry_s
+
+    def __repr__(self) -> str:
+        place = f"{'/'.join(self._path)!r}, {self.producer_id!r}"
+        return f"{type(self).__name__}({place}, next_sequence={self.next_sequence})"
 
     async def publish(self, payload: Payload) -> int | None:
         """Publishes one event and returns its offset. Repeats the publish while the broker cannot

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import httpx
 
 from penstock.client.aio_waiting import close_response, time_limit
-from penstock.client.caches import watch_path
+from penstock.client.caches import CachedEntry, EntryBuffer, entries_path, watch_path
 from penstock.client.connection import half_close, heartbeat_of, lost, silence_limit
 from penstock.client.feeds import PayloadBuffer, WatchBuffer
 from penstock.client.lines import LineBuffer
-from penstock.client.ranges import Row, RowBuffer
+from penstock.client.ranges import KeptEvent, KeptEventBuffer, Row, RowBuffer, events_path
 from penstock.client.streams import lag_of, subscribe_path, subscriptions
 from penstock.model.caching import WatchEvent
 from penstock.model.errors import PenstockError
@@ -55,6 +55,7 @@ class AsyncLineStream(Generic[T]):
         self._buffer = buffer
         self._wait_s = wait_s
         self._silence_s = silence_limit(heartbeat_ms)
+        self._is_filling = False
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
 
@@ -101,22 +102,27 @@ class AsyncLineStream(Generic[T]):
     async def rest(self, within_s: float) -> list[T]:
         """Ends the stream. Returns the items that had arrived and nobody has taken; waits at most
         `within_s` for those that the broker had already sent."""
-        until = time.monotonic() + within_s
-        # An error ends the wait; items that were read before it are returned.
-        with suppress(PenstockError, TimeoutError):
-            if self.is_finishing or self.finish():
-                async with time_limit(within_s):
-                    while not self.ended and time.monotonic() < until:
-                        await self._fill()
+        await self._drain(within_s)
         await self.close()
         found = []
         while (each := self._buffer.take(0.0)) is not None:
             found.append(each)
         return found
 
+    async def _drain(self, within_s: float) -> None:
+        """Ends the stream, and reads what the broker had already sent."""
+        until = time.monotonic() + within_s
+        # An error ends the wait; items that were read before it are kept.
+        with suppress(PenstockError, TimeoutError):
+            if self.is_finishing or self.finish():
+                async with time_limit(within_s):
+                    while not self.ended and time.monotonic() < until:
+                        await self._fill()
+
     async def _fill(self) -> None:
         if self._chunks is None:
             return
+        self._is_filling = True
         try:
             chunk = await anext(self._chunks, None)
         except (httpx.TransportError, httpx.StreamError) as error:
@@ -126,6 +132,8 @@ class AsyncLineStream(Generic[T]):
             if self.is_finishing:
                 return
             raise lost(self._client.url, error) from error
+        finally:
+            self._is_filling = False
         if self.ended:
             return
         if chunk is None:
@@ -174,6 +182,31 @@ class AsyncOpenRows(AsyncLineStream[Row]):
 
     def __init__(self, client: AsyncClient, path: str) -> None:
         super().__init__(client, path, RowBuffer(), None, 0)
+
+
+class AsyncKeptEvents(AsyncLineStream[KeptEvent]):
+    """The events of a range of a durable stream. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        path: Path,
+        start: int | None,
+        end: int | None,
+        from_ms: int | None,
+        to_ms: int | None,
+    ) -> None:
+        url_path = events_path(path, start, end, from_ms, to_ms)
+        super().__init__(client, url_path, KeptEventBuffer(), None, 0)
+
+
+class AsyncEntries(AsyncLineStream[CachedEntry]):
+    """All entries of a cache as of one moment. Raises Unavailable if the connection breaks before
+    the last one."""
+
+    def __init__(self, client: AsyncClient, path: Path) -> None:
+        super().__init__(client, entries_path(path), EntryBuffer(), None, 0)
 
 
 class AsyncSubscription(AsyncLineStream[bytes]):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from penstock.client import caches, streams
+from penstock.client import caches, ranges, streams
 from penstock.client.aio_events import AsyncEvents, AsyncProducer
-from penstock.client.aio_feeds import AsyncSubscription, AsyncWatch
+from penstock.client.aio_feeds import AsyncEntries, AsyncKeptEvents, AsyncSubscription, AsyncWatch
 from penstock.client.calls import Call, named_like
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
@@ -51,11 +51,15 @@ def operation(
 
 
 class AsyncStreamOperations(AsyncHandle):
-    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
-    socket."""
+    """Lists and deletes the subscriptions of a stream, and asks for the next number of a producer.
+    This goes over HTTP, also if the sender is a socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
+    offsets = operation(ranges.stream_offsets)
+    splits = operation(ranges.stream_splits)
+    set_progress = operation(ranges.set_stream_progress)
+    next_sequence = operation(streams.next_sequence)
 
 
 class AsyncStreamHandle(AsyncStreamOperations):
@@ -87,11 +91,25 @@ class AsyncStreamHandle(AsyncStreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncEvents(
             self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s
         )
+
+    def read_range(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> AsyncKeptEvents:
+        """Returns the events that a durable stream keeps, from offset `start` up to, but not
+        including, `end`. It connects when it is first read. Without `start` the oldest event is the
+        first; without `end` the newest at that time is the last."""
+        return AsyncKeptEvents(self.client, self.path, start, end, from_ms, to_ms)
 
     def producer(
         self, producer_id: str | None = None, *, next_sequence: int = 0, retry_s: float = 60.0
@@ -119,9 +137,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
     ) -> AsyncEvents: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> AsyncEvents: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
 
     def subscribe(
         self,
@@ -159,6 +175,11 @@ class AsyncCacheHandle(AsyncCacheOperations):
     def __init__(self, client: AsyncClient, path: Path) -> None:
         super().__init__(client, path)
         self.client = client
+
+    def entries(self) -> AsyncEntries:
+        """Returns all entries as of the moment when it connects, which is when it is first read.
+        Use it in an `async with`. A later change is not in it."""
+        return AsyncEntries(self.client, self.path)
 
     def watch(
         self,

@@ -19,7 +19,7 @@ from penstock.client.aio_socket_runner import AsyncSocketRunner
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
-from penstock.client.socket_channels import AnyChannel
+from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
@@ -175,6 +175,12 @@ class AsyncSocket:
     async def take(self, channel: AnyChannel, wait_s: float) -> list[Any]:
         return await self._runner.run(self._core.take(channel, wait_s))
 
+    async def leave_channel(self, channel: SocketChannel[T]) -> list[T | GapMark]:
+        """Ends a channel, and returns what arrived for it and was not taken."""
+        if not self._runner.is_running:
+            return []
+        return await self._runner.run(self._core.leave_channel(channel))
+
     async def close_channel(self, channel: AnyChannel) -> None:
         """Ends a channel. Those of a closed socket have ended."""
         if self._runner.is_running:
@@ -184,9 +190,9 @@ class AsyncSocket:
 class AsyncSocketStreamHandle(AsyncStreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
-    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
-    stream refuses it: use `producer`.
+    `subscriptions`, `delete_subscription` and `next_sequence` go over HTTP, through the socket's
+    client; all else goes over the socket. `publish` returns no offset and sends no number, so that
+    an `exactly_once` stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: AsyncSocket, path: Path) -> None:
@@ -242,6 +248,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
     ) -> AsyncSocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
         `AsyncSocketEvents`."""
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncSocketEvents(
@@ -285,7 +292,6 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         self,
         *,
         start: Start,
-        once: HandledEvents | None = None,
         wait_s: float | None = None,
         resume: bool = True,
     ) -> AsyncSocketEvents: ...

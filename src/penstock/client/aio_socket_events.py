@@ -17,7 +17,7 @@ from penstock.client.feeds import ReceivedEvent
 from penstock.client.positions import HandledEvents
 from penstock.client.socket_event_channels import DurableChannel, NamedEventsChannel, StartedChannel
 from penstock.client.streams import Start
-from penstock.model.errors import FailedPrecondition
+from penstock.model.errors import FailedPrecondition, PenstockError
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -69,6 +69,21 @@ class AsyncSocketEvents(AsyncSocketFeed[AsyncStreamEvent]):
     def subscription_id(self) -> str:
         """Empty while it is not open. Another one after a reconnect."""
         return self._events.id
+
+    async def close(self) -> None:
+        """Ends it, also for another task that is waiting for its next event. Events of a
+        name that were not taken go back to the others, without counting an attempt."""
+        if self.ended or not isinstance(self._events, NamedEventsChannel):
+            await super().close()
+            return
+        self.ended = True
+        left = [*self._taken, *await self._socket.leave_channel(self._events)]
+        self._taken.clear()
+        refs = [event.ref for event in left if isinstance(event, AsyncStreamEvent)]
+        if refs:
+            # What cannot be released comes again when its lease ends.
+            with suppress(PenstockError):
+                await self._socket.client.send(streams.release_events(refs))
 
     async def poll(self) -> AsyncStreamEvent | None:
         while True:

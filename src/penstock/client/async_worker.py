@@ -33,6 +33,7 @@ from penstock.client.work import (
     NOT_BEGUN,
     HandlerFailure,
     Outcome,
+    check_handler,
     log,
     name_of,
     place_of,
@@ -61,6 +62,7 @@ class AsyncWorker(AsyncWorkerBase):
         effect: bool = False,
         concurrency: int = 1,
     ) -> None:
+        check_handler(handler)
         if inspect.isfunction(handler) and not inspect.iscoroutinefunction(handler):
             raise InvalidArgument("an async worker's handler is a coroutine function: async def")
         if concurrency < 1:

@@ -7,6 +7,7 @@ itself, such as its settings, are in `registry`. A version counts the changes of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.client.calls import (
     query_of,
     reader,
 )
+from penstock.client.lines import LineBuffer
 from penstock.client.registry import cache_path
 from penstock.model.caching import CacheValue, Written
 from penstock.model.errors import (
@@ -163,6 +165,28 @@ def watch_path(
         heartbeat_ms=heartbeat_ms,
     )
     return f"{cache_path(*path)}/watch?{query}"
+
+
+class CachedEntry(msgspec.Struct, frozen=True, gc=False):
+    """An entry of a snapshot. `expires_at` is None if it does not expire."""
+
+    key: str
+    value: bytes
+    version: int
+    expires_at: datetime | None = None
+
+
+def entries_path(path: Path) -> str:
+    """Returns the address of all entries, as lines."""
+    return f"{cache_path(*path)}/entries?format=ndjson"
+
+
+_decode_entries = msgspec.json.Decoder(CachedEntry).decode_lines
+
+
+class EntryBuffer(LineBuffer[CachedEntry]):
+    def _read(self, lines: bytes) -> Iterable[CachedEntry]:
+        return _decode_entries(lines)
 
 
 # -- answers -------------------------------------------------------------------------------------

@@ -49,6 +49,11 @@ class EventRef(msgspec.Struct, frozen=True, kw_only=True):
     delivery_id: str = ""
 
 
+def shown(payload: bytes) -> str:
+    """Returns a payload for a person, cut if it is long."""
+    return repr(payload) if len(payload) <= 64 else f"{payload[:64]!r}... {len(payload)} bytes"
+
+
 class ReceivedEvent(EventRef, frozen=True, kw_only=True):
     """An event of a durable stream. `attempt` counts its deliveries; `last_error` says why the one
     before failed."""
@@ -125,6 +130,17 @@ class ReceivedEventBuffer(FeedBuffer[T]):
         self.name = ""
         self.owner = ""
         self._stream = stream
+
+    def close(self) -> None:
+        """Keeps the events of a name that were not taken, for `drain`."""
+        if not self.name:
+            super().close()
+
+    def drain(self) -> list[T]:
+        """Returns the events that were not taken, and forgets them."""
+        left = list(self._ready)
+        self._ready.clear()
+        return left
 
     def _read(self, lines: bytes) -> Iterator[T]:
         for line in _stream_lines(lines):

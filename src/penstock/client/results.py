@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
+
+from penstock.model.streams import Lag
 
 
 class CreatedTopic(msgspec.Struct, frozen=True):
@@ -146,6 +149,38 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
     revision: int
     subscribers: int | None = None
+
+
+class NamedSubscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A named subscription. `next_offset` is the offset of the next event that it has not been
+    given; `unacked` events were given to a subscriber and are not acked."""
+
+    name: str
+    subscribers: int
+    next_offset: int
+    unacked: int
+    messages_behind: int
+
+
+class StreamSubscriptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The subscriptions of a stream. Iterating gives the lag of those that are open without a name.
+
+    A durable stream has `named` subscriptions, and the offsets of the first event that it keeps and
+    of the next one that is published."""
+
+    subscriptions: list[Lag]
+    named: list[NamedSubscription] = []
+    first_offset: int | None = None
+    next_offset: int | None = None
+
+    def __iter__(self) -> Iterator[Lag]:
+        return iter(self.subscriptions)
+
+    def __len__(self) -> int:
+        return len(self.subscriptions)
+
+    def __bool__(self) -> bool:
+        return bool(self.subscriptions or self.named)
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,11 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.client.calls import Call, SocketForm
-from penstock.client.socket_channels import AnyChannel
+from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketConnection, SocketEndpoint, connect
 from penstock.client.socket_exchange import PING, Outcome, Outgoing, SocketExchange
 from penstock.model.errors import (
@@ -38,7 +39,8 @@ MAX_WAIT_S = 5.0
 of it is left out, so that clients of a broker that restarts do not all come back at once."""
 STABLE_S = 5.0
 """A connection that has lasted so long counts as a success: the wait begins at the first again."""
-
+LEAVE_S = 5.0
+"""How long a named subscription that is closed waits for events that the broker had sent."""
 
 T = TypeVar("T")
 
@@ -339,6 +341,18 @@ class SocketCore:
 
     async def end_channel(self, channel: AnyChannel) -> None:
         self.close_channel(channel)
+
+    async def leave_channel(self, channel: SocketChannel[T]) -> list[T | GapMark]:
+        """Ends a channel, and returns what arrived for it and was not taken. The answer to the
+        pause comes behind everything that the broker had sent."""
+        left: list[T | GapMark] = []
+        with suppress(PenstockError, TimeoutError):
+            if channel.id:
+                async with asyncio.timeout(LEAVE_S):
+                    await self.settle(channel, SocketForm("pause", {}, is_idempotent=True))
+            left = channel.take()
+        self.close_channel(channel)
+        return left
 
     def close_channel(self, channel: AnyChannel) -> None:
         self._exchange.close_channel(channel)

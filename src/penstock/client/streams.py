@@ -28,7 +28,8 @@ from penstock.client.calls import (
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.feeds import EventRef
 from penstock.client.registry import stream_path
-from penstock.model.errors import NotFound
+from penstock.client.results import StreamSubscriptions
+from penstock.model.errors import InvalidArgument, NotFound
 from penstock.model.streams import Lag
 from penstock.model.tenancy import Path
 
@@ -86,10 +87,21 @@ def publish_batch(
     return Call("POST", url_path, _offset, _with(invalidate, body), form=form)
 
 
-def subscriptions(path: Path) -> Call[list[Lag]]:
-    """Returns the subscriptions of the stream, and how far behind each one is."""
-    read = reader(_Subscriptions)
-    return Call("GET", f"{stream_path(*path)}/subscriptions", lambda body: read(body).subscriptions)
+def subscriptions(path: Path) -> Call[StreamSubscriptions]:
+    """Returns the subscriptions of the stream, and how far behind each one is; those of a durable
+    stream with a name as `named`."""
+    return Call("GET", f"{stream_path(*path)}/subscriptions", reader(StreamSubscriptions))
+
+
+def next_sequence(path: Path, producer_id: str) -> Call[int]:
+    """Returns the number that the next publish of a producer must have, 0 if the stream does not
+    know it: `producer(id, next_sequence=...)` goes on there after a restart.
+
+    It does not say what was published under the last number. If the program stopped before that was
+    answered, compare this number with the one that it had used."""
+    read = reader(_Producer)
+    url_path = f"{stream_path(*path)}/producers/{segment(producer_id)}"
+    return Call("GET", url_path, lambda body: read(body).next_sequence)
 
 
 def ack_event(ref: EventRef) -> Call[None]:
@@ -110,6 +122,13 @@ def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) 
     return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, body, form=form)
 
 
+def release_events(refs: list[EventRef]) -> Call[None]:
+    """Gives back events of one stream that nobody began to handle. Their attempts do not count. An
+    event that is settled already, or that another has now, is left as it is."""
+    body = encode([event_members(ref) for ref in refs])
+    return Call("POST", f"{stream_path(*refs[0].stream)}/release_batch", _done, body)
+
+
 def extend_event(ref: EventRef, lease_ms: int = DEFAULT_LEASE_MS) -> Call[None]:
     """Extends the lease of an event: it ends `lease_ms` from now."""
     body = encode(event_members(ref) | {"lease_ms": lease_ms})
@@ -128,6 +147,29 @@ def subscribe_path(path: Path, **parameters: str | int | None) -> str:
     return f"{stream_path(*path)}/subscribe?{query_of(**parameters)}"
 
 
+def check_named(
+    name: str | None, owner: str | None, lease_ms: int, prefetch: int, once: object
+) -> None:
+    """Refuses an empty name, and options that only a subscription with a name has: without one
+    they would be ignored, and nothing be acked."""
+    if name is not None:
+        if not name.strip():
+            raise InvalidArgument("name must not be empty; leave it out for a live subscription")
+        return
+    given = {
+        "owner": owner is not None,
+        "lease_ms": lease_ms != DEFAULT_LEASE_MS,
+        "prefetch": prefetch != 0,
+        "once": once is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise InvalidArgument(
+                f"{option} needs a name: subscribe(name=...) joins a named subscription, whose "
+                "events are acked"
+            )
+
+
 def start_text(start: Start | None) -> str | None:
     """Returns a start as the API spells it. A time without a zone is local."""
     if isinstance(start, datetime):
@@ -135,7 +177,7 @@ def start_text(start: Start | None) -> str | None:
     return None if start is None else str(start)
 
 
-def lag_of(subscription_id: str, found: list[Lag]) -> Lag:
+def lag_of(subscription_id: str, found: Iterable[Lag]) -> Lag:
     """Returns the lag of one subscription from those of its stream."""
     for lag in found:
         if lag.subscription_id == subscription_id:
@@ -172,6 +214,10 @@ class SocketLag(msgspec.Struct):
         )
 
 
+class _Producer(msgspec.Struct):
+    next_sequence: int
+
+
 class _Published(msgspec.Struct):
     offset: int | None = None
 
@@ -187,6 +233,10 @@ def _offset(body: bytes) -> int | None:
     return _published(body).offset
 
 
+def _done(body: bytes) -> None:
+    """Reads an answer whose content does not matter."""
+
+
 def _numbers(producer_id: str | None, sequence: int | None) -> dict[str, Any]:
     numbers = {"producer_id": producer_id, "sequence": sequence}
     return {name: value for name, value in numbers.items() if value is not None}
@@ -199,10 +249,6 @@ def event_members(ref: EventRef) -> dict[str, Any]:
 
 def _delivery(ref: EventRef) -> dict[str, Any]:
     return {"offset": ref.offset, "delivery_id": ref.delivery_id}
-
-
-class _Subscriptions(msgspec.Struct):
-    subscriptions: list[Lag]
 
 
 def _with(invalidate: Iterable[str], body: dict[str, Any]) -> bytes:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from penstock.client import caches, streams
+from penstock.client import caches, ranges, streams
 from penstock.client.calls import Call, named_like
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
 from penstock.client.streams import Start
 from penstock.client.sync_events import Events, Producer
-from penstock.client.sync_feeds import Subscription, Watch
+from penstock.client.sync_feeds import Entries, KeptEvents, Subscription, Watch
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -52,11 +52,15 @@ def operation(
 
 
 class StreamOperations(Handle):
-    """Lists and deletes the subscriptions of a stream. This goes over HTTP, also if the sender is a
-    socket."""
+    """Lists and deletes the subscriptions of a stream, and asks for the next number of a producer.
+    This goes over HTTP, also if the sender is a socket."""
 
     subscriptions = operation(streams.subscriptions)
     delete_subscription = operation(streams.delete_subscription)
+    offsets = operation(ranges.stream_offsets)
+    splits = operation(ranges.stream_splits)
+    set_progress = operation(ranges.set_stream_progress)
+    next_sequence = operation(streams.next_sequence)
 
 
 class StreamHandle(StreamOperations):
@@ -88,9 +92,23 @@ class StreamHandle(StreamOperations):
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
         when nothing has arrived for that many seconds.
         """
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return Events(self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s)
+
+    def read_range(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> KeptEvents:
+        """Returns the events that a durable stream keeps, from offset `start` up to, but not
+        including, `end`. It connects when it is first read. Without `start` the oldest event is the
+        first; without `end` the newest at that time is the last."""
+        return KeptEvents(self.client, self.path, start, end, from_ms, to_ms)
 
     def producer(
         self, producer_id: str | None = None, *, next_sequence: int = 0, retry_s: float = 60.0
@@ -118,9 +136,7 @@ class StreamHandle(StreamOperations):
     ) -> Events: ...
 
     @overload
-    def subscribe(
-        self, *, start: Start, once: HandledEvents | None = None, wait_s: float | None = None
-    ) -> Events: ...
+    def subscribe(self, *, start: Start, wait_s: float | None = None) -> Events: ...
 
     def subscribe(
         self,
@@ -158,6 +174,11 @@ class CacheHandle(CacheOperations):
     def __init__(self, client: Client, path: Path) -> None:
         super().__init__(client, path)
         self.client = client
+
+    def entries(self) -> Entries:
+        """Returns all entries as of the moment when it connects, which is when it is first read.
+        Use it in a `with`. A later change is not in it."""
+        return Entries(self.client, self.path)
 
     def watch(
         self,

@@ -15,7 +15,7 @@ from penstock.client import streams
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
-from penstock.client.socket_channels import AnyChannel
+from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
@@ -174,6 +174,12 @@ class Socket:
     def take(self, channel: AnyChannel, wait_s: float) -> list[Any]:
         return self._runner.run(self._core.take(channel, wait_s))
 
+    def leave_channel(self, channel: SocketChannel[T]) -> list[T | GapMark]:
+        """Ends a channel, and returns what arrived for it and was not taken."""
+        if not self._runner.is_running:
+            return []
+        return self._runner.run(self._core.leave_channel(channel))
+
     def close_channel(self, channel: AnyChannel) -> None:
         """Ends a channel. Those of a closed socket have ended."""
         if self._runner.is_running:
@@ -183,9 +189,9 @@ class Socket:
 class SocketStreamHandle(StreamOperations):
     """A handle of a stream: `socket.stream("orders")`.
 
-    `subscriptions` and `delete_subscription` go over HTTP, through the socket's client; all else
-    goes over the socket. `publish` returns no offset and sends no number, so that an `exactly_once`
-    stream refuses it: use `producer`.
+    `subscriptions`, `delete_subscription` and `next_sequence` go over HTTP, through the socket's
+    client; all else goes over the socket. `publish` returns no offset and sends no number, so that
+    an `exactly_once` stream refuses it: use `producer`.
     """
 
     def __init__(self, socket: Socket, path: Path) -> None:
@@ -241,6 +247,7 @@ class SocketStreamHandle(StreamOperations):
     ) -> SocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
         `SocketEvents`."""
+        streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return SocketEvents(
@@ -284,7 +291,6 @@ class SocketStreamHandle(StreamOperations):
         self,
         *,
         start: Start,
-        once: HandledEvents | None = None,
         wait_s: float | None = None,
         resume: bool = True,
     ) -> SocketEvents: ...

@@ -18,7 +18,7 @@ from penstock.client.socket_event_channels import DurableChannel, NamedEventsCha
 from penstock.client.streams import Start
 from penstock.client.sync_events import StreamEvent
 from penstock.client.sync_socket_feeds import SocketFeed
-from penstock.model.errors import FailedPrecondition
+from penstock.model.errors import FailedPrecondition, PenstockError
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -70,6 +70,21 @@ class SocketEvents(SocketFeed[StreamEvent]):
     def subscription_id(self) -> str:
         """Empty while it is not open. Another one after a reconnect."""
         return self._events.id
+
+    def close(self) -> None:
+        """Ends it, also for another thread that is waiting for its next event. Events of a
+        name that were not taken go back to the others, without counting an attempt."""
+        if self.ended or not isinstance(self._events, NamedEventsChannel):
+            super().close()
+            return
+        self.ended = True
+        left = [*self._taken, *self._socket.leave_channel(self._events)]
+        self._taken.clear()
+        refs = [event.ref for event in left if isinstance(event, StreamEvent)]
+        if refs:
+            # What cannot be released comes again when its lease ends.
+            with suppress(PenstockError):
+                self._socket.client.send(streams.release_events(refs))
 
     def poll(self) -> StreamEvent | None:
         while True:

@@ -54,6 +54,10 @@ class TransactionOperations:
     def __len__(self) -> int:
         return len(self._operations)
 
+    def __repr__(self) -> str:
+        state = "committed" if self.is_committed else "open" if self._call is None else "sent"
+        return f"{type(self).__name__}({self.transaction_id!r}, {len(self)} operations, {state})"
+
     def produce(
         self, topic: str, value: str, *, key: str = "", envelope: Envelope | None = None
     ) -> None:

@@ -9,16 +9,19 @@ delivered again, and any other error leaves that to the message's retry policy.
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import NamedTuple
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from penstock.client.calls import Call
 from penstock.client.deliveries import Delivery
 from penstock.client.requests import EffectRef, NewMessage
 from penstock.client.transactions import TransactionOperations, TransactionResult
-from penstock.model.errors import NotFound, PenstockError, Unauthenticated
-from penstock.model.limits import MAX_BACKOFF_MS
+from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unauthenticated
+from penstock.model.limits import MAX_BACKOFF_MS, MAX_BATCH_ITEMS
 from penstock.model.names import is_dead_letter_topic
 
 BUSY_WAIT_S = 0.5
@@ -85,17 +88,51 @@ SETTLED = _Ended.SETTLED
 Outcome = HandlerFailure | _Ended | None
 
 
+def check_handler(handler: Callable[..., Any]) -> None:
+    """Refuses a handler that yields: calling it would run none of its body."""
+    if not callable(handler):
+        raise InvalidArgument("the handler must be a function, which gets one delivery")
+    for each in (handler, type(handler).__call__):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise InvalidArgument(
+                "a handler cannot yield: its body would never run. Return a list of the messages"
+            )
+
+
 def messages_of(result: object) -> list[NewMessage]:
-    """Returns the messages that a handler returned: one, or a list of them. Anything else that it
-    returns means none. Raises TypeError for a list with messages and other things in it."""
+    """Returns the messages that a handler returned: one, or a list or tuple of them. Any other
+    result means none. Raises TypeError if that would lose messages or skip the handler's work: for
+    generators and other iterators, coroutines, sets and dicts of messages, and for a list with
+    messages and other things in it."""
     if isinstance(result, NewMessage):
         return [result]
-    if not isinstance(result, list | tuple):
-        return []
-    messages = [each for each in result if isinstance(each, NewMessage)]
-    if messages and len(messages) < len(result):
-        raise TypeError("a handler returned a list with messages and other things in it")
-    return messages
+    if isinstance(result, list | tuple):
+        messages = [each for each in result if isinstance(each, NewMessage)]
+        if messages and len(messages) < len(result):
+            raise TypeError("a handler returned a list with messages and other things in it")
+        return messages
+    kind = type(result).__name__
+    if isinstance(result, Iterator | AsyncIterator):
+        raise TypeError(f"a handler returned a {kind}, which is not run; return a list of messages")
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("a handler returned a coroutine that nobody awaits; use AsyncWorker")
+    if isinstance(result, Iterable) and any(map(_is_message, _some_of(result))):
+        raise TypeError(f"a handler returned a {kind} of messages; return a list of them")
+    return []
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, NewMessage)
+
+
+def _some_of(values: Iterable[object]) -> Iterable[object]:
+    """Returns at most as many of the values as a batch could have."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        return ()
+    if isinstance(values, Mapping):
+        values = chain.from_iterable(values.items())
+    return islice(values, MAX_BATCH_ITEMS)
 
 
 def result_call(

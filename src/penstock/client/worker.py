@@ -32,7 +32,15 @@ from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery
 from penstock.client.requests import EffectRef
 from penstock.client.sync import Client, Deliveries
 from penstock.client.sync_worker_base import Handler, WorkerBase
-from penstock.client.work import LAST_DELIVERIES_S, HandlerFailure, Outcome, log, name_of, place_of
+from penstock.client.work import (
+    LAST_DELIVERIES_S,
+    HandlerFailure,
+    Outcome,
+    check_handler,
+    log,
+    name_of,
+    place_of,
+)
 from penstock.model.errors import InvalidArgument, PenstockError
 
 HEARTBEAT_MS = 500
@@ -55,6 +63,7 @@ class Worker(WorkerBase):
         lease_ms: int = DEFAULT_LEASE_MS,
         effect: bool = False,
     ) -> None:
+        check_handler(handler)
         if inspect.iscoroutinefunction(handler):
             raise InvalidArgument("a Worker takes a plain function; use AsyncWorker for coroutines")
         super().__init__(

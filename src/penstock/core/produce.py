@@ -23,7 +23,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.records import Message
-from penstock.model.scopes import beside, is_plain, plain_name, quoted
+from penstock.model.scopes import beside, is_plain, is_stream_log, noun_of, plain_name, quoted
 from penstock.model.units import utf8_bytes
 
 
@@ -31,6 +31,8 @@ def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> To
     """Returns the topic of this full name. With an id only that topic is meant, and none that was
     made later under the same name."""
     topic = state.topics.get(name)
+    if topic is None and is_stream_log(name):
+        raise NotFound(f"stream {quoted(name)} was deleted")
     if topic is None:
         raise NotFound(
             f"unknown topic {quoted(name)}; create it with POST /v1/topics or "
@@ -38,7 +40,8 @@ def find_topic(state: BrokerState, name: str, topic_id: int | None = None) -> To
         )
     if topic_id is not None and topic_id != topic.id:
         raise NotFound(
-            f"topic {quoted(name)} has id {topic.id}; {topic_id} was deleted, or never was"
+            f"{noun_of(name)} {quoted(name)} has id {topic.id}; {topic_id} was deleted, or never "
+            "was"
         )
     return topic
 

@@ -70,6 +70,7 @@ def find_log(state: BrokerState, path: Path) -> Topic:
     config = find(state.registry, "stream", path).stream
     if config is None or not config.durable:
         raise FailedPrecondition(
-            f"stream {'/'.join(path)!r} keeps no events; only a durable stream has positions"
+            f"stream {'/'.join(path)!r} keeps no events; only a durable stream has positions, "
+            "and takes batches"
         )
     return state.topics[stream_log_name(path)]

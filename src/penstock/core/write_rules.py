@@ -30,7 +30,7 @@ from penstock.model.errors import (
     TooLarge,
 )
 from penstock.model.limits import MAX_COMMIT_PIECES, MAX_PRODUCERS, MAX_STORING_BATCHES
-from penstock.model.records import Message, StagedRows, WriteCommitted
+from penstock.model.records import Message, StagedRows, StoredEvent, WriteCommitted
 from penstock.model.scopes import DEFAULT_SCOPE, Scope, plain_name
 from penstock.model.tenancy import Path
 from penstock.model.writes import CommitBatch, PieceName, RowTarget, WriterReport
@@ -243,6 +243,18 @@ def decide_rows(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRow
     if rows.topics is None and rows.envelopes is None and rows.routings is None:
         return _decide_plain(state, rows, now_ms)
     return _decide_each(state, rows, now_ms)
+
+
+def decide_events(
+    state: BrokerState, log: str, payloads: list[bytes], now_ms: int
+) -> list[StoredEvent]:
+    """Converts rows to events of a stream, in order; to none if the stream is gone. They have no
+    numbers of a producer, also on an exactly_once stream: the batch itself is stored once."""
+    topic = state.topics.get(log)
+    if topic is None:
+        return []
+    offsets = count(topic.next_offset)
+    return list(map(StoredEvent, repeat(topic.id), repeat(0), offsets, repeat(now_ms), payloads))
 
 
 def _decide_plain(state: BrokerState, rows: RowColumns, now_ms: int) -> DecidedRows:

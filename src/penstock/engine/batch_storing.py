@@ -3,7 +3,8 @@
 Invariant: the rows of a burst and the record of how many rows are done share a frame of the log. So
 storing goes on behind the last stored row after a crash, and no row is stored twice or left out.
 Batches of one producer are stored in order, those of several producers in turns. While others use
-the loop, storing takes no more than a tenth of it. Slices are read off the loop.
+the loop, storing takes no more than a tenth of it. Rows for a stream wait while its publish queue
+is full, as publishes do. Slices are read off the loop.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.core.state import BrokerState
-from penstock.core.write_rules import decide_rows
+from penstock.core.write_rules import decide_events, decide_rows
 from penstock.core.writers import Storing, Writer
 from penstock.engine.caches import Caches
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Scheduler
+from penstock.engine.streams import Streams
 from penstock.model.errors import NotFound, PenstockError, TooLarge
 from penstock.model.limits import MAX_TXN_OPS, MIB
 from penstock.model.records import StagedRows, WriteStored
@@ -48,6 +50,7 @@ SIDE_BY_SIDE = 8
 """The number of batches that are stored in turns; each holds slices in memory."""
 RIDE_MS = 4
 """The time a burst waits to share a commit with others: one of its own would delay them."""
+FAN_OUT_RETRY_MS = 5
 NO_ROOM_RETRY_MS = 250
 UNREADABLE_RETRY_MS = 5000
 
@@ -58,7 +61,8 @@ _log = logging.getLogger("penstock.engine")
 
 
 class BatchStoring:
-    """`rows` counts rows stored since the start, `skipped` those whose topic or cache was gone."""
+    """`rows` counts rows stored since the start, `skipped` those whose topic, stream or cache was
+    gone."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class BatchStoring:
         piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        streams: Streams,
         on_progress: Stored,
         on_stored: Stored,
     ) -> None:
@@ -81,9 +86,11 @@ class BatchStoring:
         self._piece_store = piece_store
         self._caches = caches
         self._dispatcher = dispatcher
+        self._streams = streams
         self._sources: deque[BatchRows] = deque()
         self._waiting: dict[str, Writer] = {}
         self._is_resting = False
+        self._is_looking_again = False
         self._unsynced_bytes = 0
         self._answers = 0
         self._shared_until_ms = 0
@@ -103,7 +110,11 @@ class BatchStoring:
         for _ in range(len(self._sources)):
             source = self._sources[0]
             self._sources.rotate(-1)
-            if source.is_ready():
+            if not source.is_ready():
+                continue
+            if self._is_fan_out_behind(source):
+                self._look_again()
+            else:
                 self._burst(source)
                 return
 
@@ -128,10 +139,12 @@ class BatchStoring:
         part, start = source.head()
         most = min(SHARED_ROWS if is_shared else BURST_ROWS, self._most_rows)
         rows = part.rows_within(start, most, BURST_BYTES)
-        if part.cache is None:
-            taken = self._store_in_topics(source, part, start, rows)
-        else:
+        if part.stream is not None:
+            taken = self._store_in_stream(source, part, part.stream, start, rows)
+        elif part.cache is not None:
             taken = self._store_in_cache(source, part, part.cache, start, rows)
+        else:
+            taken = self._store_in_topics(source, part, start, rows)
         if not taken:
             # Fewer may find room.
             self._most_rows = max(1, rows // 2)
@@ -182,6 +195,46 @@ class BatchStoring:
         self._count_unsynced(sum(decided.sizes) + rows * _ROW_OVERHEAD_BYTES)
         return rows
 
+    def _store_in_stream(
+        self, source: BatchRows, part: RowSlice, path: Path, start: int, rows: int
+    ) -> int:
+        """Returns how many rows were stored; 0 without room."""
+        now_ms = self._ledger.now_ms()
+        payloads = part.take_payloads(start, rows)
+        events = decide_events(self._state, part.topic, payloads, now_ms)
+        # Found first: nothing may fail between storing the events and telling the stream of them.
+        stream = self._streams.in_use(path) if events else None
+        sizes = [len(event.value) for event in events]
+        if self._ledger.store_all(events, sizes, source.progress(rows, now_ms)) is None:
+            return 0
+        if stream is not None:
+            topic = self._state.topics[part.topic]
+            if topic.groups:
+                self._dispatcher.mark_topic(topic, 0)
+            stream.stored(payloads, events[0].offset)
+        self.rows += len(events)
+        self._count_skipped(source, rows - len(events))
+        self._count_unsynced(sum(sizes) + rows * _ROW_OVERHEAD_BYTES)
+        return rows
+
+    def _is_fan_out_behind(self, source: BatchRows) -> bool:
+        part, _ = source.head()
+        if part.stream is None or part.topic not in self._state.topics:
+            return False
+        return self._streams.in_use(part.stream).queue.is_full()
+
+    def _look_again(self) -> None:
+        """Takes another turn when the publish queue may have room."""
+        if self._is_looking_again:
+            return
+        self._is_looking_again = True
+
+        def again() -> None:
+            self._is_looking_again = False
+            self._ledger.wake()
+
+        self._scheduler.later(FAN_OUT_RETRY_MS, again)
+
     def _store_in_cache(
         self, source: BatchRows, part: RowSlice, cache: Path, start: int, rows: int
     ) -> int:
@@ -223,7 +276,7 @@ class BatchStoring:
         self._sources.remove(source)
         if source.skipped:
             _log.warning(
-                "batch %d of producer %r: %d rows were left out, their topic or cache has gone",
+                "batch %d of producer %r: %d rows were left out, their target has gone",
                 source.storing.batch,
                 source.producer,
                 source.skipped,

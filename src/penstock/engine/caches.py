@@ -28,6 +28,7 @@ from penstock.core.cache_rules import (
     find_cache,
 )
 from penstock.core.state import BrokerState
+from penstock.engine.cache_snapshots import CacheSnapshots
 from penstock.engine.ledger import Ledger
 from penstock.engine.quotas import Quotas
 from penstock.engine.scope_counts import ScopeCounts
@@ -53,8 +54,14 @@ class Caches:
     """Metrics read `watches.count`, and the counters of each cache in `all()`."""
 
     def __init__(
-        self, state: BrokerState, ledger: Ledger, quotas: Quotas, opened: ScopeCounts
+        self,
+        state: BrokerState,
+        ledger: Ledger,
+        quotas: Quotas,
+        opened: ScopeCounts,
+        snapshots: CacheSnapshots,
     ) -> None:
+        self.entries = snapshots.open
         self._quotas = quotas
         self._state = state
         self._ledger = ledger

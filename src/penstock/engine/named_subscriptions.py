@@ -34,6 +34,7 @@ from penstock.model.errors import (
 from penstock.model.progress import Reached
 from penstock.model.ranges import TopicOffsets
 from penstock.model.streams import Start, SubscribeNamed
+from penstock.model.tenancy import Path
 
 Resolved = Callable[[int | PenstockError], None]
 
@@ -85,7 +86,7 @@ class NamedSubscriptions:
         """Joins the subscription, after creating it if it is new."""
         reserved: Reservation | None = None
         try:
-            topic = self._find(command)
+            topic = self.find(command.path)
             if self._quotas.is_active:
                 reserved = self._quotas.reserve(command.path[:2])
         except PenstockError as error:
@@ -103,15 +104,31 @@ class NamedSubscriptions:
             begin = partial(self._begin, topic, command.name, join)
             resolve_start(self._ranges, topic, command.start, begin)
 
-    def _find(self, command: SubscribeNamed) -> Topic:
-        topic = find_log(self._state, command.path)
-        config = find(self._state.registry, "stream", command.path).stream
+    def find(self, path: Path) -> Topic:
+        """Returns the log of a stream that may have named subscriptions."""
+        topic = find_log(self._state, path)
+        config = find(self._state.registry, "stream", path).stream
         if config is not None and config.delivery == "at_most_once":
             raise FailedPrecondition(
                 "a named subscription needs a stream with delivery at_least_once or exactly_once; "
                 "subscribe without a name, or create such a stream"
             )
         return topic
+
+    def advance(
+        self, path: Path, name: str, at: int, done: Done[int], stream_id: int | None = None
+    ) -> None:
+        """Sets a subscription's progress, for readers of ranges, which count it themselves."""
+
+        def advanced(outcome: list[Reached] | PenstockError) -> None:
+            done(outcome if isinstance(outcome, PenstockError) else outcome[0].next)
+
+        try:
+            topic = self.find(path)
+        except PenstockError as error:
+            self._ledger.answer(done, error)
+            return
+        self._progress.advance(topic.name, name, [Reached(0, at)], advanced, stream_id)
 
     def _begin(
         self,

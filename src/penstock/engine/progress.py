@@ -24,7 +24,7 @@ from penstock.engine.window import Window
 from penstock.model.errors import NotFound, PenstockError, Unavailable
 from penstock.model.progress import Reached
 from penstock.model.records import Advanced
-from penstock.model.scopes import is_stream_log, plain_name
+from penstock.model.scopes import noun_of, plain_name
 from penstock.storage.history_reader import HistoryReader
 from penstock.storage.log import Log
 
@@ -98,8 +98,9 @@ class ProgressCommands:
 
     def _decide(self, topic: Topic, targets: list[ProgressTarget], name: str) -> list[Reached]:
         if self._state.topics.get(topic.name) is not topic:
-            kind = "stream" if is_stream_log(topic.name) else "topic"
-            raise NotFound(f"{kind} {plain_name(topic.name)!r} was deleted meanwhile")
+            raise NotFound(
+                f"{noun_of(topic.name)} {plain_name(topic.name)!r} was deleted meanwhile"
+            )
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
         group = topic.groups.get(name)
         advanced = [record for record in records if isinstance(record, Advanced)]

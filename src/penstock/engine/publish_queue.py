@@ -212,6 +212,9 @@ class PublishQueue:
         else:
             self._enqueue(publish, must_hold)
 
+    def is_full(self) -> bool:
+        return self.events >= self._settings.pub_queue_depth
+
     def follow(self, publish: PendingPublish) -> None:
         """Adds events that are stored already. They fan out when they are durable."""
         self._enqueue(publish, must_hold=True)

@@ -36,7 +36,7 @@ from penstock.model.ranges import (
     TopicOffsets,
 )
 from penstock.model.records import STORED, Stored, decode_record
-from penstock.model.scopes import Scope, full_name, names_within, plain_name
+from penstock.model.scopes import Scope, full_name, names_within, noun_of, plain_name, quoted
 from penstock.model.splits import MAX_SPLITS, SplitRequest, Splits
 from penstock.storage.history import BatchRef
 from penstock.storage.history_reader import HistoryReader
@@ -90,7 +90,7 @@ class Ranges:
             outcome: RangeRead | PenstockError = RangeRead(
                 partial(self._next_piece, topic.id, partition.index, selection, form),
                 self._scheduler,
-                f"partition {partition.index} of topic {plain_name(topic.name)!r}",
+                f"partition {partition.index} of {noun_of(topic.name)} {quoted(topic.name)}",
                 bounds,
                 form.head(schema_of(selection)),
                 form.tail(),
@@ -177,7 +177,7 @@ class Ranges:
         """Returns how to read the next piece."""
         topic = self._state.topics_by_id.get(topic_id)
         if topic is None:
-            raise NotFound("the topic was deleted while it was read")
+            raise NotFound("it was deleted while it was read")
         if at < topic.partitions[partition].first_offset:
             raise OutOfRange(f"retention removed offset {at} while the range was read")
         log = self._window.log(topic_id, partition)

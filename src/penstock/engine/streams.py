@@ -190,6 +190,7 @@ class Streams:
         named: NamedSubscriptions,
     ) -> None:
         self.consume = named.open
+        self.advance = named.advance
         self._quotas = quotas
         self._opened = opened
         self._state = state
@@ -291,6 +292,16 @@ class Streams:
 
     def log_name(self, path: Path) -> str:
         return find_log(self._state, path).name
+
+    def next_sequence(self, path: Path, producer_id: str, done: Done[int]) -> None:
+        outcome: int | PenstockError
+        try:
+            publishers = find_log(self._state, path).publishers
+            publisher = publishers.find(producer_id, self._ledger.now_ms())
+            outcome = 0 if publisher is None else publisher.next
+        except PenstockError as error:
+            outcome = error
+        self._ledger.answer(done, outcome)
 
     def subscriptions(self, path: Path, done: Done[list[Lag]]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.engine.access import AccessCommands
 from penstock.engine.audit import AuditTrail
+from penstock.engine.cache_snapshots import CacheSnapshots
 from penstock.engine.caches import Caches
 from penstock.engine.clock import Clock
 from penstock.engine.dead_letters import DeadLetters
@@ -80,7 +81,8 @@ class Parts:
         )
         self.sealing: Sealing | None = None
         self.journal = self._journal(checkpoint, lookups)
-        self.caches = Caches(state, ledger, self.quotas, opened)
+        snapshots = CacheSnapshots(state, ledger, scheduler)
+        self.caches = Caches(state, ledger, self.quotas, opened, snapshots)
         reading = EventReading(state.topics_by_id, window, log, history)
         self.streams = self._streams(reading, opened)
         self.topic_removal = self._topic_removal()
@@ -200,6 +202,7 @@ class Parts:
             storage.staged,
             self.caches,
             self.dispatcher,
+            self.streams,
             quotas,
             self.retention.check_memory,
         )

@@ -21,6 +21,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.engine.staging import PieceStaging
+from penstock.engine.streams import Streams
 from penstock.engine.write_quotas import WriteQuotas
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.records import WriteCommitted
@@ -53,6 +54,7 @@ class Writes:
         piece_store: PieceStore,
         caches: Caches,
         dispatcher: Dispatcher,
+        streams: Streams,
         quotas: WriteQuotas,
         check_memory: Callable[[], None],
     ) -> None:
@@ -66,6 +68,7 @@ class Writes:
             piece_store,
             caches,
             dispatcher,
+            streams,
             quotas.stored,
             self._stored,
         )

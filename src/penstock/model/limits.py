@@ -67,6 +67,11 @@ DISPATCH_BURST = 256
 MAX_CACHE_KEY_BYTES = 1024
 """A key is in memory with its value, and is repeated in every event of a watch."""
 
+MAX_CACHE_SNAPSHOTS = 32
+MAX_TENANT_SNAPSHOTS = 4
+"""Snapshots of caches that are being read, of all tenants and of one. Each keeps the entries that
+were replaced meanwhile in memory, at most all that the cache had."""
+
 MAX_TXN_OPS = 1000
 """Operations of a transaction, of caches or of the whole broker. It is decided in one turn of the
 loop and is one frame of the log."""

@@ -80,6 +80,20 @@ class OffsetsPage(msgspec.Struct, frozen=True, omit_defaults=True):
     after: str | None = None
 
 
+EVENT_COLUMNS = ("offset", "timestamp", "payload")
+"""The columns of a stream's events. Those of messages are null for them."""
+
+
+class StreamOffsets(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The offsets of a durable stream, as in OffsetReport. A stream that is deleted and created
+    again has another `stream_id`."""
+
+    stream_id: int
+    earliest: int
+    next: int
+    at_time: int | None = None
+
+
 PIECE_BYTES = 2 * MIB
 """The size of a piece of a range, unless a single row is larger. A piece stays in memory until its
 reader has taken it."""

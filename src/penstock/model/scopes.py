@@ -82,3 +82,8 @@ def stream_log_name(path: Path) -> str:
 
 def is_stream_log(full: str) -> bool:
     return full.startswith(STREAM_MARK)
+
+
+def noun_of(full: str) -> str:
+    """Returns the word by which a text names it: the log of a stream is the stream to users."""
+    return "stream" if is_stream_log(full) else "topic"

@@ -22,7 +22,8 @@ class PieceName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowTarget(msgspec.Struct, frozen=True):
-    """The target of some rows; `row` is the first of them. A `key` of None means any key."""
+    """The target of some rows; `row` is the first of them. A `key` of None means any key. For a
+    stream, `topic` is the name of its log."""
 
     topic: str
     key: str | None

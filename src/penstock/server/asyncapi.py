@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock import __version__
 from penstock.server.http.responses import TypedErrorBody
-from penstock.server.message_actions import MESSAGES, MessageDescription
+from penstock.server.message_actions import MESSAGES
+from penstock.server.message_description import MessageDescription
 from penstock.server.schemas import Json, ref, schemas_of
 from penstock.server.websocket.answers import FRAMES, FrameDescription
 from penstock.server.websocket.binary import EVENTS, PUBLISH

@@ -43,8 +43,15 @@ class CacheRowBody(StrictBody):
     ttl_ms: int | None = None
 
 
+class EventRowBody(StrictBody):
+    """A line for a stream; `payload` is base64."""
+
+    payload: bytes | None = None
+
+
 _produces = msgspec.json.Decoder(ProduceBody)
 _cache_rows = msgspec.json.Decoder(CacheRowBody)
+_event_rows = msgspec.json.Decoder(EventRowBody)
 _NO_ENVELOPE = EnvelopeBody()
 _NO_POLICY = RetryPolicyBody()
 
@@ -57,6 +64,11 @@ def produce_table(body: bytes) -> pa.Table:
 def cache_table(body: bytes) -> pa.Table:
     """Reads lines that are each a key, its value in base64 (null deletes the key) and `ttl_ms`."""
     return _table(body, _cache_rows, _cache_columns)
+
+
+def event_table(body: bytes) -> pa.Table:
+    """Reads lines that are each the payload of an event in base64."""
+    return _table(body, _event_rows, _event_columns)
 
 
 def _table(body: bytes, decoder: msgspec.json.Decoder[Any], columns_of: Any) -> pa.Table:
@@ -111,6 +123,10 @@ def _cache_columns(rows: list[CacheRowBody]) -> dict[str, pa.Array]:
         "value": pa.array([row.value for row in rows], pa.binary()),
         "ttl_ms": _numbers(rows, "ttl_ms"),
     }
+
+
+def _event_columns(rows: list[EventRowBody]) -> dict[str, pa.Array]:
+    return {"payload": pa.array([row.payload for row in rows], pa.binary())}
 
 
 def _texts(rows: list[Any], name: str) -> pa.Array:

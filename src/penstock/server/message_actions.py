@@ -12,8 +12,6 @@ from functools import partial, reduce
 from operator import or_
 from typing import Any
 
-import msgspec
-
 from penstock.api import outcomes
 from penstock.api.engine import Engine
 from penstock.model.caching import CacheValue, Delete, Precondition, Written
@@ -30,6 +28,7 @@ from penstock.server.commands import (
     txn_of,
     version_of,
 )
+from penstock.server.message_description import MessageDescription
 from penstock.server.websocket.answers import (
     Answers,
     CacheEvent,
@@ -56,6 +55,7 @@ from penstock.server.websocket.messages import (
     EventAckMessage,
     EventExtendMessage,
     EventNackMessage,
+    EventReleaseMessage,
     GetManyBody,
     IncrBody,
     LagMessage,
@@ -76,8 +76,6 @@ from penstock.server.websocket.messages import (
 
 Done = outcomes.Done[Answers]
 Outcome = Answers | PenstockError
-
-Action = Callable[[Engine, Any, Done], None]
 
 
 def perform(engine: Engine, message: Message | Refused, done: Done) -> None:
@@ -282,24 +280,6 @@ def _refuse(engine: Engine, message: Any, done: Done) -> None:
 # -- descriptions ----------------------------------------------------------------------------------
 
 
-class MessageDescription(msgspec.Struct, frozen=True):
-    """A message, described. `example` lacks the type. `answer` is the answer to a success; `pushes`
-    are the frames that come later for it. `access` says what the sender needs. `action` None: it
-    needs an open connection, and websocket/connection.py performs it."""
-
-    shape: Any
-    text: str
-    example: dict[str, Any]
-    answer: Any
-    access: HandlerNeeds | Open
-    pushes: tuple[Any, ...] = ()
-    action: Action | None = None
-
-    @property
-    def type(self) -> str:
-        return str(self.shape.__struct_config__.tag)
-
-
 _OWN = Open("is about the connection itself")
 _READS = HandlerNeeds("cache_read", "cache")
 _WRITES = HandlerNeeds("cache_write", "cache")
@@ -363,6 +343,12 @@ MESSAGES: tuple[MessageDescription, ...] = (
     _own(
         EventAckMessage,
         "Finishes an event for the named subscription that delivered it here.",
+        {"subscription_id": "n1", "offset": 12, "delivery_id": "1-1"},
+    ),
+    _own(
+        EventReleaseMessage,
+        "Gives back an event that nobody began to handle: it is delivered again, at its old place "
+        "and without counting an attempt.",
         {"subscription_id": "n1", "offset": 12, "delivery_id": "1-1"},
     ),
     _own(

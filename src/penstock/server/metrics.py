@@ -246,7 +246,7 @@ def _writes(metrics: EngineMetrics) -> Iterator[Metric]:
     )
     yield _counter(
         "penstock_skipped_rows",
-        "Rows skipped because their topic or cache no longer exists",
+        "Rows skipped because their topic, stream or cache no longer exists",
         metrics.skipped_rows,
     )
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.api.caches import check_key
 from penstock.api.messages import check_deadline
-from penstock.api.rows import CACHE_COLUMNS, TOPIC_COLUMNS, CheckedRows
+from penstock.api.rows import CACHE_COLUMNS, STREAM_COLUMNS, TOPIC_COLUMNS, CheckedRows
 from penstock.model.errors import InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import (
     MAX_CACHE_KEY_BYTES,
@@ -59,6 +59,19 @@ def check_cache_rows(table: pa.Table, max_message_bytes: int) -> CheckedRows:
     rows = _Columns(table, CACHE_COLUMNS)
     with rows.refusing_unreadable():
         return _check_cache_rows(rows, max_message_bytes)
+
+
+def check_event_rows(table: pa.Table, log: str, max_message_bytes: int) -> CheckedRows:
+    """`log` is the full name of the topic that keeps the events of the stream."""
+    rows = _Columns(table, STREAM_COLUMNS)
+    with rows.refusing_unreadable():
+        payload = rows.payload()
+        if payload is None:
+            raise InvalidArgument("a row for a stream has the column 'payload'")
+        rows.refuse_where(pc.is_null(payload), "payload", "is null")
+        _check_sizes(pc.binary_length(payload), max_message_bytes, "payload is")
+    targets = [RowTarget(log, "", None, 0)] if rows.count else []
+    return CheckedRows(pa.table({"payload": payload}), targets)
 
 
 def _check_topic_rows(
@@ -139,6 +152,10 @@ class _Columns:
             return pa.nulls(self._table.num_rows, pa.binary())
         return self._get(name, is_text, pa.binary(), "text or bytes")
 
+    def payload(self) -> pa.Array | None:
+        """Returns None also for a column of nulls, which could be very many."""
+        return self._get("payload", is_text, pa.binary(), "text or bytes")
+
     def numbers(self, name: str) -> pa.Array | None:
         return self._get(name, pa.types.is_integer, _INT, "a whole number")
 
@@ -211,11 +228,13 @@ def _in_order(columns: dict[str, pa.Array], known: dict[str, Any]) -> pa.Table:
     return pa.table({name: columns[name] for name in known if name in columns})
 
 
-def _check_sizes(lengths: pa.Array, max_message_bytes: int) -> None:
+def _check_sizes(
+    lengths: pa.Array, max_message_bytes: int, what: str = "key and value are"
+) -> None:
     row = pc.index(pc.greater(lengths, max_message_bytes), True).as_py()
     if row >= 0:
         raise TooLarge(
-            f"row {row}: key and value are {lengths[row].as_py()} bytes; "
+            f"row {row}: {what} {lengths[row].as_py()} bytes; "
             f"max_message_bytes is {max_message_bytes}"
         )
 

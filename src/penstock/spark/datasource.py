@@ -15,12 +15,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.options import SinkSettings, SourceSettings
-from penstock.spark.schemas import schema_of
+from penstock.spark.options import CacheSettings, SinkSettings, SourceSettings, reads_cache
+from penstock.spark.schemas import cache_schema, schema_of
 
 
 class PenstockDataSource(DataSource):
-    """Reads topics and the journal of a broker as tables and streams; writes to topics and caches.
+    """Reads topics, durable streams and the journal of a broker as tables and streams, and caches
+    as tables; writes to topics, durable streams and caches.
 
     >>> spark.read.format("penstock").option("topic", "orders").load()
     """
@@ -30,6 +31,8 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
+        if reads_cache(self.options):
+            return cache_schema(CacheSettings.from_options(self.options).columns)
         settings = SourceSettings.from_options(self.options)
         return schema_of(settings.log, settings.columns)
 
@@ -37,6 +40,10 @@ class PenstockDataSource(DataSource):
         from penstock.spark.pushdown import PushdownReader
         from penstock.spark.source import BatchReader
 
+        if reads_cache(self.options):
+            from penstock.spark.cache_source import CacheReader
+
+            return CacheReader(CacheSettings.from_options(self.options, "read"), schema)
         settings = SourceSettings.from_options(self.options, "read")
         kind = PushdownReader if settings.pushdown else BatchReader
         return kind(settings, schema)
@@ -44,6 +51,8 @@ class PenstockDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         from penstock.spark.source import StreamReader
 
+        if reads_cache(self.options):
+            CacheSettings.from_options(self.options, "readStream")
         return StreamReader(SourceSettings.from_options(self.options, "readStream"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -1,4 +1,5 @@
-"""The logs that a broker offers to Spark: the records of topics, and the journal.
+"""The logs that a broker offers to Spark: the records of topics, the events of durable streams, and
+the journal.
 
 A `TopicPartition` is one sequence of rows with rising positions, which may have gaps. Invariant:
 positions are encoded in one way only, because Spark compares them as text. Positions of a deleted
@@ -17,8 +18,10 @@ import msgspec
 from penstock.client.calls import encode, segment
 from penstock.model.errors import Internal, InvalidArgument, NotFound
 from penstock.model.journal import JournalReport
-from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage
+from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage, StreamOffsets
+from penstock.model.scopes import Scope
 from penstock.model.splits import Split, Splits
+from penstock.spark.bounds import LogName
 from penstock.spark.broker import Broker, Patience
 from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 
@@ -30,16 +33,24 @@ MANY_TOPICS = 8
 
 class TopicPartition(NamedTuple):
     """A partition of a topic, or the journal (`JOURNAL`). `topic_id` is 0 if it is not known, as in
-    a checkpoint of an older version."""
+    a checkpoint of an older version. A durable stream counts as a topic with one partition;
+    `stream_in` is then its tenant and namespace, else None."""
 
     topic: str
     partition: int
     topic_id: int = 0
+    stream_in: Scope | None = None
 
     def __str__(self) -> str:
         if self == JOURNAL:
             return "the journal"
+        if self.stream_in is not None:
+            return f"stream {self.topic!r}"
         return f"topic {self.topic!r} partition {self.partition}"
+
+    @property
+    def noun(self) -> str:
+        return "topic" if self.stream_in is None else "stream"
 
     @property
     def rows_path(self) -> str:
@@ -53,8 +64,10 @@ class TopicPartition(NamedTuple):
         """Returns the query parameters that name a range."""
         if self == JOURNAL:
             return {"from": start, "to": end}
-        of_topic: dict[str, str | int] = {"topic_id": self.topic_id} if self.topic_id else {}
-        return {"start": start, "end": end} | of_topic
+        named: dict[str, str | int] = {}
+        if self.topic_id:
+            named = {f"{self.noun}_id": self.topic_id}
+        return {"start": start, "end": end} | named
 
     def by_name(self) -> TopicPartition:
         """Returns the partition without a topic id: of the topic that has the name now."""
@@ -62,10 +75,21 @@ class TopicPartition(NamedTuple):
 
     @property
     def _path(self) -> str:
+        if self.stream_in is not None:
+            return stream_path(self.stream_in, self.topic)
         return f"/v1/topics/{segment(self.topic)}/partitions/{self.partition}"
 
 
 JOURNAL = TopicPartition("", 0)
+
+
+def streams_path(scope: Scope) -> str:
+    tenant, namespace = scope
+    return f"/v1/tenants/{segment(tenant)}/namespaces/{segment(namespace)}/streams"
+
+
+def stream_path(scope: Scope, stream: str) -> str:
+    return f"{streams_path(scope)}/{segment(stream)}"
 
 
 class Span(NamedTuple):
@@ -116,7 +140,11 @@ class SourceLog(Protocol):
 
 
 def log_of(broker: Broker, settings: SourceSettings) -> SourceLog:
-    return JournalLog(broker) if settings.log == "journal" else RecordLog(broker, settings.topics)
+    if settings.log == "journal":
+        return JournalLog(broker)
+    if settings.log == "events":
+        return EventLog(broker, settings.topics, settings.scope())
+    return RecordLog(broker, settings.topics)
 
 
 def splits(
@@ -154,7 +182,12 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
         broker.call("POST", "/v1/journal/archived", body=body, patience=once)
     by_topic: dict[tuple[str, int], list[dict[str, int]]] = {}
     for place, position in sorted(positions.items()):
-        if place != JOURNAL:
+        if place.stream_in is not None:
+            path = stream_path(place.stream_in, place.topic)
+            body = encode({"next": position, "stream_id": place.topic_id or None})
+            path = f"{path}/subscriptions/{segment(group)}/progress"
+            broker.call("POST", path, body=body, patience=once)
+        elif place != JOURNAL:
             done = by_topic.setdefault((place.topic, place.topic_id), [])
             done.append({"partition": place.partition, "next": position})
     for (topic, topic_id), partitions in by_topic.items():
@@ -176,8 +209,10 @@ class RecordLog:
     def find(self) -> list[str]:
         if not self._patterns:
             return self._names
-        there = _decoded(TopicNamesAnswer, self._broker.call("GET", "/v1/topics")).topics
-        return sorted({*self._names, *filter(self.is_wanted, there)})
+        return sorted({*self._names, *filter(self.is_wanted, self._all_names())})
+
+    def _all_names(self) -> list[str]:
+        return _decoded(TopicNamesAnswer, self._broker.call("GET", "/v1/topics")).topics
 
     def is_named(self, topic: str) -> bool:
         return topic in self._names
@@ -195,6 +230,9 @@ class RecordLog:
             with suppress(NotFound):
                 there = {each.topic: _spans(each) for each in self._all_offsets()}
                 return {topic: there.get(topic) or self._absence(topic) for topic in topics}
+        return self._spans_of_each(topics)
+
+    def _spans_of_each(self, topics: list[str]) -> dict[str, Spans | NotFound]:
         found: dict[str, Spans | NotFound] = {}
         for topic in topics:
             try:
@@ -250,6 +288,60 @@ class RecordLog:
             after = page.after
 
 
+class EventLog(RecordLog):
+    """The events of durable streams of one namespace. A pattern means durable streams only."""
+
+    def __init__(self, broker: Broker, streams: Iterable[str], scope: Scope) -> None:
+        super().__init__(broker, streams)
+        self._scope = scope
+
+    def spans(self, topic: str) -> Spans:
+        found = self._stream_offsets(topic, {})
+        return {self._place(topic, found.stream_id): Span(found.earliest, found.next)}
+
+    def spans_of(self, topics: list[str]) -> dict[str, Spans | NotFound]:
+        return self._spans_of_each(topics)
+
+    def at_time(self, topic: str, time_ms: int) -> Positions:
+        found = self._stream_offsets(topic, {"time_ms": time_ms})
+        at = found.next if found.at_time is None else found.at_time
+        return {self._place(topic, found.stream_id): at}
+
+    def encode(self, positions: Positions) -> dict[str, Any]:
+        places = sorted(positions)
+        events = {place.topic: positions[place] for place in places}
+        ids = {place.topic: place.topic_id for place in places if place.topic_id}
+        return {"events": events} | ({"ids": ids} if ids else {})
+
+    def decode(self, offset: Mapping[str, Any]) -> Positions:
+        if "events" not in offset:
+            raise _other_log("events")
+        ids = offset.get("ids", {})
+        return {
+            self._place(stream, ids.get(stream, 0)): position
+            for stream, position in offset["events"].items()
+        }
+
+    def _place(self, stream: str, stream_id: int) -> TopicPartition:
+        return TopicPartition(stream, 0, stream_id, self._scope)
+
+    def _all_names(self) -> list[str]:
+        content = self._broker.call("GET", streams_path(self._scope))
+        return [each.name for each in _decoded(FoundStreams, content).streams if each.durable]
+
+    def _stream_offsets(self, stream: str, query: dict[str, str | int]) -> StreamOffsets:
+        path = f"{stream_path(self._scope, stream)}/offsets"
+        try:
+            content = self._broker.call("GET", path, query=query)
+        except NotFound:
+            raise self._absence(stream) from None
+        return _decoded(StreamOffsets, content)
+
+    def _absence(self, topic: str) -> NotFound:
+        where = "/".join(self._scope)
+        return NotFound(f"stream {topic!r} of {where} does not exist at {self._broker.url}")
+
+
 class JournalLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -288,10 +380,10 @@ class JournalLog:
         return _decoded(JournalReport, content)
 
 
-def _other_log(log: str) -> InvalidArgument:
+def _other_log(log: LogName) -> InvalidArgument:
+    this = "streams" if log == "events" else f"log={log}"
     return InvalidArgument(
-        f"the checkpoint is of a query that read another log; give log={log} a checkpoint of its "
-        "own"
+        f"the checkpoint is of a query that read another log; give {this} a checkpoint of its own"
     )
 
 
@@ -319,6 +411,15 @@ def is_among(topic: str, wanted: Iterable[str]) -> bool:
 class TopicOffsetsAnswer(msgspec.Struct):
     partitions: list[OffsetReport]
     topic_id: int = 0
+
+
+class FoundStream(msgspec.Struct):
+    name: str
+    durable: bool = False
+
+
+class FoundStreams(msgspec.Struct):
+    streams: list[FoundStream]
 
 
 class TopicNamesAnswer(msgspec.Struct):

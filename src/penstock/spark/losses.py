@@ -18,14 +18,21 @@ _ADVICE = "failOnDataLoss=false continues without them"
 
 
 class Losses:
-    def __init__(self, *, fail: bool, fail_on_deletion: bool | None = None) -> None:
+    def __init__(
+        self, *, fail: bool, fail_on_deletion: bool | None = None, noun: str = "topic"
+    ) -> None:
         self._fail = fail
+        self._noun = noun
         self._fail_on_deletion = fail if fail_on_deletion is None else fail_on_deletion
         self._has_deletion_option = fail_on_deletion is not None
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Losses:
-        return cls(fail=settings.fail_on_data_loss, fail_on_deletion=settings.fail_on_deleted_topic)
+        return cls(
+            fail=settings.fail_on_data_loss,
+            fail_on_deletion=settings.fail_on_deleted_topic,
+            noun=settings.noun,
+        )
 
     def between(
         self, place: TopicPartition, start: int, end: int, span: Span, *, is_looking: bool = False
@@ -63,7 +70,7 @@ class Losses:
 
     def replaced(self, topic: str, unread: Positions) -> None:
         """Handles a topic that was made again. `unread` says where the query was in the old one."""
-        what = f"topic {topic!r} was deleted and made again, {_read_so_far(unread)}"
+        what = f"{self._noun} {topic!r} was deleted and made again, {_read_so_far(unread)}"
         if self._fail_on_deletion:
             raise OutOfRange(f"{what}{self._advice('starts again with what is there')}")
         _log.warning("%s: the new one is read from its beginning", what)
@@ -81,5 +88,8 @@ class Losses:
 
 
 def _read_so_far(unread: Positions) -> str:
-    rest = [f"{at} of partition {place.partition}" for place, at in sorted(unread.items())]
+    rest = [
+        f"{at} of partition {place.partition}" if place.stream_in is None else f"{at}"
+        for place, at in sorted(unread.items())
+    ]
     return f"it was read to before offset {', '.join(rest)}"

@@ -8,9 +8,8 @@ Must not know what the options are for.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -33,8 +32,19 @@ from penstock.model.options import (
     unknown_name,
     whole_number,
 )
+from penstock.model.scopes import Scope
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.model.tenancy import DEFAULT
+from penstock.spark.bounds import (
+    EARLIEST,
+    LATEST,
+    NUMBER,
+    Bound,
+    LogName,
+    bound_of,
+    check_order,
+    parse_offsets,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_RETRY_S = 60.0
@@ -45,7 +55,6 @@ ROWS_PER_PARTITION = 524_288
 """Eight whole batches of history: a task costs something, however little it reads."""
 
 Use = Literal["read", "readStream", "write", "writeStream"]
-LogName = Literal["records", "journal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +89,9 @@ class BrokerSettings:
         named = {"tenant": self.tenant, "namespace": self.namespace}
         return {what: name for what, name in named.items() if name not in ("", DEFAULT)}
 
+    def scope(self) -> Scope:
+        return self.tenant or DEFAULT, self.namespace or DEFAULT
+
     def check_scope(self, offset: Mapping[str, Any]) -> None:
         """Raises if the offset is of a query that read the topics of somebody else: they may have
         the same names."""
@@ -93,25 +105,10 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
-    """The start or the end of a read: a time, offsets by topic and partition, or `default`, which
-    is also used for partitions that `offsets` does not have."""
-
-    default: Literal["earliest", "latest"]
-    time_ms: int | None = None
-    offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    position: int | None = None
-    """A position in the journal, which has no partitions."""
-
-
-EARLIEST = Bound(default="earliest")
-LATEST = Bound(default="latest")
-
-
-@dataclass(frozen=True, kw_only=True)
 class SourceSettings(BrokerSettings):
     log: LogName = "records"
     topics: tuple[str, ...] = ()
+    """The topics to read or, if `log` is `events`, the streams."""
     start: Bound = EARLIEST
     end: Bound = LATEST
     columns: tuple[str, ...] = ()
@@ -124,17 +121,21 @@ class SourceSettings(BrokerSettings):
     group: str = ""
     pushdown: bool = False
 
+    @property
+    def noun(self) -> str:
+        return "stream" if self.log == "events" else "topic"
+
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> SourceSettings:
         """`use` is None while Spark asks only for the schema."""
         given = _named(options, _SOURCE, use)
         values = _read(given, _SOURCE)
-        log: LogName = values.get("log", "records")
+        log = _log_of(given, values)
         for what, member in (("starting", "start"), ("ending", "end")):
-            bound = _bound(what, values, log, EARLIEST if member == "start" else LATEST)
+            bound = bound_of(what, values, log, EARLIEST if member == "start" else LATEST)
             if bound is not None:
                 values[member] = bound
-        _check_order(values.get("start", EARLIEST), values.get("end", LATEST))
+        check_order(values.get("start", EARLIEST), values.get("end", LATEST), log)
         if log == "journal":
             if "topic" in given:
                 raise InvalidArgument(
@@ -152,7 +153,7 @@ class SourceSettings(BrokerSettings):
                     "broker knows one archived position for the rows of all tenants"
                 )
         elif "topics" not in values:
-            raise _SOURCE["topic"].missing()
+            raise InvalidArgument("option topic, stream or cache is required: what is to be read")
         if use == "read" and values.get("start") == LATEST:
             raise InvalidArgument(
                 "option startingOffsets: 'latest' is where a batch read ends; it takes earliest "
@@ -161,11 +162,54 @@ class SourceSettings(BrokerSettings):
         return cls(**values)
 
 
+def _log_of(given: Mapping[str, str], values: dict[str, Any]) -> LogName:
+    """Returns the log that the options name. The streams take the place of the topics."""
+    if "stream" in given:
+        for other in ("topic", "log"):
+            if other in given:
+                raise InvalidArgument(f"options stream and {other} exclude each other: give one")
+        values["topics"] = values.pop("streams")
+        values["log"] = "events"
+    log: LogName = values.get("log", "records")
+    return log
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(BrokerSettings):
+    """A batch read of a cache."""
+
+    cache: str = ""
+    """tenant/namespace/cache"""
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> CacheSettings:
+        if use == "readStream":
+            raise InvalidArgument(
+                "option cache is for read, not for readStream: a cache has no history that a query "
+                "could follow. Read it again for each batch, in foreachBatch, or follow its "
+                "changes with client.cache(name).watch()"
+            )
+        for name in _SOURCE.keys() - _CACHE_SOURCE.keys():
+            if name.lower() in map(str.lower, options):
+                raise InvalidArgument(
+                    f"option {name} has no meaning with cache, which is read as a whole"
+                )
+        values = _read(_named(options, _CACHE_SOURCE, use), _CACHE_SOURCE)
+        return cls(**_with_full_paths(values))
+
+
+def reads_cache(options: Mapping[str, str]) -> bool:
+    return any(name.lower() == "cache" for name in options)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings(BrokerSettings):
     topic: str = ""
     cache: str = ""
     """tenant/namespace/cache"""
+    stream: str = ""
+    """tenant/namespace/stream"""
     producer_id: str = ""
     txn: str = ""
     txn_batch: int | None = None
@@ -174,11 +218,23 @@ class SinkSettings(BrokerSettings):
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:
         given = _named(options, _SINK, use)
-        if "topic" in given and "cache" in given:
-            raise InvalidArgument("options topic and cache exclude each other: rows go to one")
+        targets = [name for name in ("topic", "cache", "stream") if name in given]
+        if len(targets) > 1:
+            raise InvalidArgument(
+                f"options {' and '.join(targets)} exclude each other: rows go to one"
+            )
         if "txnBatch" in given and "txn" not in given:
             raise InvalidArgument("option txnBatch counts the batches of a txn: name it too")
-        return cls(**_read(given, _SINK))
+        return cls(**_with_full_paths(_read(given, _SINK)))
+
+
+def _with_full_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """Adds tenant and namespace to the name of a cache or a stream that has none."""
+    scope = [values.get(what) or DEFAULT for what in ("tenant", "namespace")]
+    for kind in ("cache", "stream"):
+        if kind in values and "/" not in values[kind]:
+            values[kind] = "/".join((*scope, values[kind]))
+    return values
 
 
 # -- kinds of values -------------------------------------------------------------------------------
@@ -205,91 +261,20 @@ def _token(text: str) -> str:
     return text
 
 
+def _cache_path(text: str) -> str:
+    return str(NAME.parse(text) if "/" not in text else CACHE.parse(text))
+
+
+def _stream_name(text: str) -> str:
+    if "/" in text:
+        raise WrongValue("has a slash in it: tenant and namespace are options of their own")
+    return str(NAME.parse(text))
+
+
 def _column_name(text: str) -> str:
     if not text:
         raise WrongValue
     return text
-
-
-def _offsets(text: str) -> str | int | dict[str, dict[int, int]]:
-    """`earliest`, `latest`, the journal's position, or offsets by topic and partition."""
-    word = text.strip()
-    if word.lower() in ("earliest", "latest"):
-        return word.lower()
-    if word.isdigit():
-        return _offset(int(word))
-    try:
-        given = json.loads(word)
-    except ValueError:
-        raise WrongValue from None
-    if not isinstance(given, dict):
-        raise WrongValue
-    if set(given) == {"journal"} and isinstance(given["journal"], int):
-        return _offset(given["journal"])
-    return {topic: _partitions(topic, partitions) for topic, partitions in given.items()}
-
-
-def _partitions(topic: str, partitions: object) -> dict[int, int]:
-    if not isinstance(partitions, dict):
-        raise WrongValue(
-            f"has no partitions for topic {topic!r}: write {{{json.dumps(topic)}: {{}}}}"
-        )
-    return {_NUMBER.parse(partition): _offset(offset) for partition, offset in partitions.items()}
-
-
-def _offset(offset: object) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= 2**63 - 1:
-        raise WrongValue
-    return offset
-
-
-_NUMBER = whole_number(0, 2**63 - 1)
-
-
-def _bound(what: str, values: dict[str, Any], log: LogName, usual: Bound) -> Bound | None:
-    """Takes the two options that can set a bound out of the values."""
-    time_ms = values.pop(f"{what}_timestamp", None)
-    offsets = values.pop(f"{what}_offsets", None)
-    option = f"option {what}Offsets"
-    if time_ms is not None and offsets is not None:
-        raise InvalidArgument(f"{option} and {what}Timestamp exclude each other: give one of them")
-    if time_ms is not None:
-        return Bound(default=usual.default, time_ms=time_ms)
-    if offsets is None:
-        return None
-    if isinstance(offsets, str):
-        return EARLIEST if offsets == "earliest" else LATEST
-    if isinstance(offsets, int):
-        if log != "journal":
-            raise InvalidArgument(f"{option}: a single number is a position of log=journal")
-        return Bound(default=usual.default, position=offsets)
-    if log == "journal":
-        raise InvalidArgument(f"{option}: log=journal has one position, like 123, and no topics")
-    return Bound(default=usual.default, offsets=offsets)
-
-
-def _check_order(start: Bound, end: Bound) -> None:
-    """Refuses a read that ends before it begins: it would have no rows, and the user would not see
-    why. A read that ends where it begins is allowed: there may be nothing new to read."""
-    if start.time_ms is not None and end.time_ms is not None and end.time_ms <= start.time_ms:
-        raise InvalidArgument(
-            "option endingTimestamp is not after startingTimestamp: there can be no rows"
-        )
-    for name, first, last in _offsets_in_both(start, end):
-        if last < first:
-            raise InvalidArgument(
-                f"option endingOffsets is below startingOffsets: {name} would be read from "
-                f"{first} to {last}"
-            )
-
-
-def _offsets_in_both(start: Bound, end: Bound) -> Iterator[tuple[str, int, int]]:
-    if start.position is not None and end.position is not None:
-        yield "the journal", start.position, end.position
-    for topic, partitions in start.offsets.items():
-        ends = end.offsets.get(topic, {})
-        for each in sorted(partitions.keys() & ends.keys()):
-            yield f"topic {topic!r} partition {each}", partitions[each], ends[each]
 
 
 # -- the options -----------------------------------------------------------------------------------
@@ -310,11 +295,16 @@ _WRITE: tuple[Use, ...] = ("write", "writeStream")
 _ALL = _READ + _WRITE
 
 _OFFSETS = Kind(
-    'earliest, latest or offsets like {"orders":{"0":12}}, of log=journal a position', _offsets
+    'earliest, latest or offsets like {"orders":{"0":12}}, of streams {"orders":12}, of '
+    "log=journal a position",
+    parse_offsets,
 )
 _URL = Kind(f"an address like {DEFAULT_URL}", _url)
 _TOKEN = Kind("the broker's token", _token)
 _TOPICS = list_of(TOPIC, "a topic, several with commas between, or a pattern like orders-*")
+_STREAMS = list_of(TOPIC, "a stream, several with commas between, or a pattern like orders-*")
+_STREAM = Kind("the name of a durable stream", _stream_name)
+_CACHE_PATH = Kind("a cache, as its name or as tenant/namespace/cache", _cache_path)
 _COLUMNS = list_of(Kind("a column", _column_name), "names of columns with commas between")
 _COUNT = whole_number(1, MAX_OFFSET)
 _TENANT = NAME.described("the name of a tenant")
@@ -336,6 +326,7 @@ _BROKER = _by_name(
 )
 _SOURCE = _BROKER | _by_name(
     _SparkOption("topic", _TOPICS, to="topics", uses=_READ),
+    _SparkOption("stream", _STREAMS, to="streams", uses=_READ),
     _SparkOption("log", choice("records", "journal"), to="log", uses=_READ),
     _SparkOption("startingOffsets", _OFFSETS, to="starting_offsets", uses=_READ),
     _SparkOption("startingTimestamp", TIME_MS, to="starting_timestamp", uses=_READ),
@@ -354,12 +345,17 @@ _SOURCE = _BROKER | _by_name(
     _SparkOption("group", _GROUP, to="group", uses=("readStream",)),
     _SparkOption("pushdown", TRUE_OR_FALSE, to="pushdown", uses=("read",)),
 )
+_CACHE_SOURCE = _BROKER | _by_name(
+    _SparkOption("cache", _CACHE_PATH, to="cache", uses=("read",)),
+    _SparkOption("columns", _COLUMNS, to="columns", uses=("read",)),
+)
 _SINK = _BROKER | _by_name(
     _SparkOption("topic", TOPIC, to="topic", uses=_WRITE),
-    _SparkOption("cache", CACHE, to="cache", uses=_WRITE),
+    _SparkOption("cache", _CACHE_PATH, to="cache", uses=_WRITE),
+    _SparkOption("stream", _STREAM, to="stream", uses=_WRITE),
     _SparkOption("producerId", NAME, to="producer_id", uses=("writeStream",)),
     _SparkOption("txn", NAME, to="txn", uses=("write",)),
-    _SparkOption("txnBatch", _NUMBER, to="txn_batch", uses=("write",)),
+    _SparkOption("txnBatch", NUMBER, to="txn_batch", uses=("write",)),
 )
 
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})

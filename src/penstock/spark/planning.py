@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from penstock.model.errors import InvalidArgument, NotFound, NotYet
 from penstock.model.splits import MAX_SPLIT_ROWS
+from penstock.spark.bounds import Bound
 from penstock.spark.broker import Broker
 from penstock.spark.logs import JOURNAL, Positions, SourceLog, Spans, TopicPartition, splits
 from penstock.spark.losses import Losses
-from penstock.spark.options import Bound, SourceSettings
+from penstock.spark.options import SourceSettings
 
 SMALL_ROWS = 8192
 """Starting a task costs as much as reading this many rows, so smaller slices share a task."""
@@ -90,12 +91,13 @@ def at_time(log: SourceLog, places: Iterable[TopicPartition], time_ms: int) -> P
 
 def _check_names(bound: Bound, option: str, spans: Spans) -> None:
     topics = {place.topic for place in spans}
-    known = {place.by_name() for place in spans}
+    known = {(place.topic, place.partition) for place in spans}
     for topic, partitions in bound.offsets.items():
         if topic not in topics:
-            raise InvalidArgument(f"{option} names topic {topic!r}, which is not among those read")
+            noun = next((place.noun for place in spans), "topic")
+            raise InvalidArgument(f"{option} names {noun} {topic!r}, which is not among those read")
         for partition in partitions:
-            if TopicPartition(topic, partition) not in known:
+            if (topic, partition) not in known:
                 raise InvalidArgument(f"{option}: topic {topic!r} has no partition {partition}")
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.model.errors import PenstockError, Unauthenticated
+from penstock.model.tenancy import DEFAULT
 from penstock.spark.broker import Broker
 from penstock.spark.logs import JOURNAL, Positions, TopicPartition, publish
 from penstock.spark.options import BrokerSettings
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class FollowedGroup(NamedTuple):
-    """A group at a broker, in a topic or, with an empty topic, in the journal."""
+    """A group at a broker, in a topic or a stream or, with an empty topic, in the journal."""
 
     url: str
     group: str
@@ -51,6 +52,7 @@ class SourceOffset(msgspec.Struct):
     group: str = ""
     url: str = ""
     records: dict[str, dict[int, int]] = {}
+    events: dict[str, int] = {}
     ids: dict[str, int] = {}
     journal: int | None = None
     tenant: str = ""
@@ -62,6 +64,9 @@ class SourceOffset(msgspec.Struct):
             for topic, partitions in self.records.items()
             for number, at in partitions.items()
         }
+        scope = (self.tenant or DEFAULT, self.namespace or DEFAULT)
+        for stream, at in self.events.items():
+            found[TopicPartition(stream, 0, self.ids.get(stream, 0), scope)] = at
         return found if self.journal is None else found | {JOURNAL: self.journal}
 
 

@@ -25,20 +25,24 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.model.journal import RESOURCE_KINDS
+from penstock.spark.bounds import LogName
 from penstock.spark.logs import SourceLog, TopicPartition
-from penstock.spark.options import LogName, SourceSettings
+from penstock.spark.options import SourceSettings
 from penstock.spark.planning import Ranges, at_time
 from penstock.spark.schemas import position_column
 from penstock.spark.source import BatchReader
 
 _EXACT: dict[LogName, frozenset[str]] = {
     "records": frozenset({"tenant_id", "run_id"}),
+    "events": frozenset(),
     "journal": frozenset({"tenant_id", "run_id", "kind", "topic", "group", "resource_kind"}),
 }
 """Columns that the broker can compare with one value."""
 
 _RESOURCE = frozenset({"topic", "resource_kind"})
 """Columns of the journal that only together name what a row is about."""
+
+NAME_COLUMNS: dict[LogName, str] = {"records": "topic", "events": "stream"}
 
 _MAX_MS = 2**53 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,7 +93,7 @@ class PushdownReader(BatchReader):
                 self._times_ms = self._times_ms.cut(_interval(given, _milliseconds))
             elif column == "partition" and log == "records":
                 self._partitions = self._partitions.cut(_interval(given, _number))
-            elif column == "topic" and log == "records":
+            elif column == NAME_COLUMNS.get(log):
                 self._topics = _cut_names(self._topics, given)
         if self._settings.log == "journal":
             exact = _with_resource(exact)
@@ -123,7 +127,7 @@ class PushdownReader(BatchReader):
         if low is not None and low > 0:
             begins = at_time(log, ranges, min(low, _MAX_MS))
             ranges = {place: (max(a, begins[place]), b) for place, (a, b) in ranges.items()}
-        if high is not None and self._settings.log == "records":
+        if high is not None and self._settings.log != "journal":
             ends = at_time(log, ranges, min(max(high + 1, 0), _MAX_MS))
             ranges = {place: (a, min(b, ends[place])) for place, (a, b) in ranges.items()}
         return ranges

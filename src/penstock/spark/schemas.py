@@ -1,4 +1,4 @@
-"""The schemas of the two logs in Spark's types, and the broker's batches made to fit them.
+"""The schemas of logs and caches in Spark's types, and the broker's batches made to fit them.
 
 Invariant: a batch returned by `Shape.fit` has exactly the columns, order, types and nullability of
 the Spark schema, because Spark checks the first batch only. Nothing is copied. The columns that the
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    BinaryType,
     DataType,
     IntegerType,
     LongType,
@@ -24,12 +25,17 @@ from pyspark.sql.types import (
 )
 
 from penstock.model.errors import InvalidArgument
-from penstock.spark.options import LogName
+from penstock.spark.bounds import LogName
 
 STRING, INTEGER, LONG, TIMESTAMP = StringType(), IntegerType(), LongType(), TimestampType()
+BINARY = BinaryType()
 
-PLACE_COLUMNS: dict[str, DataType] = {"topic": STRING, "partition": INTEGER}
-"""Columns of records that follow from the partition. The journal's are sent like others."""
+PLACE_COLUMNS: dict[LogName, dict[str, DataType]] = {
+    "records": {"topic": STRING, "partition": INTEGER},
+    "events": {"stream": STRING},
+    "journal": {},
+}
+"""Columns that follow from what is read. The journal's are sent like others."""
 
 RECORD_COLUMNS: dict[str, DataType] = {
     "offset": LONG,
@@ -81,13 +87,34 @@ JOURNAL_COLUMNS: dict[str, DataType] = {
     "resource_kind": STRING,
 }
 
+EVENT_COLUMNS: dict[str, DataType] = {"offset": LONG, "timestamp": TIMESTAMP, "payload": BINARY}
+SENT_COLUMNS: dict[LogName, dict[str, DataType]] = {
+    "records": RECORD_COLUMNS,
+    "events": EVENT_COLUMNS,
+    "journal": JOURNAL_COLUMNS,
+}
+"""The columns that the broker sends."""
+
+CACHE_COLUMNS: dict[str, DataType] = {
+    "key": STRING,
+    "value": BINARY,
+    "version": LONG,
+    "expires_at": TIMESTAMP,
+}
+
+_NAMES: dict[LogName, str] = {
+    "records": "log=records",
+    "events": "a stream",
+    "journal": "log=journal",
+}
+
 
 def struct(columns: Mapping[str, DataType]) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def columns_of(log: LogName) -> dict[str, DataType]:
-    return JOURNAL_COLUMNS if log == "journal" else PLACE_COLUMNS | RECORD_COLUMNS
+    return PLACE_COLUMNS[log] | SENT_COLUMNS[log]
 
 
 def position_column(log: LogName) -> str:
@@ -97,23 +124,33 @@ def position_column(log: LogName) -> str:
 
 def schema_of(log: LogName, columns: Iterable[str] = ()) -> StructType:
     """Returns the schema of the given columns, in that order; of all columns if none are given."""
-    known = columns_of(log)
+    return _chosen(_NAMES[log], columns_of(log), columns)
+
+
+def cache_schema(columns: Iterable[str] = ()) -> StructType:
+    return _chosen("a cache", CACHE_COLUMNS, columns)
+
+
+def _chosen(of: str, known: Mapping[str, DataType], columns: Iterable[str]) -> StructType:
     wanted = tuple(columns) or tuple(known)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InvalidArgument(
-            f"option columns: log={log} has no {', '.join(unknown)}; it has {', '.join(known)}"
+            f"option columns: {of} has no {', '.join(unknown)}; it has {', '.join(known)}"
         )
     return struct({name: known[name] for name in wanted})
 
 
 def check(log: LogName, schema: StructType) -> None:
     """Checks a schema that the user gave. It may leave columns out, but not change their types."""
-    known = columns_of(log)
+    check_columns(_NAMES[log], columns_of(log), schema)
+
+
+def check_columns(of: str, known: Mapping[str, DataType], schema: StructType) -> None:
     for field in schema.fields:
         if field.name not in known:
             raise InvalidArgument(
-                f"the schema has a column {field.name}, which log={log} does not have; it has "
+                f"the schema has a column {field.name}, which {of} does not have; it has "
                 f"{', '.join(known)}"
             )
         if field.dataType != known[field.name]:
@@ -127,13 +164,13 @@ def requested_columns(log: LogName, schema: StructType) -> tuple[str, ...]:
     """Returns the columns to ask the broker for, or none if it shall send all. The position is
     always among them: a read that breaks off continues after it."""
     position = position_column(log)
-    own = JOURNAL_COLUMNS if log == "journal" else RECORD_COLUMNS
+    own = SENT_COLUMNS[log]
     wanted = {position, *(name for name in schema.names if name in own)}
     return () if wanted == set(own) else tuple(name for name in own if name in wanted)
 
 
 class Shape:
-    """Makes batches of one topic and partition fit a schema."""
+    """Makes batches of one topic and partition, or of one stream, fit a schema."""
 
     def __init__(self, log: LogName, schema: StructType, topic: str, partition: int) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -145,6 +182,8 @@ class Shape:
                 "topic": pa.scalar(topic, pa.string()),
                 "partition": pa.scalar(partition, pa.int32()),
             }
+        elif log == "events":
+            self._place = {"stream": pa.scalar(topic, pa.string())}
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the schema's columns. Those that were not sent are null."""

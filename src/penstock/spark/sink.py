@@ -1,4 +1,4 @@
-"""The sink of format("penstock"): writes a DataFrame's rows into topics or a cache, each row once.
+"""The sink of format("penstock"): writes rows to topics, a stream or a cache, each once.
 
 Spark makes a writer on the driver for every batch, and sends a copy to each task, which calls
 `write`. `commit` and `abort` run on the driver, in a process of their own. So a writer keeps
@@ -26,17 +26,21 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.calls import segment
 from penstock.model.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
-    NotFound,
     PenstockError,
 )
 from penstock.spark.broker import Broker
+from penstock.spark.existence import Target, check_exists
 from penstock.spark.options import SinkSettings
-from penstock.spark.sink_columns import as_sent, check_for_cache, check_for_topics
+from penstock.spark.sink_columns import (
+    as_sent,
+    check_for_cache,
+    check_for_stream,
+    check_for_topics,
+)
 from penstock.spark.staging import ALREADY, CommitAnswer, ProducerBatch, StagedPart, cut
 
 QUERY_ID = "sql.streaming.queryId"
@@ -56,7 +60,7 @@ class BatchSink(DataSourceArrowWriter):
                 "the sink only adds: use mode('append'). To start over, delete the topic or the "
                 "cache's entries first"
             )
-        _check_target(settings)
+        check_exists(settings, *_target(settings))
         self._settings = settings
         self._producer = settings.txn or f"spark-{uuid.uuid4()}"
         self._batch = settings.txn_batch or 0
@@ -88,7 +92,7 @@ class StreamSink(DataSourceStreamArrowWriter):
                 "batch: use outputMode('append'). To keep one row a key, write each batch into "
                 "a cache with foreachBatch"
             )
-        _check_target(settings)
+        check_exists(settings, *_target(settings))
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -120,24 +124,19 @@ class StreamSink(DataSourceStreamArrowWriter):
 def _check(settings: SinkSettings, schema: StructType) -> None:
     if settings.cache:
         check_for_cache(schema)
+    elif settings.stream:
+        check_for_stream(schema)
     else:
         check_for_topics(schema, topic=settings.topic)
 
 
-def _check_target(settings: SinkSettings) -> None:
-    """Checks that the target exists: a failing task prints pages of Java's stack, repeatedly."""
-    kind, name = ("cache", settings.cache) if settings.cache else ("topic", settings.topic)
-    if not name:
-        return
-    path = f"/v1/topics/{segment(name)}/offsets"
-    if kind == "cache":
-        tenant, namespace, cache = map(segment, name.split("/"))
-        path = f"/v1/tenants/{tenant}/namespaces/{namespace}/caches/{cache}"
-    with Broker(settings) as broker:
-        try:
-            broker.call("GET", path)
-        except NotFound:
-            raise NotFound(f"{kind} {name!r} does not exist at {broker.url}") from None
+def _target(settings: SinkSettings) -> tuple[Target, str]:
+    """Returns the kind of target and its name, which is empty if each row names its topic."""
+    if settings.cache:
+        return "cache", settings.cache
+    if settings.stream:
+        return "stream", settings.stream
+    return "topic", settings.topic
 
 
 def _check_is_repetition(producer_batch: ProducerBatch) -> None:
@@ -179,12 +178,10 @@ def _task() -> TaskContext:
 def _stage(
     settings: SinkSettings, producer: str, batch: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedPart:
-    target = {"cache": settings.cache} if settings.cache else {"topic": settings.topic}
+    kind, name = _target(settings)
     with Broker(settings) as broker:
         return ProducerBatch(broker, producer, batch).send(
-            _task().partitionId(),
-            cut(map(as_sent, batches)),
-            {k: v for k, v in target.items() if v},
+            _task().partitionId(), cut(map(as_sent, batches)), {kind: name} if name else {}
         )
 
 

@@ -65,7 +65,11 @@ TOPIC_COLUMNS = {
     "routing_label": TEXT,
     "routing_meta": LABELS,
 }
+STREAM_COLUMNS = {"payload": PAYLOAD}
 CACHE_COLUMNS = {"key": KEY, "value": PAYLOAD, "ttl_ms": LONG}
+
+
+_KINDS = TOPIC_COLUMNS | CACHE_COLUMNS | STREAM_COLUMNS
 
 
 def check_for_topics(schema: StructType, *, topic: str) -> None:
@@ -80,9 +84,20 @@ def check_for_topics(schema: StructType, *, topic: str) -> None:
         raise InvalidArgument("the column `value` is null in every row: there is nothing to store")
     if not topic and "topic" not in schema.names:
         raise InvalidArgument(
-            "the target is missing: set the option `topic` or `cache`, or give the DataFrame a "
-            "column `topic`"
+            "the target is missing: set the option `topic`, `stream` or `cache`, or give the "
+            "DataFrame a column `topic`"
         )
+
+
+def check_for_stream(schema: StructType) -> None:
+    _check(schema, STREAM_COLUMNS)
+    if "payload" not in schema.names:
+        raise InvalidArgument(
+            "the DataFrame has no column `payload`, the bytes of the events; make one from the "
+            "other columns, for example with select(to_json(struct('*')).alias('payload'))"
+        )
+    if isinstance(schema["payload"].dataType, NullType):
+        raise InvalidArgument("the column `payload` is null in every row: there are no events")
 
 
 def check_for_cache(schema: StructType) -> None:
@@ -111,8 +126,9 @@ def _check(schema: StructType, known: dict[str, str]) -> None:
     unknown = [f"`{name}`" for name in schema.names if name not in known]
     if unknown:
         raise InvalidArgument(
-            f"the sink does not take {', '.join(unknown)}: leave it out, or put it into the value "
-            f"with to_json(struct(...)). It takes {', '.join(known)}"
+            f"the sink does not take {', '.join(unknown)}: leave it out, or put it into the "
+            f"{'value' if 'value' in known else 'payload'} with to_json(struct(...)). It takes "
+            f"{', '.join(known)}"
         )
     for field in schema.fields:
         if not _fits(field.dataType, known[field.name]):
@@ -156,7 +172,7 @@ def _misfit(field: StructField, kind: str) -> str:
 
 
 def _array_as_sent(name: str, array: Any) -> Any:
-    kind = TOPIC_COLUMNS.get(name) or CACHE_COLUMNS[name]
+    kind = _KINDS[name]
     if kind == PAYLOAD:
         return array if array.type in _BYTES else _cast(name, array, pa.string())
     if kind in (KEY, TEXT):

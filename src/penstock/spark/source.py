@@ -221,7 +221,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report_deleted(self, topic: str, done: Positions) -> None:
         if topic not in self._missing:
             unread = {place: at for place, at in sorted(done.items()) if place.topic == topic}
-            self._losses.deleted(f"topic {topic!r}", unread)
+            self._losses.deleted(f"{self._settings.noun} {topic!r}", unread)
             self._missing.add(topic)
 
     def _next_batch(self, done: Positions, spans: Spans) -> tuple[Positions, Ranges]:

@@ -14,8 +14,9 @@ from operator import add, sub
 import msgspec
 import pyarrow as pa
 
-from penstock.api.rows import CACHE_COLUMNS, TOPIC_COLUMNS
+from penstock.api.rows import CACHE_COLUMNS, STREAM_COLUMNS, TOPIC_COLUMNS
 from penstock.core.write_rules import RowColumns
+from penstock.model.scopes import is_stream_log, split_name
 from penstock.model.tenancy import Path
 from penstock.storage.columns import extras_of
 from penstock.storage.staging import PieceContent
@@ -34,18 +35,23 @@ class RowSlice:
 
     def __init__(self, data: pa.Buffer, content: PieceContent, first_row: int) -> None:
         self.first_row = first_row
+        self.cache: Path | None = _path(content.cache)
+        self.stream: Path | None = None
         kinds = CACHE_COLUMNS if content.cache else TOPIC_COLUMNS
+        if is_stream_log(content.topic):
+            (tenant, namespace), name = split_name(content.topic)
+            self.stream = (tenant, namespace, name)
+            kinds = STREAM_COLUMNS
         schema = pa.schema([(name, kinds[name]) for name in content.columns])
         self.batch = pa.ipc.read_record_batch(data, schema)
         self.rows: int = self.batch.num_rows
-        self.cache: Path | None = _path(content.cache)
-        self._topic = content.topic
+        self.topic = content.topic
         self._has_extras = any(name not in _PLAIN for name in content.columns)
         self._columns = dict(zip(content.columns, self.batch.columns, strict=True))
 
     def rows_within(self, start: int, max_rows: int, max_bytes: int) -> int:
         """Returns how many rows from `start` on fit into `max_bytes`; at least one."""
-        ends = _offsets(self._columns["value"])
+        ends = _offsets(self._columns["value" if self.stream is None else "payload"])
         most = min(max_rows, self.rows - start)
         within = bisect_right(ends, ends[start] + max_bytes, start + 1, start + most + 1)
         return max(1, within - start - 1)
@@ -60,13 +66,18 @@ class RowSlice:
         topics = None
         if "topic" in self._columns:
             topics = [
-                topic or self._topic
+                topic or self.topic
                 for topic in self._columns["topic"].slice(start, rows).to_pylist()
             ]
         envelopes, routings = None, None
         if self._has_extras:
             envelopes, routings = extras_of(self.batch.slice(start, rows))
-        return RowColumns(self._topic, topics, keys, values, sizes, envelopes, routings)
+        return RowColumns(self.topic, topics, keys, values, sizes, envelopes, routings)
+
+    def take_payloads(self, start: int, rows: int) -> list[bytes]:
+        """Converts rows for a stream."""
+        payloads: list[bytes] = self._columns["payload"].slice(start, rows).to_pylist()
+        return payloads
 
     def take_for_cache(self, start: int, rows: int) -> list[CacheRow]:
         keys = self._columns["key"].slice(start, rows).to_pylist()

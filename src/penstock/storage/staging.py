@@ -52,7 +52,8 @@ class StagedSlice(msgspec.Struct, frozen=True, array_like=True):
 
 class PieceContent(msgspec.Struct, frozen=True):
     """Describes the rows of a piece. `topic` is for rows that name none. In a piece for a cache,
-    `cache` is the cache's path and `topic` is empty."""
+    `cache` is the cache's path and `topic` is empty. In a piece for a stream, `topic` is the name
+    of the stream's log."""
 
     topic: str
     cache: list[str]

@@ -105,17 +105,18 @@ def extend(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 def ack_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
-    results_of = partial(map, partial(_settled_item, AckedItem()))
+    results_of = partial(map, partial(settled_item, AckedItem()))
     dispatch.engine.ack_many(commands, partial(send_results, reply, refused, results_of))
 
 
 def release_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
-    results_of = partial(map, partial(_settled_item, ReleasedItem()))
+    results_of = partial(map, partial(settled_item, ReleasedItem()))
     dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
 
 
-def _settled_item(success: Any, outcome: SettleOutcome) -> Any:
+def settled_item(success: Any, outcome: SettleOutcome) -> Any:
+    """Returns the result of one item of a batch."""
     return success if outcome is None else batch_error(outcome)
 
 

@@ -165,13 +165,18 @@ class RangeStream:
             connection.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
 
     def disconnected(self) -> None:
-        self._connection = None
+        self._end()
+
+    def _end(self) -> None:
+        """Lets go of the range, which may hold much memory."""
+        self._connection = self._range = None
+        self._left = _NOTHING
 
     def _is_allowed(self, guard: Callable[[], None], connection: HttpConnection) -> bool:
         try:
             guard()
         except PermissionDenied:
-            self._connection = None
+            self._end()
             connection.break_stream()
             return False
         return True
@@ -189,7 +194,7 @@ class RangeStream:
             connection.order.answers.hold(len(piece) + WRITE_BYTES)
             self.resume()
             return
-        self._connection = None
+        self._end()
         connection.order.answers.hold(0)
         if piece is None:
             if source.tail:
@@ -223,10 +228,18 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
             to_ms=not_negative(params, "to_ms"),
         ),
     )
+    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
+
+
+def guarded_stream(
+    needs: Needs, content_type: bytes, dispatch: RequestDispatch, request: Request, reply: Reply
+) -> RangeStream:
+    """Returns a stream that breaks off once the principal may no longer read."""
     stream = RangeStream(reply, content_type)
     if request.notes.principal is not None:
-        stream.guard = partial(guard, _READ, dispatch, request, reply)
-    reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
+        stream.guard = partial(guard, needs, dispatch, request, reply)
+    return stream
 
 
 def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str, asked: str) -> str:

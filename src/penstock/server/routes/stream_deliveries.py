@@ -1,20 +1,26 @@
-"""Named subscriptions of durable streams: ack, nack and extend events, and delete a name."""
+"""Named subscriptions of durable streams: ack, nack, release and extend events, delete a name.
+
+Also tells a producer the number of its next publish, for a program that starts again."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from penstock.api.messages import Settle
+from penstock.model.errors import PenstockError
 from penstock.model.names import clean_name
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs
+from penstock.server.batches import BatchDecoder, read_commands, send_results
 from penstock.server.commands import clean_reason, delivery_of, lease_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body
 from penstock.server.members import Count, LeaseTime, Name, StrictBody, Wait, optional, required
-from penstock.server.routes.endpoint import DONE, Endpoint, names_in_path
+from penstock.server.routes.deliveries import ReleasedItem, settled_item
+from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
 from penstock.server.routes.streams import STREAM
 
 if TYPE_CHECKING:
@@ -46,6 +52,7 @@ class EventExtendBody(EventAckBody):
 
 
 _acks = msgspec.json.Decoder(EventAckBody)
+_batches = BatchDecoder(EventAckBody)
 _nacks = msgspec.json.Decoder(EventNackBody)
 _extends = msgspec.json.Decoder(EventExtendBody)
 
@@ -53,6 +60,18 @@ _extends = msgspec.json.Decoder(EventExtendBody)
 def ack_event(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = decode_body(_acks, request.body)
     dispatch.engine.ack(_settle_of(dispatch, path, body), reply.settle)
+
+
+def release_event(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    body = decode_body(_acks, request.body)
+    dispatch.engine.release(_settle_of(dispatch, path, body), reply.settle)
+
+
+def release_events(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    bodies = _batches.decode(request.body)
+    commands, refused = read_commands(bodies, partial(_settle_of, dispatch, path))
+    results_of = partial(map, partial(settled_item, ReleasedItem()))
+    dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
 
 
 def nack_event(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -78,6 +97,28 @@ def delete_subscription(
     dispatch.engine.delete_group(dispatch.engine.streams.log_name(path), name, reply.settle)
 
 
+class NextSequence(msgspec.Struct):
+    """The number that the producer's next publish must have; 0 for one that is not known."""
+
+    producer_id: str
+    next_sequence: int
+
+
+def describe_producer(
+    path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
+) -> None:
+    producer_id = clean_name(names_in_path(request)[-1], "producer_id")
+    done = partial(_send_producer, reply, producer_id)
+    dispatch.engine.streams.next_sequence(path, producer_id, done)
+
+
+def _send_producer(reply: Reply, producer_id: str, outcome: int | PenstockError) -> None:
+    if isinstance(outcome, PenstockError):
+        reply.send_error(outcome)
+    else:
+        reply.send_json(200, NextSequence(producer_id, outcome))
+
+
 def _settle_of(dispatch: RequestDispatch, path: Path, body: EventAckBody) -> Settle:
     return delivery_of(dispatch.engine, path, body.name, body.owner, body.offset, body.delivery_id)
 
@@ -98,6 +139,40 @@ ENDPOINTS = (
         example=_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
+    ),
+    Endpoint(
+        route=f"POST {STREAM}/release",
+        handler=release_event,
+        access=Needs("subscribe", "stream"),
+        scope="stream",
+        tag="Streams",
+        summary="Release an event of a named subscription",
+        text="Gives back an event that nobody began to handle. It is delivered again at once, at "
+        "its old place in the order, and the attempt is not counted.",
+        body=EventAckBody,
+        example=_EXAMPLE,
+        answers=DONE,
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        route=f"POST {STREAM}/release_batch",
+        handler=release_events,
+        access=Needs("subscribe", "stream"),
+        scope="stream",
+        tag="Streams",
+        summary="Release several events of a named subscription",
+        text="A JSON array, or NDJSON. Each release succeeds or fails by itself.",
+        body=EventAckBody,
+        batch=True,
+        example=[_EXAMPLE],
+        answers={
+            200: Answer(
+                "A result per release, in order.",
+                ReleasedItem,
+                {"results": [{"status": "released"}]},
+            )
+        },
+        errors=(400, 413, 503),
     ),
     Endpoint(
         route=f"POST {STREAM}/nack",
@@ -125,6 +200,20 @@ ENDPOINTS = (
         example=_EXAMPLE | {"lease_ms": 30000},
         answers=DONE,
         errors=_ERRORS,
+    ),
+    Endpoint(
+        route=f"GET {STREAM}/producers/{{producer}}",
+        handler=describe_producer,
+        access=Needs("publish", "stream"),
+        scope="stream",
+        tag="Streams",
+        summary="Show the next number of a producer",
+        text="The sequence that the producer's next publish must have. 0 if the stream does not "
+        "know the producer, or has forgotten it. Every publish below it is on disk.",
+        answers={
+            200: Answer("The number.", NextSequence, {"producer_id": "till-3", "next_sequence": 17})
+        },
+        errors=(400, 404, 409, 503),
     ),
     Endpoint(
         route=f"DELETE {STREAM}/subscriptions/{{subscription}}",

@@ -99,10 +99,13 @@ class NamedSubscription(msgspec.Struct):
 
 
 class Subscriptions(msgspec.Struct, omit_defaults=True):
-    """`named` is there if the stream is durable."""
+    """`named`, and the offsets of the first event that is kept and of the next one, are there if
+    the stream is durable."""
 
     subscriptions: list[Lag]
     named: list[NamedSubscription] | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
 
 
 NAMED_ONLY = ("owner", "lease_ms", "prefetch")
@@ -223,7 +226,8 @@ def _send_with_named(reply: Reply, live: list[Lag], outcome: TopicReport | Penst
         )
         for group in outcome.groups
     ]
-    reply.send_json(200, Subscriptions(live, named))
+    log = outcome.partitions[0]
+    reply.send_json(200, Subscriptions(live, named, log.first_offset, log.next_offset))
 
 
 _ERRORS = (400, 404, 409, 413, 429, 503)

@@ -32,7 +32,7 @@ from penstock.server.arrow_bodies import STREAM_MARK, read_table
 from penstock.server.commands import path_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, required_index, whole_number
-from penstock.server.line_bodies import cache_table, produce_table
+from penstock.server.line_bodies import cache_table, event_table, produce_table
 from penstock.server.members import (
     NAME_PATTERN,
     Count,
@@ -43,7 +43,7 @@ from penstock.server.members import (
     required,
 )
 from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
-from penstock.server.row_checks import check_cache_rows, check_topic_rows
+from penstock.server.row_checks import check_cache_rows, check_event_rows, check_topic_rows
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
@@ -54,7 +54,7 @@ MAX_COMMIT_BYTES = 4 * MIB
 """The largest body of a commit, which is decoded on the loop."""
 
 _PATH_PART = NAME_PATTERN.replace("[^", "[^/").join((r"\s*", r"\s*"))
-_CachePath = Annotated[str, limits(pattern=rf"^$|^{_PATH_PART}/{_PATH_PART}/{_PATH_PART}$")]
+_FullPath = Annotated[str, limits(pattern=rf"^$|^{_PATH_PART}/{_PATH_PART}/{_PATH_PART}$")]
 _Attempt = Annotated[
     NameOrEmpty | None,
     optional("A name for this try at the part; only one try is committed."),
@@ -65,9 +65,23 @@ class StageQuery(msgspec.Struct):
     attempt: _Attempt = None
     topic: Annotated[NameOrEmpty | None, optional("The topic of rows without one.")] = None
     cache: Annotated[
-        _CachePath | None,
+        _FullPath | None,
         optional("Puts the rows into this cache instead: <tenant>/<namespace>/<cache>."),
     ] = None
+    stream: Annotated[
+        _FullPath | None,
+        optional(
+            "Publishes the rows to this durable stream instead: <tenant>/<namespace>/<stream>."
+        ),
+    ] = None
+
+
+class PieceTarget(msgspec.Struct, frozen=True):
+    """The topic of rows that name none, or the cache or the stream that all rows are for."""
+
+    topic: str = ""
+    cache: Path | None = None
+    stream: Path | None = None
 
 
 class PartBody(StrictBody):
@@ -104,19 +118,29 @@ def stage(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         _attempt(params.get("attempt")),
         _number(names[3], "piece"),
     )
-    topic, cache = _target(request, params)
+    target = _target(request, params)
     principal, access, scope = request.notes.principal, dispatch.engine.access, request.notes.scope
     approve: Callable[[list[RowTarget]], None] | None = None
-    if principal is not None and cache is not None:
-        check_path(access, principal, "cache_write", "cache", cache)
+    if principal is not None and target.cache is not None:
+        check_path(access, principal, "cache_write", "cache", target.cache)
+    elif principal is not None and target.stream is not None:
+        check_path(access, principal, "publish", "stream", target.stream)
     elif principal is not None:
         approve = partial(_approve, access, principal, scope)
-    limits = dispatch.engine.limits
-    check = partial(_checked, request.body, scope, topic, cache, limits)
+    topic = target.topic
+    if target.stream is not None:
+        if target.stream[:2] != scope:
+            # The quotas of the producer's namespace count the rows.
+            raise InvalidArgument(
+                f"stream {'/'.join(target.stream)!r} is not in the producer's namespace, "
+                f"{'/'.join(scope)}: send the request for the tenant and namespace of the stream"
+            )
+        topic = dispatch.engine.streams.log_name(target.stream)
+    check = partial(_checked, request.body, scope, topic, target, dispatch.engine.limits)
     dispatch.engine.writes.stage(
         piece,
         topic,
-        cache,
+        target.cache,
         len(request.body),
         check,
         lambda outcome: send_outcome(reply, outcome, 200, _same),
@@ -167,10 +191,14 @@ def _committed(reply: Reply, outcome: CommitReport | PenstockError) -> None:
 
 
 def _checked(
-    body: bytes, scope: Scope, topic: str, cache: Path | None, limits: Limits, now_ms: int
+    body: bytes, scope: Scope, topic: str, target: PieceTarget, limits: Limits, now_ms: int
 ) -> CheckedRows:
-    """Runs on a thread: returns the rows of the body, or raises if they cannot be written."""
-    if cache is not None:
+    """Runs on a thread: returns the rows of the body, or raises if they cannot be written. `topic`
+    is that of rows that name none, or the log of the stream."""
+    if target.stream is not None:
+        table = _table(body, event_table, limits.max_body_bytes)
+        return check_event_rows(table, topic, limits.max_message_bytes)
+    if target.cache is not None:
         table = _table(body, cache_table, limits.max_body_bytes)
         return check_cache_rows(table, limits.max_message_bytes)
     table = _table(body, produce_table, limits.max_body_bytes)
@@ -182,17 +210,27 @@ def _table(body: bytes, of_lines: Callable[[bytes], pa.Table], max_bytes: int) -
     return read_table(body, max_bytes) if is_arrow else of_lines(body)
 
 
-def _target(request: Request, params: dict[str, str]) -> tuple[str, Path | None]:
-    """The topic of rows that name none, or the cache."""
-    topic, cache = params.get("topic", ""), params.get("cache", "")
-    if not cache:
-        return request.full_name(topic) if topic.strip() else "", None
-    if topic:
-        raise InvalidArgument("topic and cache are both given; a piece goes to one of them")
-    parts = cache.split("/")
+_TARGETS = ("topic", "cache", "stream")
+
+
+def _target(request: Request, params: dict[str, str]) -> PieceTarget:
+    given = [name for name in _TARGETS if params.get(name)]
+    if len(given) > 1:
+        both = f"{' and '.join(given)} are {'both' if len(given) == 2 else 'all'} given"
+        raise InvalidArgument(f"{both}; a piece goes to one of them")
+    if params.get("cache"):
+        return PieceTarget(cache=_path(params["cache"], "cache"))
+    if params.get("stream"):
+        return PieceTarget(stream=_path(params["stream"], "stream"))
+    topic = params.get("topic", "")
+    return PieceTarget(request.full_name(topic) if topic.strip() else "")
+
+
+def _path(text: str, kind: str) -> Path:
+    parts = text.split("/")
     if len(parts) != 3:
-        raise InvalidArgument("cache is <tenant>/<namespace>/<cache>")
-    return "", path_of(parts[0], parts[1], parts[2], "cache")
+        raise InvalidArgument(f"{kind} is <tenant>/<namespace>/<{kind}>")
+    return path_of(parts[0], parts[1], parts[2], kind)
 
 
 def _part(body: PartBody) -> PartCommit:

@@ -59,7 +59,9 @@ from penstock.server.websocket.messages import (
     CacheWatchMessage,
     EventAckMessage,
     EventExtendMessage,
+    EventMessage,
     EventNackMessage,
+    EventReleaseMessage,
     LagMessage,
     PauseMessage,
     RequestId,
@@ -167,6 +169,7 @@ class Channels:
             LagMessage: self.lag,
             EventAckMessage: self.ack,
             EventNackMessage: self.nack,
+            EventReleaseMessage: self.release,
             EventExtendMessage: self.extend,
             PauseMessage: self.pause,
             ResumeMessage: self.resume,
@@ -244,6 +247,10 @@ class Channels:
         settle = self._delivery(message)
         self._engine.ack(settle, partial(_settled, done, message.request_id))
 
+    def release(self, message: EventReleaseMessage, done: Done) -> None:
+        settle = self._delivery(message)
+        self._engine.release(settle, partial(_settled, done, message.request_id))
+
     def nack(self, message: EventNackMessage, done: Done) -> None:
         settle = self._delivery(message)
         self._engine.nack(
@@ -258,7 +265,7 @@ class Channels:
         lease_ms = lease_of(message.lease_ms, self._engine.limits.lease_ms)
         self._engine.extend(settle, lease_ms, partial(_settled, done, message.request_id))
 
-    def _delivery(self, message: EventAckMessage | EventNackMessage | EventExtendMessage) -> Settle:
+    def _delivery(self, message: EventMessage) -> Settle:
         if message.subscription_id:
             check_offset(message.offset)
         channel = self._find(message.subscription_id, "subscription_id")
@@ -305,8 +312,21 @@ class Channels:
         done(Ok(outcome.version, watch_id=outcome.id, request_id=request_id))
 
     def unsubscribe(self, message: UnsubscribeMessage, done: Done) -> None:
-        self._close(self._subscription(message.subscription_id))
+        channel = self._subscription(message.subscription_id)
+        self._close(channel)
+        if isinstance(channel, NamedChannel):
+            self._give_back(channel)
         done(Ok(request_id=message.request_id))
+
+    def _give_back(self, channel: NamedChannel) -> None:
+        """Releases the deliveries that had not left, so that nobody waits for their leases."""
+        path, name, owner = channel.path, channel.command.name, channel.command.owner
+        left = [
+            delivery_of(self._engine, path, name, owner, each.offset, each.delivery_id)
+            for each in channel.drain()
+        ]
+        if left:
+            self._engine.release_many(left, lambda _: None)
 
     def pause(self, message: PauseMessage, done: Done) -> None:
         self._subscription(message.subscription_id).pause()

@@ -278,6 +278,12 @@ class EventAckMessage(Body, tag_field="type", tag="event_ack"):
     delivery_id: _DeliveryId = None
 
 
+class EventReleaseMessage(Body, tag_field="type", tag="event_release"):
+    subscription_id: _SubscriptionId = None
+    offset: _Offset = None
+    delivery_id: _DeliveryId = None
+
+
 class EventNackMessage(Body, tag_field="type", tag="event_nack"):
     subscription_id: _SubscriptionId = None
     offset: _Offset = None
@@ -375,6 +381,9 @@ class Refused(msgspec.Struct):
     request_id: RequestId = None
 
 
+EventMessage = EventAckMessage | EventReleaseMessage | EventNackMessage | EventExtendMessage
+"""A message that settles an event of a named subscription, or extends its lease."""
+
 Message = (
     PublishMessage
     | PublishBatchMessage
@@ -383,6 +392,7 @@ Message = (
     | LagMessage
     | EventAckMessage
     | EventNackMessage
+    | EventReleaseMessage
     | EventExtendMessage
     | PauseMessage
     | ResumeMessage

@@ -19,9 +19,9 @@ from pyspark.sql.types import DateType, StructField, StructType
 from penstock.model.errors import FailedPrecondition
 from penstock.model.names import ARCHIVE_GROUP
 from penstock.model.options import TEXT, TRUE_OR_FALSE, Option
+from penstock.spark.bounds import LogName
 from penstock.spark.lake.lake import Lake
 from penstock.spark.lake.table import Table
-from penstock.spark.options import LogName
 from penstock.spark.running.pipeline import Pipeline, data_loss_option, max_rows_option
 from penstock.spark.running.run import Run, WriteBatch
 from penstock.spark.schemas import schema_of

@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.model.errors import PenstockError
 from penstock.model.splits import MAX_SPLIT_ROWS
+from penstock.model.tenancy import DEFAULT
 from penstock.spark.broker import Broker
 from penstock.spark.logs import (
     JOURNAL,
@@ -101,6 +102,10 @@ def positions(offset: str | None) -> Positions | None:
         return None
     if isinstance(known.get("journal"), int):
         return {JOURNAL: known["journal"]}
+    events = known.get("events")
+    if isinstance(events, dict):
+        scope = (known.get("tenant", DEFAULT), known.get("namespace", DEFAULT))
+        return {TopicPartition(each, 0, 0, scope): at for each, at in events.items()}
     records = known.get("records")
     if not isinstance(records, dict):
         return None
