@@ -173,6 +173,22 @@ def bad_credentials(guarded: Guarded) -> dict[str, str]:
     }
 
 
+def test_only_the_holder_of_an_expired_token_is_told_so(
+    guarded: Guarded, bad_credentials: dict[str, str]
+) -> None:
+    """Who does not know the secret learns nothing about a token."""
+    expired = bad_credentials["expired"]
+    wrong = expired[:-1] + ("A" if expired[-1] != "A" else "B")
+    with guarded.process.new_client() as client:
+        told = [
+            client.get("/v1/topics", headers={"Authorization": given}).json()["message"]
+            for given in (expired, wrong, bad_credentials["unknown"], bad_credentials["revoked"])
+        ]
+    assert told[0] == "this token has expired; ask for a new one"
+    assert told[1] == told[2] == told[3]
+    assert "revoked" in told[1]
+
+
 @pytest.mark.parametrize(
     "kind",
     [
