@@ -43,13 +43,16 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 def _has_one_form(case: Any, query: Mapping[str, Any]) -> bool:
     """A query is read where there is no body, and may be right. With raw=true a body is bytes, and
     any are right; without it, what only a raw request may have in its query is refused. A piece
-    goes to a topic or to a cache, not to both. A nack that makes a dead letter has no delay."""
+    goes to a topic, a stream or a cache, and a row of the journal is about one of them. A nack that
+    makes a dead letter has no delay."""
     has_body_form = case.operation.body is not None and len(case.operation.body) > 0
     if has_body_form and not isinstance(case.body, Mapping | list):
         return False
     if has_body_form and _takes_raw(case) and any(name != "raw" for name in query):
         return False
-    if query.get("topic") and query.get("cache"):
+    if sum(bool(query.get(name)) for name in ("topic", "stream", "cache")) > 1:
+        return False
+    if query.get("resource_kind") and (query.get("topic") or query.get("stream")):
         return False
     if case.operation.path == "/v1/access/rules" and isinstance(case.body, Mapping):
         return _is_for_one(case.body)
