@@ -226,3 +226,28 @@ def test_a_sender_whose_token_is_refused_counts_for_nobody(
             wire.send(request("acme"))
             assert wire.read().status == 401
         assert client.get("/v1/tenants/acme/quota").json()["used"]["connections"] == 0
+
+
+def test_a_sender_without_a_tenant_of_its_own_counts_for_nobody(
+    start_broker: Callable[..., BrokerProcess],
+) -> None:
+    """With access control a header is not enough: whoever has no right in a tenant could use up its
+    places."""
+    broker = start_broker(env={"PENSTOCK_TOKEN": "secret", "PENSTOCK_ACCESS_CONTROL": "true"})
+    admin = {"Authorization": "Bearer secret"}
+    with broker.new_client(headers=admin) as client, ExitStack() as stack:
+        client.post("/v1/apply", json={"tenants": [{"tenant_id": "acme"}]})
+        client.patch("/v1/tenants/acme/quota", json={"connections": 1})
+
+        def open_as(**token: str) -> Wire:
+            made = client.post("/v1/tokens", json={"principal": "p", **token}).json()["token"]
+            lines = f"Authorization: Bearer {made}\r\nX-Penstock-Tenant: acme\r\n"
+            wire = stack.enter_context(Wire(broker.port))
+            wire.send(HELLO % lines.encode())
+            return wire
+
+        for _ in range(3):
+            assert open_as().read().status == 200
+        assert open_as(tenant_id="acme").read().status == 200
+        assert_one_too_many(open_as(tenant_id="acme"))
+        assert client.get("/v1/tenants/acme/quota").json()["used"]["connections"] == 1

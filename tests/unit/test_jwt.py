@@ -144,6 +144,12 @@ def test_the_leeway_counts_at_both_ends() -> None:
     assert "has expired" in issuer.refusal(text)
 
 
+@pytest.mark.parametrize("name", ["broker", "static-token", "Broker"])
+def test_nobody_is_the_broker_itself(name: str) -> None:
+    """Whoever was could act under its name in the audit log."""
+    assert "the broker's own" in Issuer().refusal(signed(claims(NOW_S, sub=name)))
+
+
 def test_an_unsigned_token_is_refused_in_every_spelling() -> None:
     for algorithm in ("none", "None", "NONE", "nOnE", "", None, 1, ["RS256"], {"a": 1}):
         text = forged({"alg": algorithm, "kid": "RS256"}, claims(NOW_S))

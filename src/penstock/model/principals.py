@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.model.errors import InvalidArgument
+from penstock.model.names import clean_name
 from penstock.model.scopes import Scope
 
 
@@ -22,7 +24,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 STATIC_PRINCIPAL = Principal("static-token", is_admin=True)
-"""The sender with the broker's static token."""
+"""The sender with the token of `token_file` or PENSTOCK_TOKEN."""
 RESERVED_PRINCIPALS = frozenset({STATIC_PRINCIPAL.name, "broker"})
 """The audit log shows these for the static token and for the broker itself."""
 
@@ -41,3 +43,12 @@ def bound_elsewhere(principal: Principal, scope: Scope) -> str:
             f"-n {bound})"
         )
     return ""
+
+
+def clean_principal(name: str | None) -> str:
+    """Returns the name without blanks around it. Raises InvalidArgument if it is no name, or one of
+    the broker's own: whoever had that could act under it in the audit log."""
+    cleaned = clean_name(name, "principal")
+    if cleaned.casefold() in RESERVED_PRINCIPALS:
+        raise InvalidArgument(f"{cleaned!r} is a name of the broker's own; choose another")
+    return cleaned

@@ -184,17 +184,23 @@ class Admission:
             namespace=scope.namespace,
             principal=principal,
             credential=credential,
-            sender=None if isinstance(outcome, PenstockError) else self._sender_of(scope),
+            sender=self._sender_of(scope, outcome),
         )
         verdict.until_ms = self._until_ms(credential)
         verdict.is_of_connection = credential is not None and credential is certificate
         verdict.cross_site_refusal = _check_site(verdict, origin)
         return verdict
 
-    def _sender_of(self, scope: RequestScope) -> Scope | None:
+    def _sender_of(
+        self, scope: RequestScope, outcome: Credential | PenstockError | None
+    ) -> Scope | None:
         """Returns whom a connection counts for. The same sender is the same object as long as it is
-        kept here, so that a connection compares identities."""
-        if scope.tenant is None and scope.namespace is None:
+        kept here, so that a connection compares identities. A principal without a tenant counts
+        for nobody: it could use up the connections of a tenant in which it has no rights."""
+        is_named = scope.tenant is not None or scope.namespace is not None
+        if not is_named or isinstance(outcome, PenstockError):
+            return None
+        if outcome is not None and outcome.principal.tenant_id is None:
             return None
         sender = (scope.tenant or DEFAULT, scope.namespace or "")
         if len(self._senders) >= MAX_SENDERS:

@@ -33,8 +33,8 @@ class Notes(msgspec.Struct, frozen=True):
     plain names in the request belong to; `tenant` and `namespace` are None if neither a header nor
     the sender names them. `principal` is the verified sender; None means that the broker does not
     ask who sends. `credential` is what proved it. `last_event_id` is the header of this name, None
-    without. `sender` is whom the connection counts for: the tenant that the credential or a header
-    names, and the namespace, empty if none is named.
+    without. `sender` is whom the connection counts for: the tenant of the credential or, if the
+    broker does not ask who sends, of a header, and the namespace, empty if none is named.
     """
 
     wants_events: bool = False

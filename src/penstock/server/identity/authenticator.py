@@ -22,8 +22,6 @@ from penstock.server.identity.credentials import (
     wall_ms,
 )
 
-"""The sender with the token of `token_file` or PENSTOCK_TOKEN."""
-
 _NO_DIGEST = bytes(32)
 
 

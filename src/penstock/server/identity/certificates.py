@@ -10,8 +10,7 @@ import ssl
 from typing import Any
 
 from penstock.model.errors import InvalidArgument
-from penstock.model.names import clean_name
-from penstock.model.principals import Principal
+from penstock.model.principals import Principal, clean_principal
 from penstock.server.identity.credentials import Credential
 
 
@@ -21,7 +20,7 @@ def certificate_of(transport: asyncio.Transport) -> Credential | None:
     if not certificate:
         return None
     try:
-        name = clean_name(_name_in(certificate), "principal")
+        name = clean_principal(_name_in(certificate))
     except InvalidArgument:
         return None
     expires_ms = int(ssl.cert_time_to_seconds(certificate["notAfter"])) * 1000

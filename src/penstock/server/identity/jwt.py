@@ -17,7 +17,7 @@ import msgspec
 from penstock.model.errors import InvalidArgument, PenstockError, Unauthenticated, Unavailable
 from penstock.model.limits import KIB, MAX_OFFSET, MAX_ROLES
 from penstock.model.names import clean_name
-from penstock.model.principals import Principal
+from penstock.model.principals import RESERVED_PRINCIPALS, Principal
 from penstock.server.identity.credentials import Credential, wall_ms
 from penstock.server.identity.jwt_keys import JwtKeys, VerifyingKey
 
@@ -148,6 +148,8 @@ class JwtVerifier:
         name = _name(claims, names.principal)
         if name is None:
             raise _invalid(f"it has no claim {names.principal!r}")
+        if name.casefold() in RESERVED_PRINCIPALS:
+            raise _invalid(f"{name!r} is a name of the broker's own")
         return Principal(name, tenant_id, namespace, roles, is_admin, expires_ms)
 
 

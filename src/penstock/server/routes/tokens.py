@@ -21,7 +21,7 @@ from penstock.model.errors import (
 from penstock.model.limits import MAX_OFFSET, MAX_ROLES
 from penstock.model.names import clean_name
 from penstock.model.permissions import ALL_PERMISSIONS
-from penstock.model.principals import RESERVED_PRINCIPALS, Principal
+from penstock.model.principals import Principal, clean_principal
 from penstock.model.tokens import Token, is_within
 from penstock.server.access import Filtered, HandlerNeeds
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
@@ -234,9 +234,7 @@ def _wanted(body: TokenBody, token_id: str, digest: bytes, now_ms: int) -> Token
     namespace = None if body.namespace is None else clean_name(body.namespace, "namespace")
     if namespace is not None and tenant_id is None:
         raise InvalidArgument("namespace needs tenant_id")
-    principal = clean_name(body.principal, "principal")
-    if principal in RESERVED_PRINCIPALS:
-        raise InvalidArgument(f"{principal!r} is a name of the broker's own; choose another")
+    principal = clean_principal(body.principal)
     expires_in_ms = body.expires_in_ms or 0
     if not 0 <= expires_in_ms <= MAX_OFFSET:
         raise InvalidArgument(f"expires_in_ms must be 0 to {MAX_OFFSET}")
