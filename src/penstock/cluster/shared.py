@@ -95,7 +95,7 @@ class SharedStream(Protocol):
         long as the service is away, then goes on."""
         ...
 
-    def purge(self, up_to_seq: int, done: Callable[[None | Unanswered], None]) -> None:
+    def purge(self, up_to_seq: int, done: Callable[[Unanswered | None], None]) -> None:
         """Removes the messages up to and with `up_to_seq`."""
         ...
 
@@ -114,7 +114,7 @@ class Conflict(msgspec.Struct, frozen=True):
 class KeyStore(Protocol):
     """Keys with values, changed by compare-and-set."""
 
-    def get(self, key: str, done: Callable[[Entry | None | Unanswered], None]) -> None:
+    def get(self, key: str, done: Callable[[Entry | Unanswered | None], None]) -> None:
         """Reads a key where changes are decided. None if it has no value."""
         ...
 
