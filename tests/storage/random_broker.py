@@ -257,7 +257,7 @@ class RandomBroker:
             else:
                 kept.append(item)
         if kept:
-            self.emit(delivered(progress, f"owner-{b % 2}", kept, self.now_ms))
+            self.emit(delivered(progress, f"owner-{b % 2}", kept, 30_000, self.now_ms))
             for item in kept:
                 self.leases[progress.unfinished[item.offset]] = self.now_ms + LEASE_MS
 

@@ -14,20 +14,14 @@ from penstock.core.image import CacheImage, StateImage, TopicImage
 
 def comparable(image: StateImage, now_ms: int) -> StateImage:
     """Returns the image without what has expired at `now_ms`."""
-    return StateImage(
-        image.next_id,
-        image.last_ts,
-        [_comparable_topic(topic, now_ms) for topic in image.topics],
-        [key for key, until in _produced(image) if until > now_ms],
-        [until for _, until in _produced(image) if until > now_ms],
-        image.registry,
-        [_comparable_cache(cache, now_ms) for cache in image.caches],
-        image.cache_floor,
-        image.writers,
-        image.journal_archived,
-        [each for each in image.transactions if each.expires > now_ms],
-        image.tokens,
-        image.access,
+    kept = [(key, until) for key, until in _produced(image) if until > now_ms]
+    return msgspec.structs.replace(
+        image,
+        topics=[_comparable_topic(topic, now_ms) for topic in image.topics],
+        produced_keys=[key for key, _ in kept],
+        produced_until=[until for _, until in kept],
+        caches=[_comparable_cache(cache, now_ms) for cache in image.caches],
+        transactions=[each for each in image.transactions if each.expires > now_ms],
     )
 
 

@@ -35,9 +35,11 @@ def redelivery(entry: Unfinished) -> DeliveredItem:
     return DeliveredItem(entry.offset, entry.size, entry.policy, entry.effect_key)
 
 
-def delivered(progress: Progress, owner: str, items: list[DeliveredItem], now_ms: int) -> Delivered:
+def delivered(
+    progress: Progress, owner: str, items: list[DeliveredItem], lease_ms: int, now_ms: int
+) -> Delivered:
     group = progress.group
-    return Delivered(group.topic.id, group.id, progress.partition, now_ms, owner, items)
+    return Delivered(group.topic.id, group.id, progress.partition, now_ms, owner, items, lease_ms)
 
 
 def returned(progress: Progress, offsets: list[int], now_ms: int) -> Returned:

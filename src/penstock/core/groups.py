@@ -36,7 +36,8 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     `delivered_at` is the wall-clock ms of the delivery to `owner`; 0: none, or from before it was
     kept. `deliveries` counts all deliveries and never goes back, unlike `attempts`; `delivery` is
     the number of the one to `owner`. `retry_at` is the time of the next attempt after a failure,
-    or DEAD. When its lease ends is known to the process that serves only: see engine/leases.py.
+    or DEAD. `lease_ms` is how long the lease of a delivery in flight lasts, 0 if that is not known.
+    When it ends is known to the process that serves only: see engine/leases.py.
     """
 
     progress: Progress
@@ -55,6 +56,7 @@ class Unfinished(msgspec.Struct, gc=False, eq=False):
     delivery: int = 0
     previous_delivery: int = 0
     retry_at: int = 0
+    lease_ms: int = 0
 
 
 class Progress:

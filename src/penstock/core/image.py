@@ -31,7 +31,7 @@ from penstock.model.tokens import Token
 
 class EntryImage(msgspec.Struct, array_like=True, gc=False):
     """One unfinished message of a group. `until` is the retry time if it is waiting, else 0. The
-    last three fields are 0 in images from before deliveries were numbered."""
+    numbers of deliveries are 0 in images from before there were any."""
 
     offset: int
     size: int
@@ -48,6 +48,7 @@ class EntryImage(msgspec.Struct, array_like=True, gc=False):
     deliveries: int = 0
     delivery: int = 0
     previous_delivery: int = 0
+    lease_ms: int = 0
 
 
 class ProgressImage(msgspec.Struct, array_like=True):
@@ -167,6 +168,7 @@ class StateImage(msgspec.Struct, array_like=True):
     transactions: list[RememberedTransaction] = []
     tokens: list[Token] = []
     access: AccessSnapshot | None = None
+    epoch: int = 0
 
 
 Image = TypeVar("Image", bound=msgspec.Struct)
@@ -197,6 +199,7 @@ def take_image(state: BrokerState) -> StateImage:
         [each for each in state.transactions.items() if each.expires > state.last_ts],
         list(state.tokens),
         snapshot_of_access(state.access),
+        state.epoch,
     )
 
 
@@ -205,6 +208,7 @@ def restore_image(image: StateImage, limits: Limits) -> BrokerState:
     state.next_id = image.next_id
     state.last_ts = image.last_ts
     state.journal_archived = image.journal_archived
+    state.epoch = image.epoch
     for topic in image.topics:
         _restore_topic(state, topic)
     state.produced.restore(list(zip(image.produced_keys, image.produced_until, strict=True)))
@@ -293,6 +297,7 @@ def _entry_image(entry: Unfinished) -> EntryImage:
         entry.deliveries,
         entry.delivery,
         entry.previous_delivery,
+        entry.lease_ms,
     )
 
 
@@ -377,6 +382,7 @@ def _restore_entry(progress: Progress, image: EntryImage) -> None:
     entry.last_error = image.last_error
     entry.delivered_at = image.delivered_at
     entry.previous_delivered_at = image.previous_delivered_at
+    entry.lease_ms = image.lease_ms
     _restore_numbers(entry, image)
     progress.unfinished[image.offset] = entry
     if image.state == WAITING:

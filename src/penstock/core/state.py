@@ -32,11 +32,13 @@ from penstock.model.records import (
     CacheStored,
     Delivered,
     EffectSet,
+    Extended,
     Finished,
     GroupCreated,
     GroupDeleted,
     JournalArchived,
     Message,
+    OwnerChanged,
     Published,
     Record,
     RegistryChanged,
@@ -74,6 +76,7 @@ class BrokerState:
         "cache_memory",
         "caches",
         "effect_totals",
+        "epoch",
         "groups",
         "journal_archived",
         "last_ts",
@@ -110,6 +113,8 @@ class BrokerState:
         self.last_ts = 0
         # The first position of the journal that is not archived, as far as the broker was told.
         self.journal_archived = 0
+        # Rises with each owner of a replicated log. 0: this log has never had one.
+        self.epoch = 0
 
 
 def apply(state: BrokerState, record: Record) -> None:
@@ -234,7 +239,7 @@ def _forget_group(state: BrokerState, topic: Topic, group: Group) -> None:
 def _delivered(state: BrokerState, record: Delivered) -> None:
     progress = progress_of(state, record.group_id, record.partition)
     unfinished, ready = progress.unfinished, progress.ready
-    owner, ts = record.owner, record.ts
+    owner, ts, lease_ms = record.owner, record.ts, record.lease_ms
     for item in record.items:
         entry = unfinished.get(item.offset)
         if entry is None:
@@ -255,7 +260,13 @@ def _delivered(state: BrokerState, record: Delivered) -> None:
         entry.delivered_at = ts
         entry.previous_delivery = entry.delivery
         entry.deliveries = entry.delivery = entry.deliveries + 1
+        entry.lease_ms = lease_ms
     progress.in_flight += len(record.items)
+
+
+def _extended(state: BrokerState, record: Extended) -> None:
+    progress = progress_of(state, record.group_id, record.partition)
+    progress.unfinished[record.offset].lease_ms = record.lease_ms
 
 
 def _open_effect(group: Group, key: str, ts: int) -> None:
@@ -413,6 +424,10 @@ def _journal_archived(state: BrokerState, record: JournalArchived) -> None:
     state.journal_archived = record.next
 
 
+def _owner_changed(state: BrokerState, record: OwnerChanged) -> None:
+    state.epoch = record.epoch
+
+
 def _transaction_committed(state: BrokerState, record: TransactionCommitted) -> None:
     state.transactions.commit(record, record.ts + state.limits.idempotency_ttl_ms)
 
@@ -447,4 +462,6 @@ _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     RoleRemoved: lambda state, record: state.access.remove_role(record.tenant_id, record.name),
     StoredEvent: _message,
     Published: _published,
+    Extended: _extended,
+    OwnerChanged: _owner_changed,
 }

@@ -376,7 +376,9 @@ class Dispatcher:
             consumer.outstanding -= len(gives)
             consumer.unwritten_bytes -= sum(weight(message) for _, message in gives)
         records = [
-            delivered(progress, consumer.owner, [item for item, _ in gives], now_ms)
+            delivered(
+                progress, consumer.owner, [item for item, _ in gives], consumer.lease_ms, now_ms
+            )
             for consumer, gives in given.items()
         ]
         is_recorded = self._ledger.record_together(records)

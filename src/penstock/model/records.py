@@ -113,7 +113,8 @@ class DeliveredItem(msgspec.Struct, array_like=True, gc=False):
 
 
 class Delivered(msgspec.Struct, array_like=True, tag=7, gc=False):
-    """One consumer's deliveries from one partition, decided together."""
+    """One consumer's deliveries from one partition, decided together. Their leases of `lease_ms`
+    begin when the items leave; 0: not known, in older records."""
 
     topic_id: int
     group_id: int
@@ -121,6 +122,19 @@ class Delivered(msgspec.Struct, array_like=True, tag=7, gc=False):
     ts: int
     owner: str
     items: list[DeliveredItem]
+    lease_ms: int = 0
+
+
+class Extended(msgspec.Struct, array_like=True, tag=25, gc=False):
+    """The lease of a delivery was renewed for `lease_ms`. Written only where another broker may
+    take over: it then gives the lease again."""
+
+    topic_id: int
+    group_id: int
+    partition: int
+    ts: int
+    offset: int
+    lease_ms: int
 
 
 class Returned(msgspec.Struct, array_like=True, tag=8, gc=False):
@@ -329,6 +343,15 @@ class RoleRemoved(msgspec.Struct, array_like=True, tag=35, gc=False):
     name: str
 
 
+class OwnerChanged(msgspec.Struct, array_like=True, tag=26, gc=False):
+    """A broker has become the owner of the log. It is the first record of its epoch, and the log
+    holds none of an earlier owner behind it."""
+
+    ts: int
+    epoch: int
+    owner: str
+
+
 class Published(msgspec.Struct, array_like=True, tag=24, gc=False):
     """A publish with a number was stored: `count` events from `offset` on, with this `digest` of
     their payloads. It is in the same frame as these events."""
@@ -379,6 +402,8 @@ Record = (
     | RoleRemoved
     | StoredEvent
     | Published
+    | Extended
+    | OwnerChanged
 )
 
 _encoder = msgspec.msgpack.Encoder()
