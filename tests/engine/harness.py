@@ -188,7 +188,7 @@ class Broker:
         """All that was recorded so far is in a snapshot and in history, and no more in the log."""
         sealing = self.engine.maintenance.sealing
         assert sealing is not None
-        if not self.log._active.offsets:
+        if not self.log.files.active.offsets:
             return  # nothing was recorded since the last time
         runs = sealing.runs
         self.log.roll()
@@ -216,13 +216,13 @@ class Broker:
     def is_settled(self) -> bool:
         log = self.log
         if isinstance(log, Wal):
-            supply = log._supply
+            supply = log.files.supply
             sealing = self.engine.maintenance.sealing
             if supply.preparing or supply._measuring:
                 return False
             if self.waits_for_sealing and sealing is not None and sealing.is_running:
                 return False
-            if log._busy and log.failed is None:  # a roll, too, though it has nothing pending
+            if log._is_busy and log.failed is None:  # a roll, too, though it has nothing pending
                 return False
         return log.failed is not None or not log.has_pending
 
@@ -403,7 +403,7 @@ class Broker:
 
     def hold_writes(self) -> None:
         """From now on the log's syncs do not end, until `disk.release()`."""
-        self.disk.hold(self.log._active.path, lambda: self.scheduler.post(_nothing))
+        self.disk.hold(self.log.files.active.path, lambda: self.scheduler.post(_nothing))
 
     def in_flight(self, topic: str = "t", group: str = "g", partition: int = 0) -> int:
         return self.state.topics[topic].groups[group].progress[partition].in_flight

@@ -183,7 +183,7 @@ def test_after_a_failed_log_nothing_of_a_durable_cache_is_seen(kind: str):
     memory = broker.cache("m")
     broker.write(path, "k", b"old")
     watcher, other = broker.watch(path, "k"), broker.watch(memory, "k")
-    broker.disk.fail_call(1, errno.EIO, only=[kind], path=broker.log._active.path)
+    broker.disk.fail_call(1, errno.EIO, only=[kind], path=broker.log.files.active.path)
     caches = broker.engine.caches
     waiting = [
         broker.submit(caches.put, Put(path, "k", b"lost", 1000)),

@@ -170,7 +170,7 @@ def test_a_snapshot_of_a_durable_cache_waits_for_the_disk():
     broker = CacheBroker(FaultyVfs())
     path = broker.cache("c", durable=True)
     broker.write(path, "a", b"1")
-    broker.disk.fail_call(1, errno.EIO, only=["sync", "write"], path=broker.log._active.path)
+    broker.disk.fail_call(1, errno.EIO, only=["sync", "write"], path=broker.log.files.active.path)
     outcomes: list[Any] = []
     broker.engine.caches.put(Put(path, "b", b"2"), lambda _: None)
     broker.engine.caches.entries(path, (), "arrow", outcomes.append)

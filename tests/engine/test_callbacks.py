@@ -60,7 +60,7 @@ def test_a_refusal_that_raises_stops_nobody():
     broker.topic()
     broken = broker.consume(group="b", reader=Broken("t", "b", "o"))
     good = broker.consume()
-    broker.disk.fail_call(1, 5, only=["write"], path=broker.log._active.path)
+    broker.disk.fail_call(1, 5, only=["write"], path=broker.log.files.active.path)
     broker.engine.produce(broker.command("t", "v"), fail)
     outcomes = broker.submit(broker.engine.produce, broker.command("t", "v"))
     broker.settle()

@@ -28,7 +28,7 @@ def started(kind: str) -> Broker:
 
 def break_log(broker: Broker, kind: str) -> None:
     """The next commit fails."""
-    broker.disk.fail_call(1, errno.EIO, only=[kind], path=broker.log._active.path)
+    broker.disk.fail_call(1, errno.EIO, only=[kind], path=broker.log.files.active.path)
 
 
 both = pytest.mark.parametrize("kind", ["sync", "write"])
@@ -146,7 +146,7 @@ def test_a_failed_background_sync_ends_writing_too():
     """driftq-50: in the mode that answers before the sync."""
     broker = Broker(FaultyVfs(), options=BY_INTERVAL)
     broker.topic()
-    broker.disk.fail_call(1, errno.EIO, only=["sync"], path=broker.log._active.path)
+    broker.disk.fail_call(1, errno.EIO, only=["sync"], path=broker.log.files.active.path)
     broker.submit(broker.engine.produce, broker.command("t", "a"))
     broker.scheduler.run_until(lambda: broker.log.failed is not None)
     assert isinstance(broker.try_produce("t", "b"), Unavailable)

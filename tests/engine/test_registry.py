@@ -274,7 +274,7 @@ def test_a_call_of_the_disk_that_fails_loses_nothing_that_was_answered(code: int
 def test_a_failed_sync_refuses_what_was_asked_and_all_that_follows():
     broker = on_disk()
     create(broker, tenant())
-    broker.disk.fail_call(1, errno.EIO, only=["write", "sync"], path=broker.log._active.path)
+    broker.disk.fail_call(1, errno.EIO, only=["write", "sync"], path=broker.log.files.active.path)
     assert isinstance(broker.call(broker.engine.registry.create, namespace()), Unavailable)
     assert isinstance(broker.call(broker.engine.registry.tenants), Unavailable)
 

@@ -191,7 +191,7 @@ def test_an_answer_to_an_item_not_yet_written_cannot_let_the_next_delivery_out_e
     nack = partial(broker.engine.nack, delay_ms=0)
     broker.submit(nack, broker.naming(reader, 0), "blind")
     broker.scheduler.run()
-    path = broker.log._active.path
+    path = broker.log.files.active.path
     first_frame_only = _release_one(broker, path)
     first_frame_only()
     assert all(item.attempts == 1 for item in reader.items), "attempt 2 left before its record"

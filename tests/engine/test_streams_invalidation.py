@@ -160,7 +160,7 @@ def test_an_invalidation_that_cannot_be_written_fails_the_publish():
     bank = on_disk(pub_queue_depth=4)
     reader = bank.subscribe()
     bank.publish(b"0")
-    log = bank.broker.log._active.path
+    log = bank.broker.log.files.active.path
     bank.broker.disk.fail_call(1, errno.EIO, only=["write"], path=log)
     invalidating = bank.send(b"lost", b"lost too", b"and this", invalidate=INVALIDATE)
     plain, waiting = bank.send(b"1"), bank.send(b"2")
@@ -177,7 +177,7 @@ def test_a_failed_invalidation_makes_room_for_who_waits():
     """felix-36: though nothing fans out in its place."""
     bank = on_disk(pub_queue_depth=1)
     reader = bank.subscribe()
-    log = bank.broker.log._active.path
+    log = bank.broker.log.files.active.path
     bank.broker.disk.fail_call(1, errno.EIO, only=["write"], path=log)
     bank.send(b"lost", invalidate=INVALIDATE)
     waiting = bank.send(b"1")

@@ -100,7 +100,7 @@ def test_a_deletion_that_cannot_be_written_is_not_called_one():
     """felix-92: the stream may be there again after a restart."""
     bank = Bank(FaultyVfs())
     reader = bank.subscribe()
-    log = bank.broker.log._active.path
+    log = bank.broker.log.files.active.path
     bank.broker.disk.fail_call(1, errno.EIO, only=["write"], path=log)
     bank.broker.submit(bank.registry.delete, "stream", S, False)
     bank.settle()
@@ -111,7 +111,7 @@ def test_streams_need_no_disk():
     """felix-127: they go on when the log cannot be written any more."""
     bank = Bank(FaultyVfs())
     reader = bank.subscribe()
-    log = bank.broker.log._active.path
+    log = bank.broker.log.files.active.path
     bank.broker.disk.fail_call(1, errno.EIO, only=["write"], path=log)
     assert isinstance(bank.broker.call(bank.broker.engine.create_topic, "t", 1), Unavailable)
     bank.publish_each(*numbers(0, 3))

@@ -205,9 +205,9 @@ def test_a_full_disk_refuses_all_of_it_but_what_only_settles_uses_the_reserve():
     broker.close()
 
 
-def test_a_transaction_that_no_frame_can_hold_is_too_large(monkeypatch: pytest.MonkeyPatch):
+def test_a_transaction_that_no_frame_can_hold_is_too_large():
     broker, _ = begun()
-    monkeypatch.setattr(ledger, "MAX_FRAME_BYTES", 1000)
+    broker.log.max_frame_bytes = 1000
     assert isinstance(broker.refused(*[producing("u", "v" * 300)] * 4), TooLarge)
     broker.do(*[producing("u", "v" * 300)] * 3)
     broker.close()
@@ -663,7 +663,7 @@ def test_a_refused_transaction_is_not_charged(reason: str, monkeypatch: pytest.M
         if reason == "full disk":
             patch.setattr(broker.log, "has_room", lambda nbytes, *, reserve=False: reserve)
         if reason == "frame":
-            patch.setattr(ledger, "MAX_FRAME_BYTES", 1000)
+            patch.setattr(broker.log, "max_frame_bytes", 1000)
         for _ in range(3):
             refusal = broker.refused(*many, Put(CACHE, "k", value))
             kinds = {"full disk": Unavailable, "frame": TooLarge}

@@ -522,7 +522,7 @@ def test_a_broker_that_stops_answers_those_who_wait_and_goes_on_after_its_start(
 def test_a_log_that_fails_refuses_those_who_wait():
     broker = write_broker()
     broker.stage(numbered(10))
-    broker.disk.fail_call(1, 5, only=["write", "sync"], path=broker.log._active.path)
+    broker.disk.fail_call(1, 5, only=["write", "sync"], path=broker.log.files.active.path)
     outcomes = broker.ask_commit(10)
     broker.settle()
     assert isinstance(outcomes[0], Unavailable)

@@ -90,7 +90,7 @@ class Bench:
 
     def commit_and_look(self, vfs: FaultyVfs, look: Callable[[], object]) -> None:
         """Commits, and calls `look` while the sync is under way and once more when it is done."""
-        vfs.hold(self.wal._active.path, lambda: self.loop.post(bool))
+        vfs.hold(self.wal.files.active.path, lambda: self.loop.post(bool))
         self.wal.commit()
         self.loop.run_until(lambda: vfs.is_held or not self.wal.has_pending)
         self.loop.run_posted()
@@ -105,7 +105,7 @@ class Bench:
         self.loop.run_until(lambda: self.rolls == wanted or self.wal.failed is not None)
 
     def await_spare(self) -> None:
-        supply = self.wal._supply
+        supply = self.wal.files.supply
         self.loop.run_until(lambda: not supply.preparing)
 
     def close(self) -> None:

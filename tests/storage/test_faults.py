@@ -52,7 +52,7 @@ def life(vfs: FaultyVfs, *, look: Callable[[Bench], object] | None = None) -> Be
                 bench.await_spare()
                 bench.wal.check_space()
                 bench.await_spare()
-                if bench.wal._supply.spare is not None:
+                if bench.wal.files.supply.spare is not None:
                     bench.roll()
     except Unavailable:
         pass
@@ -232,7 +232,7 @@ def test_a_failed_first_commit_keeps_the_header_of_its_segment() -> None:
     bench.commit()
     assert bench.wal.failed is not None
     bench.close()
-    assert vfs.content(bench.wal._active.path).startswith(SEGMENT_MAGIC)
+    assert vfs.content(bench.wal.files.active.path).startswith(SEGMENT_MAGIC)
 
 
 @pytest.mark.parametrize("fsync", ["interval", "none"])
@@ -274,15 +274,15 @@ def test_a_commit_under_way_is_reported_before_a_directory_is_found_replaced() -
     vfs = FaultyVfs()
     bench = written(vfs, 4, options=TINY)
     bench.await_spare()
-    vfs.hold(bench.wal._active.path, lambda: bench.loop.post(bool))
+    vfs.hold(bench.wal.files.active.path, lambda: bench.loop.post(bool))
     bench.append(record(4))
     bench.wal.commit()
     bench.loop.run_until(lambda: vfs.is_held)
     vfs.inodes[DIRECTORY] = 2
-    bench.wal._supply.take_spare()
-    bench.wal._prepare_spare()
+    bench.wal.files.supply.take_spare()
+    bench.wal.check_space()
     told: list[bool] = []
-    bench.wal._supply._tasks.put(lambda: bench.loop.post(partial(told.append, True)))
+    bench.wal.files.supply._tasks.put(lambda: bench.loop.post(partial(told.append, True)))
     bench.loop.run_until(lambda: bool(told))
     assert not bench.failures
     vfs.release()
@@ -437,7 +437,7 @@ def test_a_failed_sync_in_the_background_fails_the_log(fsync: FsyncMode) -> None
     )
     bench = Bench(vfs, options)
     bench.await_spare()
-    vfs.fail_call(1, errno.EIO, only=["sync"], path=bench.wal._active.path)
+    vfs.fail_call(1, errno.EIO, only=["sync"], path=bench.wal.files.active.path)
     bench.append(b"written, not synced")
     bench.commit()
     if fsync == "none":

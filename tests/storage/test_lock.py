@@ -138,7 +138,7 @@ def test_a_log_whose_directory_is_replaced_before_its_spare_is_made_fails_at_onc
     vfs = FaultyVfs()
     bench = written(vfs, 4)
     bench.await_spare()
-    bench.wal._supply.take_spare()
+    bench.wal.files.supply.take_spare()
     before = vfs.paths()
     vfs.inodes["/data"] = 2
     bench.wal.check_space()

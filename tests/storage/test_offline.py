@@ -44,10 +44,10 @@ def torn() -> FaultyVfs:
     vfs = FaultyVfs()
     bench = written(vfs, 6, record=record)
     bench.await_spare()
-    sound_end = bench.wal._active.used
+    sound_end = bench.wal.files.active.used
     bench.append(record(6))
     bench.commit()
-    half = (sound_end + bench.wal._active.used) // 2
+    half = (sound_end + bench.wal.files.active.used) // 2
     disk = vfs.crash("everything")
     log = disk.content(FIRST)
     disk.plant(FIRST, log[:half] + bytes(len(log) - half))

@@ -223,8 +223,8 @@ def test_a_segment_that_is_rolled_early_is_followed_by_a_small_spare(vfs: Faulty
         bench.append(*[record(n) for n in range(size // len(record(0)) + 1)])
         bench.roll()
         bench.await_spare()
-        assert bench.wal._supply.spare is not None
-        prepared.append(bench.wal._supply.spare.capacity)
+        assert bench.wal.files.supply.spare is not None
+        prepared.append(bench.wal.files.supply.spare.capacity)
     least = full // SMALLEST_SHARE
     assert prepared[0] == prepared[1] == prepared[-1] == least
     assert least < prepared[2] < prepared[3] == full
@@ -261,7 +261,7 @@ def test_dropped_segments_are_gone_from_the_log_and_the_disk(vfs: FaultyVfs) -> 
     bench.wal.drop_segments(99)
     assert bench.wal.segment_of_open_frame == 4, "the active segment is never dropped"
     bench.wal.check_space()
-    bench.loop.run_until(lambda: not bench.wal._supply._measuring)
+    bench.loop.run_until(lambda: not bench.wal.files.supply._measuring)
     assert not {first, second, third} & set(vfs.paths())
     bench.close()
     again = Bench(vfs, first_segment=4)

@@ -51,7 +51,7 @@ class Life:
             return
         self.first_segment = closed[0][0] + 1
         self.bench.wal.drop_segments(closed[0][0])
-        first_seq = self.bench.wal._segments[0].first_seq
+        first_seq = self.bench.wal.files._segments[0].first_seq
         gone = sum(position >> 28 < first_seq for position in self.bench.positions)
         del self.bench.positions[:gone]
         del self.bench.appended[:gone]

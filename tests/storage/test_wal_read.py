@@ -96,7 +96,7 @@ def test_a_byte_changed_under_a_running_log_is_never_read_as_a_record(vfs: Fault
     """driftq-48"""
     bench = written(vfs, 12)
     bench.await_spare()
-    [segment] = bench.wal._segments
+    [segment] = bench.wal.files._segments
     wanted = list(zip(bench.positions, bench.appended, strict=True))
     whole = vfs.content(segment.path)
     ends = [*segment.offsets[1:], segment.used]
@@ -119,7 +119,7 @@ def test_a_byte_changed_under_a_running_log_is_never_read_as_a_record(vfs: Fault
 
 def test_a_file_cut_under_a_running_log_is_told_as_damage(vfs: FaultyVfs) -> None:
     bench = written(vfs, 4)
-    [segment] = bench.wal._segments
+    [segment] = bench.wal.files._segments
     whole = vfs.content(segment.path)
     for length in (0, SEGMENT_HEADER_BYTES, segment.offsets[1] + 5, segment.used - 1):
         vfs.plant(segment.path, whole[:length])

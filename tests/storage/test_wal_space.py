@@ -16,7 +16,7 @@ OPTIONS = WalOptions(segment_bytes=SEGMENT_BYTES, reserve_bytes=RESERVE, frame_b
 
 def check_space(bench: Bench) -> None:
     bench.wal.check_space()
-    bench.loop.run_until(lambda: not bench.wal._supply._measuring)
+    bench.loop.run_until(lambda: not bench.wal.files.supply._measuring)
     bench.await_spare()
 
 
@@ -140,7 +140,7 @@ def test_what_has_room_promises_is_written_without_more_disk() -> None:
 def test_while_a_spare_is_on_its_way_produce_leaves_a_part_for_the_rest() -> None:
     vfs = FaultyVfs(capacity_bytes=2 * SEGMENT_BYTES + RESERVE)
     bench = Bench(vfs, OPTIONS)
-    assert bench.wal._supply.preparing
+    assert bench.wal.files.supply.preparing
     while bench.wal.has_room(1000):
         bench.append(record(0, size=900))
         bench.wal.commit()
@@ -170,7 +170,7 @@ def test_what_no_segment_holds_needs_twice_its_size_free() -> None:
 def test_a_slow_spare_refuses_nobody_while_the_disk_has_room() -> None:
     vfs = FaultyVfs()
     bench = Bench(vfs, OPTIONS)
-    assert bench.wal._supply.preparing
+    assert bench.wal.files.supply.preparing
     for number in range(100):
         assert bench.wal.has_room(1000)
         assert bench.wal.has_room(1000, reserve=True)
@@ -185,7 +185,7 @@ def test_growth_without_a_spare_stops_at_the_reserve() -> None:
     """driftq-49"""
     vfs = FaultyVfs(capacity_bytes=RESERVE + 6 * SEGMENT_BYTES)
     bench = Bench(vfs, OPTIONS)
-    assert bench.wal._supply.preparing
+    assert bench.wal.files.supply.preparing
     while bench.wal.has_room(1000):
         bench.append(record(0, size=900))
         bench.wal.commit()

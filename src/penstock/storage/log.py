@@ -83,6 +83,10 @@ class Log(Protocol):
     """The sequence of the open frame: what is appended now is durable when this frame is."""
     durable_seq: int
     """The last sequence that `durable` reported, or that was recovered."""
+    max_frame_bytes: int
+    """Records that are appended together take fewer bytes than this."""
+    is_shared: bool
+    """Other brokers follow this log, and one of them may take over."""
     failed: BaseException | None
     """Why nothing is written any more."""
     commits: int
@@ -110,6 +114,16 @@ class Log(Protocol):
         """Sees to it that everything appended so far becomes durable, without blocking. The
         listener hears of it in a later turn, never within this call. Many commits may share one
         write."""
+        ...
+
+    def is_current(self) -> bool:
+        """Says whether the state that was made of this log is known to be the newest. If it is
+        not, another broker may have taken over, and an answer must wait for `confirm`."""
+        ...
+
+    def confirm(self) -> int:
+        """Begins to find out whether another broker has taken over. Returns the sequence that is
+        durable only if none has; `commit` sends it on its way."""
         ...
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:

@@ -15,7 +15,7 @@ from penstock.model.errors import Unavailable
 from penstock.model.limits import Limits
 from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.errors import SegmentGone
-from penstock.storage.frames import POSITION_BITS
+from penstock.storage.frames import MAX_FRAME_BYTES, POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, LogListener, NoListener, Post, Replay
 from penstock.storage.staging import StagedInMemory
 
@@ -44,9 +44,12 @@ class MemoryStorage:
 class MemoryLog:
     """See `Log` for the interface and its contract."""
 
+    is_shared = False
+
     def __init__(self, post: Post) -> None:
         self.seq = 1
         self.durable_seq = 0
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self.failed: BaseException | None = None
         self.commits = 0
         self.commit_seconds = 0.0
@@ -73,6 +76,12 @@ class MemoryLog:
         if self._end > self._begin and not self._posted:
             self._posted = True
             self._post(self._settle)
+
+    def is_current(self) -> bool:
+        return True
+
+    def confirm(self) -> int:
+        return self.durable_seq
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
         return not self._closed and self.failed is None
