@@ -27,7 +27,7 @@ from penstock.engine.window import Added, Window
 from penstock.model.errors import PenstockError, TooLarge, Unavailable
 from penstock.model.limits import KIB
 from penstock.model.records import STORED, Record, Stored, encode_record
-from penstock.storage.frames import MAX_FRAME_BYTES, POSITION_BITS
+from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Ledger:
         only where there is room to produce."""
         encoded = [encode_record(record) for record in records]
         size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
-        if not self.log.has_room(size, reserve=reserve):
+        if not self._fits(size, reserve=reserve):
             return False
         position = -1
         try:
@@ -175,7 +175,7 @@ class Ledger:
             encoded.append(encode_record(also))
         lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
         places = list(accumulate(lengths, initial=0))
-        if not self.log.has_room(places[-1]):
+        if not self._fits(places[-1]):
             return None
         runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
         for message, size, place in zip(messages, sizes, places, strict=False):
@@ -199,9 +199,7 @@ class Ledger:
         without room, which with `reserve` includes the reserve."""
         encoded = [encode_record(record) for record, _ in records]
         nbytes = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
-        if nbytes >= MAX_FRAME_BYTES:
-            raise TooLarge(f"{nbytes} bytes do not fit in one frame of the log")
-        if not self.log.has_room(nbytes, reserve=reserve):
+        if not self._fits(nbytes, reserve=reserve):
             return False
         position = -1
         try:
@@ -216,6 +214,13 @@ class Ledger:
         except BaseException as error:
             raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
+
+    def _fits(self, nbytes: int, *, reserve: bool = False) -> bool:
+        """Says whether there is room for records of one frame. Raises TooLarge if no frame can
+        have them."""
+        if nbytes >= self.log.max_frame_bytes:
+            raise TooLarge(f"{nbytes} bytes do not fit in one frame of the log")
+        return self.log.has_room(nbytes, reserve=reserve)
 
     def attempt(self, decide: Callable[[], T]) -> T | PenstockError:
         """Runs a command. Returns its outcome, or the PenstockError that refuses it."""
@@ -240,21 +245,26 @@ class Ledger:
         return failure
 
     def answer(self, done: Done[T], outcome: T | PenstockError) -> None:
-        """Gives `outcome` to `done` once everything decided so far is durable."""
+        """Gives `outcome` to `done` once everything decided so far is durable. An answer that needs
+        no record waits too if another broker may have taken over meanwhile."""
         self.answers += 1
         if self.failure is not None:
             if self._defect is not None:
                 self._scheduler.soon(self._end_serving)
             done(self.failure)
-        elif (seq := self.position >> POSITION_BITS) <= self.log.durable_seq:
-            done(outcome)
-        else:
-            if not self._asked or self._asked[-1][0] != seq:
-                self._asked.append((seq, time.perf_counter()))
-            self._held.append((seq, done, outcome))
-            if not self._is_awake:
-                self._scheduler.soon(self._turn)
-                self._is_awake = True
+            return
+        seq, log = self.position >> POSITION_BITS, self.log
+        if seq <= log.durable_seq:
+            if not log.is_shared or log.is_current():
+                done(outcome)
+                return
+            seq = log.confirm()
+        if not self._asked or self._asked[-1][0] != seq:
+            self._asked.append((seq, time.perf_counter()))
+        self._held.append((seq, done, outcome))
+        if not self._is_awake:
+            self._scheduler.soon(self._turn)
+            self._is_awake = True
 
     def when_durable(self, then: Then) -> None:
         self.answer(then, None)
