@@ -57,6 +57,7 @@ AUDITED: list[tuple[str, Any, str]] = [
 
 OF_ARCHIVES = {
     "POST /v1/topics/{topic}/groups/{group}/progress",
+    f"POST {HERE}/streams/{{stream}}/subscriptions/{{subscription}}/progress",
     "POST /v1/journal/archived",
 }
 """Pipelines send these with every batch: they report work, and configure nothing."""
@@ -127,7 +128,8 @@ MOVES_DATA = {
     "POST /v1/writes/{producer}/{batch}/commit", "DELETE /v1/writes/{producer}/{batch}",
     f"POST {HERE}/streams/{{stream}}/publish", f"POST {HERE}/streams/{{stream}}/publish_batch",
     f"POST {HERE}/streams/{{stream}}/ack", f"POST {HERE}/streams/{{stream}}/nack",
-    f"POST {HERE}/streams/{{stream}}/extend",
+    f"POST {HERE}/streams/{{stream}}/extend", f"POST {HERE}/streams/{{stream}}/release",
+    f"POST {HERE}/streams/{{stream}}/release_batch",
     f"PUT {HERE}/caches/{{cache}}/entries/{{key}}",
     f"DELETE {HERE}/caches/{{cache}}/entries/{{key}}",
     f"POST {HERE}/caches/{{cache}}/entries/{{key}}/incr",

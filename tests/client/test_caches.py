@@ -389,7 +389,7 @@ def test_the_async_client_has_caches_too(broker: BrokerProcess, cache: CacheHand
 @pytest.mark.parametrize(
     ("module", "kinds", "count"),
     [
-        (streams, (StreamHandle, AsyncStreamHandle), 4),
+        (streams, (StreamHandle, AsyncStreamHandle), 5),
         (caches, (CacheHandle, AsyncCacheHandle), 6),
     ],
 )
@@ -400,8 +400,8 @@ def test_both_handles_offer_every_operation(module: object, kinds: tuple[type], 
         if inspect.isfunction(function)
         and not name.startswith("_")
         and str(inspect.signature(function).return_annotation).startswith(Call.__name__)
-        # Those of a delivery are methods of the event.
-        and not name.endswith("_event")
+        # Those of deliveries are methods of the event and of its subscription.
+        and not name.endswith(("_event", "_events"))
     }
     assert len(operations) == count
     for name, function in operations.items():
