@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from penstock.core import topic_records
 from penstock.core.access import AccessRules
 from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory, CacheTable
 from penstock.core.effects import Effect, EffectTotals
@@ -175,65 +176,6 @@ def forget_expired_effects(topic: Topic, now_ms: int) -> None:
 
 def _message(state: BrokerState, record: Stored) -> None:
     apply_message(state, record, stored_bytes(record))
-
-
-def _topic_created(state: BrokerState, record: TopicCreated) -> None:
-    topic = Topic(record.topic_id, record.name, record.partitions, record.ts, state.effect_totals)
-    topic.after_archive = record.after_archive
-    _set_retries(topic, record)
-    state.topics[record.name] = topic
-    state.topics_by_id[record.topic_id] = topic
-    state.next_id = max(state.next_id, record.topic_id + 1)
-
-
-def _topic_deleted(state: BrokerState, record: TopicDeleted) -> None:
-    topic = state.topics_by_id.pop(record.topic_id)
-    del state.topics[topic.name]
-    topic.effects.forget_all()
-    for group in list(topic.groups.values()):
-        _forget_group(state, topic, group)
-
-
-def _topic_configured(state: BrokerState, record: TopicConfigured) -> None:
-    topic = state.topics_by_id[record.topic_id]
-    topic.retention_ms = record.retention_ms
-    topic.retention_bytes = record.retention_bytes
-    topic.after_archive = record.after_archive
-    _set_retries(topic, record)
-
-
-def _set_retries(topic: Topic, record: TopicCreated | TopicConfigured) -> None:
-    topic.max_attempts = record.max_attempts
-    topic.retry_backoff_ms = record.retry_backoff_ms
-    topic.retry_max_backoff_ms = record.retry_max_backoff_ms
-
-
-def _group_created(state: BrokerState, record: GroupCreated) -> None:
-    topic = state.topics_by_id[record.topic_id]
-    group = Group(record.group_id, record.name, topic, record.ts)
-    for partition in topic.partitions:
-        progress = Progress(group, partition.index, partition.first_offset)
-        partition.backlog.admit(progress)
-        group.progress.append(progress)
-    topic.groups[record.name] = group
-    state.groups[record.group_id] = group
-    state.next_id = max(state.next_id, record.group_id + 1)
-
-
-def _group_deleted(state: BrokerState, record: GroupDeleted) -> None:
-    topic = state.topics_by_id[record.topic_id]
-    _forget_group(state, topic, state.groups[record.group_id])
-
-
-def _forget_group(state: BrokerState, topic: Topic, group: Group) -> None:
-    del state.groups[group.id]
-    del topic.groups[group.name]
-    topic.effects.forget_group(group.name)
-    for progress in group.progress:
-        topic.partitions[progress.partition].backlog.remove(progress)
-        # Entries point back at their progress and are not seen by the collector.
-        progress.unfinished.clear()
-        progress.ready.clear()
 
 
 def _delivered(state: BrokerState, record: Delivered) -> None:
@@ -434,11 +376,11 @@ def _transaction_committed(state: BrokerState, record: TransactionCommitted) -> 
 
 _APPLY: dict[type[Any], Callable[[BrokerState, Any], None]] = {
     Message: _message,
-    TopicCreated: _topic_created,
-    TopicDeleted: _topic_deleted,
-    TopicConfigured: _topic_configured,
-    GroupCreated: _group_created,
-    GroupDeleted: _group_deleted,
+    TopicCreated: topic_records.topic_created,
+    TopicDeleted: topic_records.topic_deleted,
+    TopicConfigured: topic_records.topic_configured,
+    GroupCreated: topic_records.group_created,
+    GroupDeleted: topic_records.group_deleted,
     Delivered: _delivered,
     Returned: _returned,
     Finished: _finished,
