@@ -19,7 +19,7 @@ from penstock.core.stream_logs import no_subscription
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_BACKOFF_MS
-from penstock.model.records import DEAD, Finished, Released
+from penstock.model.records import DEAD, Extended, Finished, Released
 from penstock.model.scopes import is_stream_log, plain_name
 
 NACKED = "nack"
@@ -116,6 +116,13 @@ def decide_lapse(entry: Unfinished, ended_ms: int, now_ms: int) -> Released:
     if is_last_attempt(progress.group.topic, entry.policy, entry.attempts):
         retry_at = DEAD
     return released(progress, entry, LAPSED, retry_at, now_ms)
+
+
+def decide_extend(entry: Unfinished, lease_ms: int, now_ms: int) -> Extended:
+    """Returns the record that the next owner of a shared log needs, to give the lease again."""
+    progress = entry.progress
+    group = progress.group
+    return Extended(group.topic.id, group.id, progress.partition, now_ms, entry.offset, lease_ms)
 
 
 def released(

@@ -305,7 +305,7 @@ class Caches:
         durable += also
         if durable:
             if not self._ledger.record_together(durable, reserve=reserve):
-                raise Unavailable("the disk is nearly full; caches are written when there is room")
+                raise self._ledger.no_room("caches are written when there is room")
             self._ledger.wake()
 
     def _apply(self, records: Sequence[CacheStored | CacheRemoved]) -> None:

@@ -27,7 +27,14 @@ from penstock.core.effect_rules import (
 from penstock.core.effects import Effect
 from penstock.core.groups import Unfinished
 from penstock.core.produce import find_topic
-from penstock.core.settle import NOT_DELIVERED, AlreadyDone, decide_ack, decide_nack, find_leased
+from penstock.core.settle import (
+    NOT_DELIVERED,
+    AlreadyDone,
+    decide_ack,
+    decide_extend,
+    decide_nack,
+    find_leased,
+)
 from penstock.core.topic_rules import (
     decide_configure_topic,
     decide_create_group,
@@ -222,6 +229,8 @@ class EmbeddedEngine:
     def extend(self, command: Settle, lease_ms: int, done: Done[None]) -> None:
         def decide() -> None:
             entry = find_leased(self._state, command)
+            if self._ledger.log.is_shared:
+                self._record(decide_extend(entry, lease_ms, self._ledger.now_ms()))
             self.parts.leases.extend(entry, self._ledger.now_ms() + lease_ms)
             self._ledger.wake()
 

@@ -99,18 +99,22 @@ class Leases:
         # Alarms of WAITING entries that have rung, by offset: these may be delivered again.
         self._due: dict[Progress, dict[int, Lease]] = {}
 
-    def restore(self, state: BrokerState, now_ms: int) -> list[Unfinished]:
-        """Builds leases and alarms from the state, at a start. Returns the entries in flight,
-        whose leases end at once."""
-        in_flight: list[Unfinished] = []
+    def restore(self, state: BrokerState, now_ms: int, *, renews: bool = False) -> list[Unfinished]:
+        """Builds leases and alarms from the state, at a start. Returns the entries in flight whose
+        leases end at once: with `renews` only those whose length is not known, the others begin
+        again in full. A broker that takes over does that, since their consumers may live on."""
+        ended: list[Unfinished] = []
         for group in state.groups.values():
             for entry in group.unfinished():
-                if entry.state == IN_FLIGHT:
-                    self._of[entry] = Lease(entry, until=now_ms)
-                    in_flight.append(entry)
-                else:
+                if entry.state != IN_FLIGHT:
                     self.settle(entry)
-        return in_flight
+                elif renews and entry.lease_ms:
+                    self._of[entry] = Lease(entry)
+                    self.extend(entry, now_ms + entry.lease_ms)
+                else:
+                    self._of[entry] = Lease(entry, until=now_ms)
+                    ended.append(entry)
+        return ended
 
     def give(self, entry: Unfinished, consumer: int) -> None:
         """The entry was delivered to this consumer. Its lease begins later, with `extend`."""

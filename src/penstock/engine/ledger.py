@@ -26,7 +26,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.window import Added, Window
 from penstock.model.errors import PenstockError, TooLarge, Unavailable
 from penstock.model.limits import KIB
-from penstock.model.records import STORED, Record, Stored, encode_record
+from penstock.model.records import STORED, OwnerChanged, Record, Stored, encode_record
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
 
@@ -36,6 +36,8 @@ Then = Done[None]
 
 LOT_BYTES = 256 * KIB
 """The bytes that a lot gathers before it is appended, unless one message is larger."""
+
+PRODUCE_LATER = "produce goes on when there is room"
 
 _log = logging.getLogger("penstock.engine")
 
@@ -127,7 +129,7 @@ class Ledger:
         data = encode_record(message)
         log = self.log
         if not log.has_room(len(data) + RECORD_OVERHEAD_BYTES, reserve=reserve):
-            raise _nearly_full()
+            raise self.no_room(PRODUCE_LATER)
         position = -1
         try:
             position = log.append_one(data)
@@ -222,6 +224,10 @@ class Ledger:
             raise TooLarge(f"{nbytes} bytes do not fit in one frame of the log")
         return self.log.has_room(nbytes, reserve=reserve)
 
+    def no_room(self, advice: str) -> Unavailable:
+        """Returns the refusal of what found no room in the log."""
+        return Unavailable(f"{self.log.shortage}; {advice}")
+
     def attempt(self, decide: Callable[[], T]) -> T | PenstockError:
         """Runs a command. Returns its outcome, or the PenstockError that refuses it."""
         mark = self.position
@@ -254,17 +260,24 @@ class Ledger:
             done(self.failure)
             return
         seq, log = self.position >> POSITION_BITS, self.log
-        if seq <= log.durable_seq:
-            if not log.is_shared or log.is_current():
-                done(outcome)
-                return
-            seq = log.confirm()
+        if log.is_shared and seq < log.seq and not log.is_current():
+            # Frames that are on their way were sent before this was decided.
+            seq = self._confirm()
+        elif seq <= log.durable_seq:
+            done(outcome)
+            return
         if not self._asked or self._asked[-1][0] != seq:
             self._asked.append((seq, time.perf_counter()))
         self._held.append((seq, done, outcome))
         if not self._is_awake:
             self._scheduler.soon(self._turn)
             self._is_awake = True
+
+    def _confirm(self) -> int:
+        """Begins to find out whether another broker has taken over, with a record that changes
+        nothing. Returns the frame that becomes durable only if none has."""
+        self.record(OwnerChanged(self.now_ms(), self._state.epoch, ""))
+        return self.log.seq
 
     def when_durable(self, then: Then) -> None:
         self.answer(then, None)
@@ -341,7 +354,10 @@ class Ledger:
         self._listener.rolled()
 
     def failed(self, error: BaseException) -> None:
-        self._fail(Unavailable(f"the log cannot be written ({error}); restart the broker"))
+        if isinstance(error, Unavailable):
+            self._fail(error)
+        else:
+            self._fail(Unavailable(f"the log cannot be written ({error}); restart the broker"))
 
     def _fail(self, failure: Unavailable) -> None:
         self.failure = failure
@@ -403,7 +419,7 @@ class Lot:
         room = max(nbytes, LOT_BYTES)
         if not self._ledger.log.has_room(room):
             if not self._ledger.log.has_room(nbytes):
-                raise _nearly_full()
+                raise self._ledger.no_room(PRODUCE_LATER)
             room = nbytes
         self._room = room
 
@@ -418,7 +434,3 @@ class Lot:
             self.places.update(self._runs)
             self._begin()
         self._room = 0
-
-
-def _nearly_full() -> Unavailable:
-    return Unavailable("the disk is nearly full; produce goes on when there is room")

@@ -40,9 +40,11 @@ class Maintenance:
         self._lapsed: list[Unfinished] = []
 
     def start(self) -> None:
-        """Ends the leases of all that was in flight before the start, and goes on with dead
-        letters."""
-        self._lapsed += self._leases.restore(self._state, self._ledger.now_ms())
+        """Ends the leases of all that was in flight before the start, or gives them again where
+        another broker served before. Goes on with dead letters."""
+        self._lapsed += self._leases.restore(
+            self._state, self._ledger.now_ms(), renews=self._parts.log.is_shared
+        )
         for group in self._state.groups.values():
             for entry in group.unfinished():
                 if entry.state == DYING:

@@ -79,8 +79,8 @@ def open_engine(
 
 
 class Recovery:
-    """Applies the log's records to a state and its window, as the live engine did. A standby would
-    do the same for as long as it is one."""
+    """Applies the log's records to a state and its window, as the live engine did: at a start, and
+    in a standby for as long as it is one."""
 
     checkpoint: Checkpoint
 
@@ -98,9 +98,9 @@ class Recovery:
                 window.log(topic.id, partition.index).first_offset = partition.first_offset
         window.restore(checkpoint.refs)
         self._eviction = Eviction(checkpoint.state, window, self._scheduler)
-        return self._take
+        return self.take
 
-    def _take(self, data: bytes, position: int) -> None:
+    def take(self, data: bytes, position: int) -> None:
         record = decode_record(data)
         state, window = self.checkpoint.state, self.window
         if isinstance(record, STORED):

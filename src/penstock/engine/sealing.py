@@ -4,7 +4,6 @@ results."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from penstock.engine.clock import Clock
 from penstock.engine.journal import SealedJournal
@@ -13,7 +12,8 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.seal_requests import SealRequests
 from penstock.engine.window import Window
 from penstock.model.errors import PenstockError, Unavailable
-from penstock.model.limits import MIB, Limits
+from penstock.model.limits import MIB
+from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.data_directory import SealedFiles
 from penstock.storage.history import remove_history
 from penstock.storage.journal_files import remove_journal
@@ -38,20 +38,19 @@ _log = logging.getLogger("penstock.engine")
 
 
 class Sealing:
-    """Tells `window` and `journal` what a run has moved from the log into files. `files` are the
-    history files that are there."""
+    """Tells `window` and `journal` what a run has moved from the log into files. `disk` has the
+    files that the checkpoint names."""
 
     def __init__(
         self,
-        limits: Limits,
-        log: Log,
+        checkpoint: Checkpoint,
         window: Window,
-        journal: SealedJournal,
+        log: Log,
+        disk: SealedFiles,
         clock: Clock,
         scheduler: Scheduler,
-        disk: SealedFiles,
-        files: Iterable[int],
     ) -> None:
+        self.journal = SealedJournal(checkpoint.journal)
         self.runs = 0
         self._removed_bytes = 0
         self._idle_rounds = 0
@@ -62,14 +61,13 @@ class Sealing:
         self._began_ms = 0
         self._log = log
         self._window = window
-        self._journal = journal
         self._clock = clock
         self._scheduler = scheduler
         self._disk = disk
-        self._files = set(files)
+        self._files = set(checkpoint.files)
         self._sealer = Sealer(
             disk.path,
-            limits,
+            checkpoint.state.limits,
             scheduler.post,
             self._sealed,
             self._failed,
@@ -99,7 +97,7 @@ class Sealing:
             is_urgent = len(closed) >= MANY_SEGMENTS or self.requests.is_wanted
             nice = URGENT_NICE if is_urgent else PATIENT_NICE
             self._began_ms = self._clock.now_ms()
-            self._sealer.start(closed[-1][0], self._files, nice, self._journal.files)
+            self._sealer.start(closed[-1][0], self._files, nice, self.journal.files)
 
     def note_removed(self, nbytes: int) -> None:
         """Notes that messages were removed whose bytes should be removed from disk too."""
@@ -131,7 +129,7 @@ class Sealing:
             _log.info("sealing works again, after %d failures in a row", self.failures)
         self.failures = 0
         self._window.seal(result.added, set(result.dropped))
-        self._journal.sealed(result)
+        self.journal.sealed(result)
         self._log.drop_segments(result.first_segment - 1)
         self._files.update(result.added_files)
         self._files.difference_update(result.dropped)

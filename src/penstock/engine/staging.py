@@ -206,7 +206,7 @@ class PieceStaging:
                 "too many pieces are sent at once; send fewer in parallel", limit="checking_bytes"
             )
         if not self._ledger.can_store(nbytes):
-            raise Unavailable("the disk is nearly full; pieces are staged when there is room")
+            raise self._ledger.no_room("pieces are staged when there is room")
 
     def _place(
         self,

@@ -16,7 +16,7 @@ from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.ledger import Ledger
 from penstock.engine.quotas import PublishMeter
-from penstock.model.errors import PenstockError, ResourceExhausted, Unavailable
+from penstock.model.errors import PenstockError, ResourceExhausted
 from penstock.storage.log import RECORD_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ Mark = Callable[[list[tuple[int, int]]], None]
 
 EVENT_OVERHEAD_BYTES = 64 + RECORD_OVERHEAD_BYTES
 """At most as much does the record of an event take in the log, beside its payload."""
+
+PUBLISH_LATER = "publish goes on when there is room"
 
 
 class Cursor(Protocol):
@@ -84,7 +86,7 @@ class StreamLog:
         if publish.targets:
             size = publish.nbytes + EVENT_OVERHEAD_BYTES * (len(publish.payloads) + 1)
             if not ledger.can_store(size):
-                raise _nearly_full()
+                raise ledger.no_room(PUBLISH_LATER)
         return decided
 
     def store(self, decided: NewEvents) -> int:
@@ -95,7 +97,7 @@ class StreamLog:
         else:
             sizes = [len(event.value) for event in events]
             if ledger.store_all(events, sizes, decided.published) is None:
-                raise _nearly_full()
+                raise ledger.no_room(PUBLISH_LATER)
         self.meter.take(len(events), sum(len(event.value) for event in events))
         if self.topic.groups:
             self._mark([(self.topic.id, 0)])
@@ -176,7 +178,3 @@ class StreamLog:
 def _is_full(error: PenstockError) -> bool:
     """Says whether the stream was full. Refusals by a quota are counted with the quota."""
     return isinstance(error, ResourceExhausted) and error.reason != "quota"
-
-
-def _nearly_full() -> Unavailable:
-    return Unavailable("the disk is nearly full; publish goes on when there is room")

@@ -31,7 +31,7 @@ from penstock.engine.producing import Producing
 from penstock.engine.quotas import Quotas
 from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.streams import Streams
-from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.errors import PenstockError
 from penstock.model.scopes import Scope
 from penstock.model.transactions import OperationResult
 
@@ -147,9 +147,8 @@ class TransactionCommands:
         # New data may be refused without room; what only settles may use the reserve.
         reserve = draft.is_all_settling()
         if records and not self._ledger.store_together(records, reserve=reserve):
-            raise Unavailable(
-                "the disk is nearly full; nothing of the transaction was done, send it again "
-                "when there is room"
+            raise self._ledger.no_room(
+                "nothing of the transaction was done, send it again when there is room"
             )
         for entry in draft.settled:
             self._dispatcher.left_flight(entry)

@@ -48,8 +48,10 @@ class Parts:
         storage: Storage,
         clock: Clock,
         scheduler: Scheduler,
+        sealing: Sealing | None = None,
     ) -> None:
-        """`checkpoint` has the state, with the records of the log applied."""
+        """`checkpoint` has the state, with the records of the log applied. `sealing` goes on if it
+        has begun already."""
         state = self.state = checkpoint.state
         self.log = log
         self.window = window
@@ -79,7 +81,9 @@ class Parts:
         self.progress = ProgressCommands(
             state, window, log, history, ledger, self.dispatcher, lookups
         )
-        self.sealing: Sealing | None = None
+        if sealed is not None and sealing is None:
+            sealing = Sealing(checkpoint, window, log, sealed, clock, scheduler)
+        self.sealing = sealing
         self.journal = self._journal(checkpoint, lookups)
         snapshots = CacheSnapshots(state, ledger, scheduler)
         self.caches = Caches(state, ledger, self.quotas, opened, snapshots)
@@ -100,25 +104,12 @@ class Parts:
         self.writes.start()
 
     def _journal(self, checkpoint: Checkpoint, lookups: DiskLookups) -> JournalCommands:
-        """Makes the journal, and what seals the log for it."""
-        index = SealedJournal(checkpoint.journal)
-        sealed = self.sealed
-        if sealed is not None:
-            self.sealing = Sealing(
-                self.state.limits,
-                self.log,
-                self.window,
-                index,
-                self.clock,
-                self.scheduler,
-                sealed,
-                checkpoint.files,
-            )
+        sealed, sealing = self.sealed, self.sealing
         return JournalCommands(
             self.log,
             sealed.journal if sealed is not None else None,
-            index,
-            self.sealing.requests.catch_up if self.sealing is not None else _at_once,
+            sealing.journal if sealing is not None else SealedJournal(checkpoint.journal),
+            sealing.requests.catch_up if sealing is not None else _at_once,
             self.state,
             self.ledger,
             self.scheduler,

@@ -152,7 +152,7 @@ class Writes:
             pieces = self.staging.numbered(piece.number for piece in decision.pieces)
             demand = self._quotas.check_commit(command.producer, pieces)
             if not self._ledger.record_together([decision], reserve=False):
-                raise Unavailable("the disk is nearly full; batches are taken when there is room")
+                raise self._ledger.no_room("batches are taken when there is room")
             self._quotas.committed(command.producer, command.batch, decision.rows, demand)
             self._begin(decision)
         return decision

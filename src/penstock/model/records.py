@@ -345,7 +345,8 @@ class RoleRemoved(msgspec.Struct, array_like=True, tag=35, gc=False):
 
 class OwnerChanged(msgspec.Struct, array_like=True, tag=26, gc=False):
     """A broker has become the owner of the log. It is the first record of its epoch, and the log
-    holds none of an earlier owner behind it."""
+    holds none of an earlier owner behind it. Without an `owner` it is that of the epoch, who found
+    out with this record that it still is."""
 
     ts: int
     epoch: int

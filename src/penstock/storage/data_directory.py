@@ -7,6 +7,7 @@ is closed. Must not know what a record means.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from penstock.api.durability import Capabilities
 from penstock.model.limits import Limits
@@ -50,24 +51,42 @@ class DataDirectory:
         self._options = options
 
     def open(self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]) -> Wal:
-        vfs = self._vfs
-        vfs.mkdir(self._path)
-        lock = DirectoryLock.take(vfs, self._path)
-        try:
-            checkpoint = load_checkpoint(vfs, self._path, limits)
-            replay = recover(checkpoint)
-            self.staged.load()
-            wal = Wal.open(
-                vfs,
+        def open_log(lock: DirectoryLock, first_segment: int, replay: Replay) -> Wal:
+            return Wal.open(
+                self._vfs,
                 self._path,
                 self._options,
                 replay=replay,
                 post=post,
-                first_segment=checkpoint.first_segment,
+                first_segment=first_segment,
                 lock=lock,
             )
-        except BaseException:
-            lock.release()
-            raise
-        remove_leftovers(vfs, checkpoint)
-        return wal
+
+        return open_directory(self._vfs, self._path, limits, self.staged, recover, open_log)
+
+
+OpenedLog = TypeVar("OpenedLog")
+
+
+def open_directory(
+    vfs: Vfs,
+    path: str,
+    limits: Limits,
+    staged: StagedPieceFiles,
+    recover: Callable[[Checkpoint], Replay],
+    open_log: Callable[[DirectoryLock, int, Replay], OpenedLog],
+) -> OpenedLog:
+    """Loads what is sealed, then opens the log behind it: `open_log` gets the directory's lock, the
+    first segment that is not sealed, and the Replay of `recover`."""
+    vfs.mkdir(path)
+    lock = DirectoryLock.take(vfs, path)
+    try:
+        checkpoint = load_checkpoint(vfs, path, limits)
+        replay = recover(checkpoint)
+        staged.load()
+        log = open_log(lock, checkpoint.first_segment, replay)
+    except BaseException:
+        lock.release()
+        raise
+    remove_leftovers(vfs, checkpoint)
+    return log

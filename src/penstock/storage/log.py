@@ -118,12 +118,8 @@ class Log(Protocol):
 
     def is_current(self) -> bool:
         """Says whether the state that was made of this log is known to be the newest. If it is
-        not, another broker may have taken over, and an answer must wait for `confirm`."""
-        ...
-
-    def confirm(self) -> int:
-        """Begins to find out whether another broker has taken over. Returns the sequence that is
-        durable only if none has; `commit` sends it on its way."""
+        not, another broker may have taken over: only a frame that is sent from now on, and becomes
+        durable, shows that none has."""
         ...
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
@@ -131,6 +127,11 @@ class Log(Protocol):
         now and will find room to become durable. Without `reserve`, which is for what may be
         refused (a produce), some room stays behind for what may not: acks, deliveries and the rest
         ask with `reserve`."""
+        ...
+
+    @property
+    def shortage(self) -> str:
+        """Says why `has_room` returned False, in a few words for the refusal."""
         ...
 
     def check_space(self) -> None:

@@ -80,11 +80,12 @@ class MemoryLog:
     def is_current(self) -> bool:
         return True
 
-    def confirm(self) -> int:
-        return self.durable_seq
-
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
         return not self._closed and self.failed is None
+
+    @property
+    def shortage(self) -> str:
+        return "the broker is stopping"
 
     def check_space(self) -> None:
         pass

@@ -102,9 +102,6 @@ class Wal(AppendingLog):
     def is_current(self) -> bool:
         return True
 
-    def confirm(self) -> int:
-        return self.durable_seq
-
     # Commits
 
     def commit(self) -> None:
@@ -168,6 +165,10 @@ class Wal(AppendingLog):
         self._notify(self._listener.failed, error)
 
     # Room
+
+    @property
+    def shortage(self) -> str:
+        return "the disk is nearly full"
 
     def check_space(self) -> None:
         if not self._is_closed and self.failed is None:
