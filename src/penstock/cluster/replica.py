@@ -1,0 +1,308 @@
+"""One shard on one broker: a standby that may become the owner, and a standby again.
+
+Invariant: an engine serves only on a log whose newest fence is this broker's, and whose state has
+every message before it. When another broker's message takes the place of ours, the engine ends and
+everything is opened again from the local files: memory was ahead of the log. Must not know leases,
+nor why the broker is promoted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from penstock.api.messages import Router
+from penstock.api.outcomes import Done
+from penstock.cluster.frame_messages import encode_message
+from penstock.cluster.frame_sender import Fate, FrameSender
+from penstock.cluster.replica_directory import ReplicaDirectory
+from penstock.cluster.replicated_log import Deposed, ReplicatedLog, StreamCutShort
+from penstock.cluster.shared import BoundsOutcome, SharedStream, Unanswered
+from penstock.cluster.standby import Standby
+from penstock.engine.clock import Clock
+from penstock.engine.embedded import EmbeddedEngine
+from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.wiring import Parts
+from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.limits import Limits
+from penstock.model.records import OwnerChanged, encode_record
+from penstock.storage.frames import encode_frame
+
+RETRY_MS = 100
+REOPEN_MS = (100, 30_000)
+"""The first and the longest pause before the local files are opened again after an error."""
+
+OpenDirectory = Callable[[Scheduler, Callable[[BaseException], None]], ReplicaDirectory]
+"""Makes the storage of one life of the copy, with its scheduler and what to tell of its end."""
+
+logger = logging.getLogger("penstock.cluster")
+
+
+class ReplicaListener(Protocol):
+    """Hears when the engine of this shard begins and ends. Both are called in turns of the loop."""
+
+    def engine_began(self, engine: EmbeddedEngine) -> None: ...
+
+    def engine_ended(self, reason: PenstockError) -> None:
+        """The engine was closed. The replica follows the stream again, or will."""
+        ...
+
+
+class Replica:
+    """`epoch` is that of the engine, 0 without one."""
+
+    def __init__(
+        self,
+        name: str,
+        stream: SharedStream,
+        limits: Limits,
+        clock: Clock,
+        scheduler: Scheduler,
+        new_scheduler: Callable[[], Scheduler],
+        open_directory: OpenDirectory,
+        listener: ReplicaListener,
+        router: Router | None = None,
+    ) -> None:
+        """`scheduler` lives as long as the replica, one of `new_scheduler` as long as the local
+        files are open."""
+        self.epoch = 0
+        self.engine: EmbeddedEngine | None = None
+        self.standby: Standby | None = None
+        self.failure: BaseException | None = None
+        self.name = name
+        self.stream = stream
+        self.scheduler = scheduler
+        self._limits = limits
+        self._clock = clock
+        self._new_scheduler = new_scheduler
+        self._open_directory = open_directory
+        self._listener = listener
+        self._router = router
+        self._life = 0
+        self._scheduler: Scheduler
+        self._directory: ReplicaDirectory
+        self._log: ReplicatedLog | None = None
+        self._promotion: _Promotion | None = None
+        self._reopening: Cancellable | None = None
+        self._pause_ms = REOPEN_MS[0]
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Reads the local files and begins to follow the stream. Blocks. Raises StorageError if
+        the files are damaged or in use."""
+        self._life += 1
+        ended = partial(self._ended, self._life)
+        scheduler = self._scheduler = self._new_scheduler()
+        self._directory = self._open_directory(scheduler, ended)
+        self.standby = Standby(
+            self._directory, self.stream, self._limits, self._clock, scheduler, ended
+        )
+        self._log = self.standby.log
+        self.failure = None
+
+    # -- what ownership asks ---------------------------------------------------------------------
+
+    def position(self) -> int:
+        """The last message that is applied, 0 while nothing is open."""
+        return self._log.durable_seq if self._log is not None else 0
+
+    def promote(self, epoch: int, floor_ms: int, done: Done[EmbeddedEngine]) -> None:
+        """Becomes the owner of the log, as `epoch`: reads the stream to its end, appends a fence
+        and serves behind it. Broker time goes on from `floor_ms` at least. Gives Deposed if
+        another owner has a higher epoch."""
+        standby = self.standby
+        if standby is None or self._promotion is not None or self.engine is not None:
+            done(Unavailable("this broker's copy of the shard is not ready"))
+            return
+        self._promotion = _Promotion(self, standby, epoch, floor_ms, done)
+        self._promotion.start()
+
+    def drop(self) -> None:
+        """Ends the engine at once, because another broker owns the log. What waits is refused: it
+        may be done, or not."""
+        if self.engine is not None and self._log is not None:
+            self._log.depose()
+        elif self._promotion is not None:
+            self._promotion.end(Deposed())
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """Ends streams, and calls `done` when everything that was accepted is answered."""
+        engine = self.engine
+        if engine is None:
+            done()
+            return
+        engine.end_streams("the broker is stopping")
+        self._when_settled(engine, done)
+
+    def _when_settled(self, engine: EmbeddedEngine, done: Callable[[], None]) -> None:
+        if self.engine is engine and engine.parts.log.has_pending:
+            engine.parts.log.commit()
+            self.scheduler.later(1, lambda: self._when_settled(engine, done))
+        else:
+            done()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._close_life(Unavailable("the broker is stopping"))
+
+    # -- promotion -------------------------------------------------------------------------------
+
+    def serve(self, standby: Standby, epoch: int) -> EmbeddedEngine:
+        """Makes the engine, behind our fence."""
+        standby.hand_over()
+        standby.log.own(epoch)
+        self._clock.start_at(standby.state.last_ts)
+        recovery = standby.recovery
+        parts = Parts(
+            recovery.checkpoint,
+            recovery.window,
+            standby.log,
+            self._directory,
+            self._clock,
+            self._scheduler,
+            standby.sealing,
+        )
+        self.standby = None
+        self.epoch = epoch
+        self._promotion = None
+        self._pause_ms = REOPEN_MS[0]
+        self.engine = EmbeddedEngine(parts, self._router)
+        self._listener.engine_began(self.engine)
+        return self.engine
+
+    def promotion_failed(self) -> None:
+        self._promotion = None
+
+    # -- the end of a life -----------------------------------------------------------------------
+
+    def _ended(self, life: int, error: BaseException) -> None:
+        """The log cannot be used any more, or the copy does not fit the stream."""
+        if self._is_closed or life != self._life or self._log is None:
+            return
+        self.failure = error
+        if not isinstance(error, Deposed):
+            logger.error("the copy of the shard is opened again: %s", error)
+        self._close_life(error)
+        self._reopen_later()
+
+    def _close_life(self, error: BaseException) -> None:
+        promotion, self._promotion = self._promotion, None
+        engine, self.engine = self.engine, None
+        standby, self.standby = self.standby, None
+        self._log = None
+        self.epoch = 0
+        if promotion is not None:
+            promotion.end(_told(error))
+        if engine is not None:
+            engine.close()
+            self._listener.engine_ended(_told(error))
+        if standby is not None:
+            standby.close()
+
+    def _reopen_later(self) -> None:
+        is_prompt = isinstance(self.failure, Deposed)
+        pause_ms = 1 if is_prompt else self._pause_ms
+        if not is_prompt:
+            self._pause_ms = min(2 * self._pause_ms, REOPEN_MS[1])
+        self._reopening = self.scheduler.later(pause_ms, self._reopen)
+
+    def _reopen(self) -> None:
+        self._reopening = None
+        try:
+            self.open()
+        except Exception as error:  # noqa: BLE001 - tried again, and told
+            self.failure = error
+            logger.error("the local files cannot be opened: %s", error)
+            self._reopen_later()
+
+
+class _Promotion:
+    """Reads the stream to its end, then appends the fence, again behind whatever came meanwhile."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        standby: Standby,
+        epoch: int,
+        floor_ms: int,
+        done: Done[EmbeddedEngine],
+    ) -> None:
+        self._replica = replica
+        self._standby = standby
+        self._epoch = epoch
+        self._floor_ms = floor_ms
+        self._done: Done[EmbeddedEngine] | None = done
+        self._sender = FrameSender(replica.stream, replica.scheduler)
+        self._fence = b""
+
+    def start(self) -> None:
+        self._replica.stream.bounds(self._found_end)
+
+    def end(self, error: PenstockError) -> None:
+        """Gives up. The fence may still be stored: then nobody owns the log until the next one."""
+        self._sender.stop()
+        done, self._done = self._done, None
+        self._replica.promotion_failed()
+        if done is not None:
+            done(error)
+
+    def _found_end(self, outcome: BoundsOutcome) -> None:
+        if self._done is None:
+            return
+        if isinstance(outcome, Unanswered):
+            self._replica.scheduler.later(RETRY_MS, self._again)
+        else:
+            self._standby.when_at(outcome.last_seq, self._append)
+
+    def _again(self) -> None:
+        if self._done is not None:
+            self.start()
+
+    def _append(self) -> None:
+        """Sends the fence as the next message."""
+        if self._done is None:
+            return
+        standby, replica = self._standby, self._replica
+        if not standby.is_following:
+            replica.scheduler.later(RETRY_MS, self._append)
+        elif standby.chain.epoch > self._epoch:
+            self.end(Deposed())
+        else:
+            seq = standby.log.seq
+            ts = max(standby.state.last_ts, self._floor_ms)
+            record = encode_record(OwnerChanged(ts, self._epoch, replica.name))
+            _, payload = encode_frame(seq, 0, 0, [record])
+            self._fence = encode_message(self._epoch, seq, payload, 1, is_fence=True)
+            self._sender.send(seq, self._fence, lambda fate: self._sent(seq, fate))
+
+    def _sent(self, seq: int, fate: Fate) -> None:
+        if self._done is None:
+            return
+        if fate is Fate.LOST:
+            self.end(StreamCutShort(seq))
+        elif fate is Fate.TAKEN:
+            self._standby.when_at(seq, self._append)
+        else:
+            self._standby.received(seq, self._fence)
+            self._take_over()
+
+    def _take_over(self) -> None:
+        chain = self._standby.chain
+        if chain.epoch != self._epoch or not chain.is_whole:
+            # A stray message came behind the fence, or another owner's fence.
+            self._append()
+            return
+        done, self._done = self._done, None
+        engine = self._replica.serve(self._standby, self._epoch)
+        if done is not None:
+            done(engine)
+
+
+def _told(error: BaseException) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return Unavailable(f"the broker's copy of the shard cannot go on: {error}")

@@ -1,0 +1,91 @@
+"""A data directory as a broker's copy of a shared log: segments, sealed files, staged pieces.
+
+Invariant: one process at a time has the directory open. Its log is a beginning of the shared
+stream. Must not know who owns the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.api.durability import Capabilities
+from penstock.cluster.replicated_log import ReplicatedLog
+from penstock.cluster.shared import SharedStream
+from penstock.engine.scheduler import Scheduler
+from penstock.model.limits import Limits
+from penstock.storage.checkpoint import Checkpoint
+from penstock.storage.data_directory import SealedFiles, open_directory
+from penstock.storage.frames import POSITION_BITS
+from penstock.storage.lock import DirectoryLock
+from penstock.storage.log import Post, Replay, WalOptions
+from penstock.storage.staging import StagedPieceFiles
+from penstock.storage.vfs import Vfs
+from penstock.storage.wal_open import open_log
+
+
+class LastFrame(msgspec.Struct):
+    """The newest frame of the local files, to compare with the stream. `seq` 0: there is none."""
+
+    seq: int = 0
+    records: list[bytes] = []
+
+
+class ReplicaDirectory:
+    """See `Storage` for the interface. It is used once: another life needs another one."""
+
+    def __init__(
+        self,
+        vfs: Vfs,
+        path: str,
+        options: WalOptions,
+        stream: SharedStream,
+        scheduler: Scheduler,
+        durability: str,
+        *,
+        is_current: Callable[[], bool],
+        on_ended: Callable[[BaseException], None],
+    ) -> None:
+        """`durability` says in words what a success means."""
+        self.capabilities = Capabilities(True, "commit", durability)
+        self.sealed = SealedFiles(vfs, path)
+        self.staged = StagedPieceFiles(vfs, path, options.reserve_bytes)
+        self.last_frame = LastFrame()
+        self._vfs = vfs
+        self._path = path
+        self._options = options
+        self._stream = stream
+        self._scheduler = scheduler
+        self._is_current = is_current
+        self._on_ended = on_ended
+
+    def open(
+        self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
+    ) -> ReplicatedLog:
+        return open_directory(self._vfs, self._path, limits, self.staged, recover, self._open_log)
+
+    def _open_log(self, lock: DirectoryLock, first_segment: int, replay: Replay) -> ReplicatedLog:
+        last = self.last_frame
+
+        def take(record: bytes, position: int) -> None:
+            seq = position >> POSITION_BITS
+            if seq != last.seq:
+                last.seq, last.records = seq, []
+            last.records.append(record)
+            replay(record, position)
+
+        opened = open_log(self._vfs, self._path, self._options, first_segment, take, lock)
+        if opened.next_seq - 1 != last.seq:
+            # The newest frame has no records, or is sealed.
+            last.seq, last.records = opened.next_seq - 1, []
+        return ReplicatedLog(
+            self._vfs,
+            self._path,
+            self._options,
+            opened,
+            self._stream,
+            self._scheduler,
+            is_current=self._is_current,
+            on_ended=self._on_ended,
+        )

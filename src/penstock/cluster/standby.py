@@ -1,0 +1,239 @@
+"""A broker's copy of a shard that follows the shared stream: state, window and local files.
+
+Invariant: the state is what `apply` makes of the messages that count, up to `log.durable_seq`, and
+nothing else changes it. So it is the owner's state at that message. A copy that does not belong to
+the stream, or that the stream no longer continues, ends; it never guesses. Must not know leases of
+shards, nor who should own one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.cluster.frame_messages import Chain, decode_message
+from penstock.cluster.frame_sender import MOST_SHORT_VIEWS
+from penstock.cluster.replica_directory import ReplicaDirectory
+from penstock.cluster.replicated_log import StreamCutShort
+from penstock.cluster.shared import (
+    Found,
+    LookUpOutcome,
+    Missing,
+    SharedStream,
+    Tail,
+    Unanswered,
+)
+from penstock.engine.clock import Clock
+from penstock.engine.eviction import Eviction
+from penstock.engine.opening import Recovery
+from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.sealing import Sealing
+from penstock.model.errors import Unavailable
+from penstock.model.limits import Limits
+from penstock.storage.frames import POSITION_BITS
+from penstock.storage.log import RECORD_OVERHEAD_BYTES
+
+HOUSEKEEPING_MS = 1000
+RETRY_MS = 500
+
+logger = logging.getLogger("penstock.cluster")
+
+
+class ForeignCopy(Unavailable):
+    """The local files are not a beginning of the shared stream."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(
+            f"frame {seq} of the data directory is not message {seq} of the cluster's stream: "
+            "the directory belongs to another cluster, or to another stream of this name"
+        )
+
+
+class CopyTooOld(Unavailable):
+    """The stream begins behind the end of the local files."""
+
+    def __init__(self, seq: int, first_seq: int) -> None:
+        super().__init__(
+            f"the cluster's stream begins with message {first_seq}, and the data directory ends "
+            f"before message {seq}: copy the data directory of another broker"
+        )
+
+
+class Standby:
+    """`on_ended` is called once if the copy cannot go on."""
+
+    def __init__(
+        self,
+        directory: ReplicaDirectory,
+        stream: SharedStream,
+        limits: Limits,
+        clock: Clock,
+        scheduler: Scheduler,
+        on_ended: Callable[[BaseException], None],
+    ) -> None:
+        """Blocks while the local files are read. Raises StorageError if they are damaged."""
+        self.recovery = Recovery(limits, scheduler)
+        self.log = directory.open(limits, scheduler.post, self.recovery.begin)
+        self.state = self.recovery.checkpoint.state
+        self.is_following = False
+        self._directory = directory
+        self._stream = stream
+        self._scheduler = scheduler
+        self._on_ended = on_ended
+        self._is_closed = False
+        self._short_views = 0
+        self._tail: Tail | None = None
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        last = directory.last_frame
+        self.chain = Chain(self.state.epoch, is_whole=bool(last.records) or not last.seq)
+        window = self.recovery.window
+        self.sealing = Sealing(
+            self.recovery.checkpoint, window, self.log, directory.sealed, clock, scheduler
+        )
+        self._eviction = Eviction(self.state, window, scheduler)
+        self.log.start(self)
+        self._timer: Cancellable | None = None
+        self._housekeep()
+        self._check_end()
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        """Compares the newest local frame with the stream, then follows."""
+        seq = self.log.durable_seq
+        if seq:
+            self._stream.look_up(seq, self._compare)
+        else:
+            self._scheduler.soon(self._follow)
+
+    def _compare(self, outcome: LookUpOutcome) -> None:
+        if self._is_closed:
+            return
+        seq = self.log.durable_seq
+        if isinstance(outcome, Unanswered):
+            self._timer_for(RETRY_MS, self._check_end)
+        elif isinstance(outcome, Found):
+            message = decode_message(outcome.data)
+            mine = self._directory.last_frame.records
+            if mine and (message is None or message.seq != seq or message.records != mine):
+                self._end(ForeignCopy(seq))
+            else:
+                self._follow()
+        else:
+            self._compare_missing(seq, outcome)
+
+    def _compare_missing(self, seq: int, outcome: Missing) -> None:
+        if outcome.first_seq > seq + 1:
+            self._end(CopyTooOld(seq + 1, outcome.first_seq))
+        elif outcome.last_seq < seq:
+            # It may be a leader that was cut off and answers from what it knew.
+            self._short_views += 1
+            if self._short_views > MOST_SHORT_VIEWS:
+                self._end(StreamCutShort(seq + 1))
+            else:
+                self._timer_for(RETRY_MS, self._check_end)
+        else:
+            self._follow()
+
+    def _follow(self) -> None:
+        if not self._is_closed and self._tail is None:
+            self.is_following = True
+            self._tail = self._stream.follow(self.log.seq, self)
+
+    # -- the stream ------------------------------------------------------------------------------
+
+    def received(self, seq: int, data: bytes) -> None:
+        if self._is_closed or seq < self.log.seq:
+            return
+        if seq > self.log.seq:
+            self._end(Unavailable(f"message {self.log.seq} of the cluster's stream was skipped"))
+            return
+        message = decode_message(data)
+        is_counted = self.chain.counts(seq, message)
+        records = message.records if is_counted and message is not None else []
+        try:
+            self._apply(records)
+        except Exception as error:
+            logger.exception("message %d of the cluster's stream cannot be applied", seq)
+            self._end(error)
+            return
+        if not is_counted:
+            logger.warning("message %d of the cluster's stream is void", seq)
+        self._tell_waiting()
+
+    def purged(self, first_seq: int) -> None:
+        self._end(CopyTooOld(self.log.seq, first_seq))
+
+    def _apply(self, records: list[bytes]) -> None:
+        position = self.log.seq << POSITION_BITS
+        self.log.ingest(records)
+        take = self.recovery.take
+        for record in records:
+            take(record, position)
+            position += len(record) + RECORD_OVERHEAD_BYTES
+
+    def when_at(self, seq: int, then: Callable[[], None]) -> None:
+        """Calls `then` once message `seq` was received; in a later turn if it was already."""
+        self._waiting.append((seq, then))
+        if self.log.durable_seq >= seq:
+            self._scheduler.soon(self._tell_waiting)
+
+    def _tell_waiting(self) -> None:
+        if not self._waiting or self._is_closed:
+            return
+        at = self.log.durable_seq
+        ready = [then for seq, then in self._waiting if seq <= at]
+        self._waiting = [each for each in self._waiting if each[0] > at]
+        for then in ready:
+            then()
+
+    # -- maintenance -----------------------------------------------------------------------------
+
+    def _housekeep(self) -> None:
+        """Does what a serving broker does for memory and disk, and nothing that needs a record."""
+        self._timer = self._scheduler.later(HOUSEKEEPING_MS, self._housekeep)
+        self.log.check_space()
+        self.sealing.housekeep()
+        self._eviction.look()
+        self.state.produced.forget_expired(self.state.last_ts)
+        self.state.transactions.forget_expired(self.state.last_ts)
+
+    # -- the log's listener ----------------------------------------------------------------------
+
+    def durable(self, seq: int) -> None:
+        """The stream tells what is durable; see `received`."""
+
+    def failed(self, error: BaseException) -> None:
+        """`on_ended` of the log tells it too."""
+
+    def rolled(self) -> None:
+        self.sealing.run()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """Stops following: an engine goes on with the log, the state and the sealing."""
+        self._stop()
+
+    def close(self) -> None:
+        """Stops following and closes the local files."""
+        self._stop()
+        self.sealing.stop()
+        self.log.close()
+        self._scheduler.close()
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        self._waiting.clear()
+        if self._tail is not None:
+            self._tail.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _timer_for(self, delay_ms: int, turn: Callable[[], None]) -> None:
+        self._scheduler.later(delay_ms, lambda: None if self._is_closed else turn())
+
+    def _end(self, error: BaseException) -> None:
+        if not self._is_closed:
+            self._stop()
+            self._on_ended(error)
