@@ -18,7 +18,7 @@ from penstock.model.records import (
 )
 from penstock.storage.journal_files import JournalReader
 from penstock.storage.manifest import load_manifest
-from penstock.storage.segments import list_segments, read_segment
+from penstock.storage.segments import SegmentEnd, list_segments, read_segment
 from penstock.storage.vfs import Vfs
 
 Row = dict[str, Any]
@@ -139,7 +139,7 @@ def account_of(vfs: Vfs, directory: str) -> list[Row]:
     """Of all segments in the directory."""
     account = Account()
     for _, path in list_segments(vfs, directory):
-        for position, data in read_segment(vfs, path):
+        for position, data in read_segment(vfs, path, SegmentEnd()):
             account.take(position, data)
     return account.rows
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.storage.errors import CorruptLog, StorageError
 from penstock.storage.frames import FRAME_MAGIC
-from penstock.storage.segments import SEGMENT_HEADER_BYTES, read_segment, segment_name
+from penstock.storage.segments import SEGMENT_HEADER_BYTES, SegmentEnd, read_segment, segment_name
 from tests.storage.faulty_vfs import FaultyVfs
 from tests.storage.harness import (
     DIRECTORY,
@@ -307,11 +307,11 @@ def test_a_log_that_lost_its_first_segment_is_refused() -> None:
 
 def test_a_closed_segment_can_be_read_by_its_path_alone() -> None:
     vfs, appended = three_segments()
-    found = list(read_segment(vfs, SECOND))
+    found = list(read_segment(vfs, SECOND, SegmentEnd()))
     assert [data for _, data in found] == appended[1:2]
     vfs.plant(SECOND, flipped(vfs.content(SECOND), (SEGMENT_HEADER_BYTES + 3) * 8))
     with pytest.raises(CorruptLog):
-        list(read_segment(vfs, SECOND))
+        list(read_segment(vfs, SECOND, SegmentEnd()))
 
 
 def test_an_error_in_replay_lets_go_of_everything() -> None:

@@ -30,7 +30,7 @@ from penstock.storage.history_reader import HistoryReader
 from penstock.storage.journal_files import journal_name
 from penstock.storage.manifest import MANIFEST_NAME, load_manifest
 from penstock.storage.seal import Sealed, SealJob, seal
-from penstock.storage.segments import list_segments, read_segment, segment_name
+from penstock.storage.segments import SegmentEnd, list_segments, read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, snapshot_number
 from penstock.storage.vacuum import MERGED_FILES
 from penstock.storage.vfs import Vfs, remove_if_there
@@ -80,7 +80,7 @@ def restart(vfs: Vfs) -> tuple[Checkpoint, BrokerState, dict[Place, Message]]:
     for number, path in list_segments(vfs, DIRECTORY):
         if number < checkpoint.first_segment:
             continue
-        for _, data in read_segment(vfs, path):
+        for _, data in read_segment(vfs, path, SegmentEnd()):
             record = decode_record(data)
             apply(state, record)
             if isinstance(record, Message):

@@ -51,7 +51,8 @@ class ReplicaListener(Protocol):
 
 
 class Replica:
-    """`epoch` is that of the engine, 0 without one."""
+    """`serving_epoch` is that of the engine, 0 without one. Ownership uses it as its
+    `ShardReplica`."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Replica:
     ) -> None:
         """`scheduler` lives as long as the replica, one of `new_scheduler` as long as the local
         files are open."""
-        self.epoch = 0
+        self.serving_epoch = 0
         self.engine: EmbeddedEngine | None = None
         self.standby: Standby | None = None
         self.failure: BaseException | None = None
@@ -75,7 +76,7 @@ class Replica:
         self.stream = stream
         self.scheduler = scheduler
         self._limits = limits
-        self._clock = clock
+        self.clock = clock
         self._new_scheduler = new_scheduler
         self._open_directory = open_directory
         self._listener = listener
@@ -97,7 +98,7 @@ class Replica:
         scheduler = self._scheduler = self._new_scheduler()
         self._directory = self._open_directory(scheduler, ended)
         self.standby = Standby(
-            self._directory, self.stream, self._limits, self._clock, scheduler, ended
+            self._directory, self.stream, self._limits, self.clock, scheduler, ended
         )
         self._log = self.standby.log
         self.failure = None
@@ -108,20 +109,30 @@ class Replica:
         """The last message that is applied, 0 while nothing is open."""
         return self._log.durable_seq if self._log is not None else 0
 
-    def promote(self, epoch: int, floor_ms: int, done: Done[EmbeddedEngine]) -> None:
+    def epoch(self) -> int:
+        """Returns the epoch of the last fence that was read."""
+        if self.engine is not None:
+            return self.serving_epoch
+        return self.standby.chain.epoch if self.standby is not None else 0
+
+    def is_caught_up(self) -> bool:
+        """Says whether everything was read that the stream had a moment ago."""
+        return self.engine is not None or (self.standby is not None and self.standby.is_caught_up)
+
+    def promote(self, epoch: int, done: Done[None]) -> None:
         """Becomes the owner of the log, as `epoch`: reads the stream to its end, appends a fence
-        and serves behind it. Broker time goes on from `floor_ms` at least. Gives Deposed if
-        another owner has a higher epoch."""
+        and serves behind it. Gives Deposed if another owner has a higher epoch."""
         standby = self.standby
         if standby is None or self._promotion is not None or self.engine is not None:
             done(Unavailable("this broker's copy of the shard is not ready"))
             return
-        self._promotion = _Promotion(self, standby, epoch, floor_ms, done)
+        self._promotion = _Promotion(self, standby, epoch, done)
         self._promotion.start()
 
-    def drop(self) -> None:
+    def drop(self, reason: str) -> None:
         """Ends the engine at once, because another broker owns the log. What waits is refused: it
         may be done, or not."""
+        logger.info("this broker no longer owns the shard: %s", reason)
         if self.engine is not None and self._log is not None:
             self._log.depose()
         elif self._promotion is not None:
@@ -151,28 +162,27 @@ class Replica:
 
     # -- promotion -------------------------------------------------------------------------------
 
-    def serve(self, standby: Standby, epoch: int) -> EmbeddedEngine:
+    def serve(self, standby: Standby, epoch: int) -> None:
         """Makes the engine, behind our fence."""
         standby.hand_over()
         standby.log.own(epoch)
-        self._clock.start_at(standby.state.last_ts)
+        self.clock.start_at(standby.state.last_ts)
         recovery = standby.recovery
         parts = Parts(
             recovery.checkpoint,
             recovery.window,
             standby.log,
             self._directory,
-            self._clock,
+            self.clock,
             self._scheduler,
             standby.sealing,
         )
         self.standby = None
-        self.epoch = epoch
+        self.serving_epoch = epoch
         self._promotion = None
         self._pause_ms = REOPEN_MS[0]
         self.engine = EmbeddedEngine(parts, self._router)
         self._listener.engine_began(self.engine)
-        return self.engine
 
     def promotion_failed(self) -> None:
         self._promotion = None
@@ -194,7 +204,7 @@ class Replica:
         engine, self.engine = self.engine, None
         standby, self.standby = self.standby, None
         self._log = None
-        self.epoch = 0
+        self.serving_epoch = 0
         if promotion is not None:
             promotion.end(_told(error))
         if engine is not None:
@@ -228,14 +238,12 @@ class _Promotion:
         replica: Replica,
         standby: Standby,
         epoch: int,
-        floor_ms: int,
-        done: Done[EmbeddedEngine],
+        done: Done[None],
     ) -> None:
         self._replica = replica
         self._standby = standby
         self._epoch = epoch
-        self._floor_ms = floor_ms
-        self._done: Done[EmbeddedEngine] | None = done
+        self._done: Done[None] | None = done
         self._sender = FrameSender(replica.stream, replica.scheduler)
         self._fence = b""
 
@@ -273,7 +281,8 @@ class _Promotion:
             self.end(Deposed())
         else:
             seq = standby.log.seq
-            ts = max(standby.state.last_ts, self._floor_ms)
+            replica.clock.start_at(standby.state.last_ts)
+            ts = replica.clock.now_ms()
             record = encode_record(OwnerChanged(ts, self._epoch, replica.name))
             _, payload = encode_frame(seq, 0, 0, [record])
             self._fence = encode_message(self._epoch, seq, payload, 1, is_fence=True)
@@ -297,9 +306,9 @@ class _Promotion:
             self._append()
             return
         done, self._done = self._done, None
-        engine = self._replica.serve(self._standby, self._epoch)
+        self._replica.serve(self._standby, self._epoch)
         if done is not None:
-            done(engine)
+            done(None)
 
 
 def _told(error: BaseException) -> PenstockError:

@@ -26,10 +26,12 @@ from penstock.storage.wal_open import open_log
 
 
 class LastFrame(msgspec.Struct):
-    """The newest frame of the local files, to compare with the stream. `seq` 0: there is none."""
+    """The newest frame of the local files, to compare with the stream. `records` is empty if it is
+    void, and if it is sealed. `seq` 0: there is none."""
 
     seq: int = 0
     records: list[bytes] = []
+    is_void: bool = False
 
 
 class ReplicaDirectory:
@@ -59,11 +61,16 @@ class ReplicaDirectory:
         self._scheduler = scheduler
         self._is_current = is_current
         self._on_ended = on_ended
+        self._ends_empty = False
 
     def open(
         self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
     ) -> ReplicatedLog:
-        return open_directory(self._vfs, self._path, limits, self.staged, recover, self._open_log)
+        def begin(checkpoint: Checkpoint) -> Replay:
+            self._ends_empty = checkpoint.ends_empty
+            return recover(checkpoint)
+
+        return open_directory(self._vfs, self._path, limits, self.staged, begin, self._open_log)
 
     def _open_log(self, lock: DirectoryLock, first_segment: int, replay: Replay) -> ReplicatedLog:
         last = self.last_frame
@@ -77,8 +84,9 @@ class ReplicaDirectory:
 
         opened = open_log(self._vfs, self._path, self._options, first_segment, take, lock)
         if opened.next_seq - 1 != last.seq:
-            # The newest frame has no records, or is sealed.
             last.seq, last.records = opened.next_seq - 1, []
+            is_sealed = not opened.segments[-1].offsets and len(opened.segments) == 1
+            last.is_void = self._ends_empty if is_sealed else True
         return ReplicatedLog(
             self._vfs,
             self._path,

@@ -16,6 +16,8 @@ from penstock.cluster.frame_sender import MOST_SHORT_VIEWS
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.cluster.replicated_log import StreamCutShort
 from penstock.cluster.shared import (
+    Bounds,
+    BoundsOutcome,
     Found,
     LookUpOutcome,
     Missing,
@@ -76,6 +78,8 @@ class Standby:
         self.log = directory.open(limits, scheduler.post, self.recovery.begin)
         self.state = self.recovery.checkpoint.state
         self.is_following = False
+        self.is_caught_up = False
+        """Everything was read that the stream had when it was last asked."""
         self._directory = directory
         self._stream = stream
         self._scheduler = scheduler
@@ -84,8 +88,7 @@ class Standby:
         self._short_views = 0
         self._tail: Tail | None = None
         self._waiting: list[tuple[int, Callable[[], None]]] = []
-        last = directory.last_frame
-        self.chain = Chain(self.state.epoch, is_whole=bool(last.records) or not last.seq)
+        self.chain = Chain(self.state.epoch, is_whole=not directory.last_frame.is_void)
         window = self.recovery.window
         self.sealing = Sealing(
             self.recovery.checkpoint, window, self.log, directory.sealed, clock, scheduler
@@ -138,6 +141,7 @@ class Standby:
     def _follow(self) -> None:
         if not self._is_closed and self._tail is None:
             self.is_following = True
+            self._stream.bounds(self._compare_ends)
             self._tail = self._stream.follow(self.log.seq, self)
 
     # -- the stream ------------------------------------------------------------------------------
@@ -197,6 +201,12 @@ class Standby:
         self._eviction.look()
         self.state.produced.forget_expired(self.state.last_ts)
         self.state.transactions.forget_expired(self.state.last_ts)
+        if self.is_following:
+            self._stream.bounds(self._compare_ends)
+
+    def _compare_ends(self, outcome: BoundsOutcome) -> None:
+        if isinstance(outcome, Bounds):
+            self.is_caught_up = self.log.durable_seq >= outcome.last_seq
 
     # -- the log's listener ----------------------------------------------------------------------
 

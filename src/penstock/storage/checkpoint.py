@@ -46,6 +46,8 @@ class Checkpoint(msgspec.Struct):
     first_segment: int
     journal: JournalIndex = JournalIndex()
     leftovers: list[str] = []
+    ends_empty: bool = False
+    """The last frame that is sealed has no records."""
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
@@ -69,6 +71,7 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         manifest.first_segment,
         manifest.journal,
         unnamed,
+        manifest.ends_empty,
     )
 
 

@@ -27,7 +27,11 @@ FORMAT_VERSION = 1
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`snapshot` is the number of the state before the first record of `first_segment`; 0 means
-    none yet. Numbers from `next_file` on are free. `snapshot_mark` is None in older ones."""
+    none yet. Numbers from `next_file` on are free. `snapshot_mark` is None in older ones.
+
+    `next_seq` is the number of the frame behind the snapshot, 0 in older ones, and `ends_empty`
+    says whether the frame before it has no records. A copy of a shared log needs both.
+    """
 
     snapshot: int = 0
     first_segment: int = 1
@@ -35,6 +39,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     history: list[HistoryFile] = []
     journal: JournalIndex = JournalIndex()
     snapshot_mark: SnapshotMark | None = None
+    next_seq: int = 0
+    ends_empty: bool = False
 
 
 _file = HeadedJson("PENSTOCK-MANIFEST", FORMAT_VERSION, Manifest, CorruptManifest)

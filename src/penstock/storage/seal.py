@@ -46,7 +46,7 @@ from penstock.storage.journal_rows import RecordHandlers
 from penstock.storage.journal_step import JournalStep
 from penstock.storage.manifest import Manifest, load_manifest, write_manifest
 from penstock.storage.message_lookup import MessageLookup
-from penstock.storage.segments import read_segment, segment_name
+from penstock.storage.segments import SegmentEnd, read_segment, segment_name
 from penstock.storage.snapshot import snapshot_name, write_snapshot
 from penstock.storage.vacuum import kept_rows, plan_vacuum
 from penstock.storage.vfs import Vfs, remove_if_there
@@ -121,6 +121,7 @@ class _Step:
         self.manifest = load_manifest(vfs, job.directory) or Manifest()
         self._state = load_state(vfs, job.directory, self.manifest, job.limits)
         self._next_segment = self.manifest.first_segment
+        self._end = SegmentEnd(self.manifest.next_seq, self.manifest.ends_empty)
         self._records = 0
         self._messages = 0
         self._damaged: set[str] = set()
@@ -150,7 +151,7 @@ class _Step:
             if journal is not None:
                 notes = journal.notes
                 journal.begin_segment(path)
-            for position, data in read_segment(self._vfs, path):
+            for position, data in read_segment(self._vfs, path, self._end):
                 record = decode_record(data)
                 note = notes.get(type(record))
                 if note is not None:
@@ -187,6 +188,8 @@ class _Step:
         manifest = Manifest(
             snapshot=number,
             first_segment=self._next_segment,
+            next_seq=self._end.next_seq,
+            ends_empty=self._end.is_empty,
             next_file=number + 1,
             history=[*plan.keep, file] if file.batches else plan.keep,
             journal=journal,

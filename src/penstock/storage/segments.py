@@ -185,20 +185,32 @@ def records_of(path: str, data: bytes, frame: Frame) -> Iterator[tuple[int, byte
     return zip(positions, records, strict=True)
 
 
-def read_segment(vfs: Vfs, path: str) -> Iterator[tuple[int, bytes]]:
-    """Yields position and bytes of each record of a closed segment. Any damage is CorruptLog."""
+class SegmentEnd(msgspec.Struct):
+    """The end of a segment that was read: the next frame's number, and whether the last frame has
+    no records."""
+
+    next_seq: int = 0
+    is_empty: bool = False
+
+
+def read_segment(vfs: Vfs, path: str, end: SegmentEnd) -> Iterator[tuple[int, bytes]]:
+    """Yields position and bytes of each record of a closed segment, then sets `end`. Any damage is
+    CorruptLog."""
     data = vfs.read_file(path)
     header = decode_header(data)
     if header is None:
         raise CorruptLog(path, 0, "the segment's header is invalid")
-    end = SEGMENT_HEADER_BYTES
+    offset = SEGMENT_HEADER_BYTES
     seq = header.first_seq
+    is_empty = False
     for frame in walk_frames(data, header):
         yield from records_of(path, data, frame)
-        end = frame.end
+        offset = frame.end
         seq += 1
-    if first_not_zero(data, end) is not None:
-        raise CorruptLog(path, end, f"frame {seq} is invalid")
+        is_empty = not frame.records
+    if first_not_zero(data, offset) is not None:
+        raise CorruptLog(path, offset, f"frame {seq} is invalid")
+    end.next_seq, end.is_empty = seq, is_empty
 
 
 def first_position(vfs: Vfs, path: str) -> int:
