@@ -16,7 +16,7 @@ PenstockError
 ├── ResourceExhausted        429  a limit is reached; try again later
 ├── Internal                 500  a bug in the broker
 └── Unavailable              503  the log cannot be written, or the broker is stopping
-    └── OutcomeUnknown            ... the connection broke before the answer; only clients raise it
+    └── OutcomeUnknown            ... the connection broke before the answer
 
 `code` and `http_status` go onto the wire; `retryable` says whether the same request may succeed
 later. The message is for a person and says what to do where that is known.
@@ -138,11 +138,17 @@ class Internal(PenstockError):
 
 
 class Unavailable(PenstockError):
+    """If it is known when to try again, `retry_after_ms` says so; 0 otherwise."""
+
     code = "UNAVAILABLE"
     http_status = 503
     retryable = True
 
+    def __init__(self, message: str, *, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
 
 class OutcomeUnknown(Unavailable):
-    """Raised by a client whose connection broke after it had sent a request that changes something.
-    The broker may have executed it or not."""
+    """The connection broke after a request that changes something was sent. The broker may have
+    executed it or not. Raised by clients, and by a broker that forwarded the request."""

@@ -25,6 +25,8 @@ class Principal(msgspec.Struct, frozen=True):
 
 STATIC_PRINCIPAL = Principal("static-token", is_admin=True)
 """The sender with the token of `token_file` or PENSTOCK_TOKEN."""
+UNVERIFIED = Principal("")
+"""A sender whose credential another broker of the cluster has to check. No rule can name it."""
 RESERVED_PRINCIPALS = frozenset({STATIC_PRINCIPAL.name, "broker"})
 """The audit log shows these for the static token and for the broker itself."""
 

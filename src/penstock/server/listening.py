@@ -8,6 +8,7 @@ touched. Must not know what requests do.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
@@ -15,12 +16,15 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+from penstock.model.errors import InvalidArgument, OutcomeUnknown
 from penstock.server.handshakes import RefusedCertificates
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.settings import Settings
 from penstock.server.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles
 from penstock.server.websocket.connection import WebSocketConnection
 
+STOPPING = "the broker is stopping"
 DRAIN_SECONDS = 2
 BACKLOG = 4096
 GOODBYE_S = 0.1
@@ -111,6 +115,9 @@ class BrokerServer:
     def _connect(self) -> asyncio.Protocol:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(MIN_CONNECTIONS, files - RESERVED_FILES)
+        if self._dispatch.forwarder is not None:
+            # Each may need a connection to the owner.
+            most = max(MIN_CONNECTIONS, most // 2)
         if files == resource.RLIM_INFINITY or len(self.connections) < most:
             return HttpConnection(self._dispatch, self.connections)
         if not self._is_full_logged:
@@ -126,6 +133,8 @@ class BrokerServer:
     def _sweep(self) -> None:
         self._next_sweep = self._loop.call_later(1, self._sweep)
         self._dispatch.tick([each for each in self.connections if isinstance(each, HttpConnection)])
+        if self._dispatch.forwarder is not None:
+            self._dispatch.forwarder.tick()
         for sweep in self.sweeps:
             sweep()
         self.reload_tls()
@@ -133,7 +142,10 @@ class BrokerServer:
     async def _drain(self) -> None:
         """Ends streams, and waits until connections have their answers and are closed."""
         self._dispatch.is_draining = True
-        self._dispatch.engine.end_streams("the broker is stopping")
+        if self._dispatch.is_serving:
+            self._dispatch.engine.end_streams(STOPPING)
+        if self._dispatch.forwarder is not None:
+            self._dispatch.forwarder.end_streams(STOPPING)
         for connection in list(self.connections):
             connection.shutdown()
         deadline = self._loop.time() + DRAIN_SECONDS
@@ -145,6 +157,13 @@ class BrokerServer:
         elif self.connections:
             await asyncio.sleep(GOODBYE_S)
 
+    def refuse_unanswered(self, reason: str) -> None:
+        """Answers all requests that are under way at an engine that is closed: nobody knows whether
+        it executed them."""
+        for connection in list(self.connections):
+            if isinstance(connection, HttpConnection):
+                connection.order.refuse_unanswered(OutcomeUnknown(reason, retry_after_ms=1000))
+
     def _unfinished(self) -> int:
         """Returns how many connections still have something to send. A client with TLS may leave
         the end of its connection unanswered while it is idle."""
@@ -152,6 +171,24 @@ class BrokerServer:
             not (each.transport.is_closing() and not each.transport.get_write_buffer_size())
             for each in self.connections
         )
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Takes the address and port of the settings. Accepts nothing yet."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        cure = "; is a broker there already? --port takes another, 0 any" if is_taken else ""
+        raise InvalidArgument(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}{cure}"
+        ) from error
+    listener.setblocking(False)
+    return listener
 
 
 def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from penstock.api.metrics import CacheMetrics, EngineMetrics, HistogramCounts, S
 from penstock.api.quotas import QuotaReport
 from penstock.api.topics import TopicReport
 from penstock.model.scopes import DEFAULT_SCOPE, split_name
+from penstock.server.forwarding.forwarder import Forwarder
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.dispatch import RequestDispatch
 
@@ -45,6 +46,10 @@ class _Metrics:
             self._dispatch.socket_messages,
         )
         yield from _answers(self._dispatch.answers)
+        if self._dispatch.forwarder is not None:
+            yield from _forwarding(self._dispatch.forwarder)
+        if not self._dispatch.is_serving:
+            return
         metrics = self._dispatch.engine.metrics()
         yield from _topics(metrics.topics)
         yield from _counters(metrics)
@@ -70,6 +75,20 @@ def _answers(budget: AnswerBudget) -> Iterator[Metric]:
         "Connections closed because they accepted nothing of an answer",
         budget.stalled_connections,
     )
+
+
+def _forwarding(forwarder: Forwarder) -> Iterator[Metric]:
+    yield _counter("penstock_forwarded", "Requests forwarded to an owner", forwarder.forwarded)
+    yield _counter(
+        "penstock_forwarded_unknown",
+        "Forwarded requests whose outcome is not known: their connection broke",
+        forwarder.unknown_outcomes,
+    )
+    yield _gauge("penstock_forwarding", "Requests that are being forwarded", forwarder.under_way)
+    yield _gauge(
+        "penstock_forwarding_waiting", "Requests that wait for an owner", forwarder.waiting
+    )
+    yield _gauge("penstock_forwarding_connections", "Connections to owners", forwarder.connections)
 
 
 def _topics(topics: dict[str, TopicReport]) -> Iterator[Metric]:

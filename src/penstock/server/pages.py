@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.model.access import BROKER_SCOPE
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, PermissionDenied
+from penstock.model.principals import Principal
 from penstock.server import asyncapi, openapi, sign_in
 from penstock.server.access import check
 from penstock.server.docs_page import render_page
@@ -50,8 +51,7 @@ class WebPages:
         }
 
     def _get_metrics(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-        access, principal = dispatch.engine.access, request.notes.principal
-        check(access, principal, "metrics", "broker", BROKER_SCOPE, "")
+        _check_metrics(dispatch, request.notes.principal)
         # Whatever their size, they need no room in the budget for answers: an operator needs them
         # most when there is none.
         reply.when_room(0, lambda: reply.send(200, render_metrics(dispatch), _METRICS_TYPE))
@@ -80,6 +80,16 @@ class WebPages:
 
     def _get_script(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
         reply.send(200, self._script, sign_in.SCRIPT_HEAD)
+
+
+def _check_metrics(dispatch: RequestDispatch, principal: Principal | None) -> None:
+    if dispatch.is_serving:
+        check(dispatch.engine.access, principal, "metrics", "broker", BROKER_SCOPE, "")
+    elif principal is not None and not principal.is_admin:
+        raise PermissionDenied(
+            "a broker that serves no data knows no access rules: it shows its metrics to the "
+            "static token only"
+        )
 
 
 def _ask_for_token(request: Request, reply: Reply, refusal: PenstockError) -> None:

@@ -29,7 +29,7 @@ class TokenRotation:
         connections: Connections,
         watch: CredentialWatch | None = None,
     ) -> None:
-        self._watch = watch
+        self.watch = watch
         self._settings = settings
         self._dispatch = dispatch
         self._connections = connections
@@ -58,8 +58,8 @@ class TokenRotation:
     def _close_connections(self) -> None:
         """Closes the connections that used the old token. Without access control that may be every
         connection."""
-        if self._watch is not None:
-            self._watch.changed()
+        if self.watch is not None:
+            self.watch.changed()
             return
         self._dispatch.forget_verdicts()
         for connection in list(self._connections):

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import resource
 import signal
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import uvloop
@@ -26,23 +24,14 @@ from penstock.engine.opening import open_in_memory, open_on_disk
 from penstock.engine.scheduler import LoopScheduler
 from penstock.model.audit import BROKER_ACTOR, Actor
 from penstock.model.errors import InvalidArgument
+from penstock.server.broker import open_broker
 from penstock.server.declarations import DeclaredResources
-from penstock.server.http.admission import Admission, is_loopback
-from penstock.server.http.answer_budget import AnswerBudget
-from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.identity.authenticator import Authenticator
-from penstock.server.identity.expulsion import CredentialWatch
-from penstock.server.identity.first_token import make_first_token
-from penstock.server.identity.jwt_settings import Jwt, check_jwt_settings, start_jwt
-from penstock.server.listening import BrokerServer
-from penstock.server.pages import WebPages
-from penstock.server.registry.control_plane import Follower
+from penstock.server.http.admission import is_loopback
+from penstock.server.identity.jwt_settings import check_jwt_settings
+from penstock.server.listening import STOPPING
 from penstock.server.resources import declare
-from penstock.server.rotation import TokenRotation
 from penstock.server.router_hook import make_router
-from penstock.server.routes.table import ROUTES, path_route
-from penstock.server.settings import Settings, read_control_plane_token, read_token
-from penstock.server.tls import open_tls
+from penstock.server.settings import Settings, read_token
 from penstock.storage.log import WalOptions
 
 Announce = Callable[[str, Engine, str], None]
@@ -82,58 +71,25 @@ def serve(
         # Without access control there is no audit log.
         actor = BROKER_ACTOR if settings.access_control else None
         before = partial(_declare, resources or DeclaredResources(), apply_changes, actor)
-        runner.run(_run(settings, token, is_local, announce, before))
+        runner.run(_run(settings, token, announce, before))
 
 
 async def _run(
     settings: Settings,
     token: str,
-    is_local: bool,
     announce: Announce,
     before: Callable[[Engine], Awaitable[None]],
 ) -> None:
-    loop = asyncio.get_running_loop()
-    tls = open_tls(settings)
-    jwt = await start_jwt(settings)
-    listener = _listen(settings)
-    engine = open_engine(settings, loop)
+    broker = await open_broker(settings, token, give_back=trim_memory)
+    engine = open_engine(settings, asyncio.get_running_loop())
     try:
         await before(engine)
-        authenticator = None
-        first_token = ""
-        if settings.access_control:
-            verifier = None if jwt is None else jwt[0]
-            authenticator = Authenticator(engine.tokens, static_token=token, jwt=verifier)
-            first_token = "" if token else await make_first_token(engine.tokens, engine.audit)
-        admission = Admission(
-            loopback_only=is_local,
-            token=token,
-            allowed_origins=settings.allowed_origins,
-            authenticator=authenticator,
-        )
-        answers = AnswerBudget(
-            settings.answer_memory_bytes,
-            settings.stalled_timeout_ms,
-            give_back=partial(loop.run_in_executor, None, trim_memory),
-        )
-        address = _address(settings, listener)
-        dispatch = RequestDispatch(
-            engine,
-            admission,
-            ROUTES | WebPages(address).routes(),
-            path_route,
-            request_timeout_ms=settings.request_timeout_ms,
-            idle_timeout_ms=settings.idle_timeout_ms,
-            ws_ping_ms=settings.ws_ping_ms,
-            answers=answers,
-        )
-        server = BrokerServer(dispatch, tls)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.stop)
-        _watch_credentials(settings, dispatch, server, authenticator, jwt)
-        async with _following(settings, dispatch):
+        first_token = await broker.begin(engine, makes_first_token=True)
+        try:
             _settle_memory()
-            await server.run(listener, partial(announce, address, engine, first_token))
+            await broker.run(partial(announce, broker.address, engine, first_token))
+        finally:
+            await broker.end(STOPPING)
     finally:
         engine.close()
 
@@ -163,53 +119,6 @@ async def _declare(
                 )
 
 
-def _watch_credentials(
-    settings: Settings,
-    dispatch: RequestDispatch,
-    server: BrokerServer,
-    authenticator: Authenticator | None,
-    jwt: Jwt | None,
-) -> None:
-    """Lets connections end with their credentials, and SIGHUP read all files again."""
-    watch = None
-    if authenticator is not None:
-        watch = CredentialWatch(dispatch, server.connections, authenticator)
-        dispatch.engine.tokens.listen(watch.changed)
-        server.sweeps.append(watch.sweep)
-    rotation = TokenRotation(settings, dispatch, server.connections, watch)
-
-    def read_again() -> None:
-        rotation.read_again()
-        server.reload_tls(is_asked=True)
-        if jwt is not None:
-            jwt[1].read_again()
-
-    if jwt is not None and watch is not None:
-        jwt[0].follow_keys(watch.changed)
-        server.sweeps.append(jwt[1].tick)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
-
-
-@contextlib.asynccontextmanager
-async def _following(settings: Settings, dispatch: RequestDispatch) -> AsyncIterator[None]:
-    """Lets the registry follow the control plane, if there is one, while the broker serves."""
-    if not settings.control_plane:
-        yield
-        return
-    dispatch.follower = Follower(
-        dispatch.engine.registry,
-        dispatch.instance,
-        settings.control_plane,
-        token=read_control_plane_token(settings),
-        sync_ms=settings.registry_sync_ms,
-    )
-    try:
-        await dispatch.follower.start()
-        yield
-    finally:
-        await dispatch.follower.close()
-
-
 def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
     scheduler = LoopScheduler(loop)
     router = make_router(settings.router, settings.router_timeout_ms, loop)
@@ -222,29 +131,6 @@ def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
         reserve_bytes=settings.reserve_bytes,
     )
     return open_on_disk(settings.data_dir, options, settings.limits(), scheduler, router=router)
-
-
-def _listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        is_taken = error.errno == errno.EADDRINUSE
-        cure = "; is a broker there already? --port takes another, 0 any" if is_taken else ""
-        raise InvalidArgument(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}{cure}"
-        ) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _address(settings: Settings, listener: socket.socket) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _settle_memory() -> None:

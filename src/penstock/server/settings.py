@@ -79,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control_plane: str = ""
     control_plane_token_file: str = ""
     registry_sync_ms: int = 1000
+    forward_wait_ms: int = 5000
+    cluster_ca: str = ""
     router: str = ""
     router_timeout_ms: int = 500
     token: str = ""

@@ -20,12 +20,13 @@ from penstock.model.errors import (
     Unauthenticated,
 )
 from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
-from penstock.model.principals import Principal
+from penstock.model.principals import UNVERIFIED, Principal
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import DEFAULT
+from penstock.server.http.forwarded_head import VIA_HEADER, forwarded_head
 from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.scope_headers import NO_SCOPE, SCOPE_HEADERS, RequestScope, read_scope
-from penstock.server.identity.authenticator import Authenticator
+from penstock.server.identity.authenticator import Authentication
 from penstock.server.identity.credentials import Credential, wall_ms
 
 _PRINTABLE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -98,12 +99,13 @@ class Admission:
         loopback_only: bool,
         token: str = "",
         allowed_origins: tuple[str, ...] = (),
-        authenticator: Authenticator | None = None,
+        authenticator: Authentication | None = None,
+        is_forwarding: bool = False,
     ) -> None:
         self._loopback_only = loopback_only
-        self._authenticator = authenticator
-        self.now_ms = wall_ms if authenticator is None else authenticator.now_ms
+        self._is_forwarding = is_forwarding
         self.generation = 0
+        self.use_authenticator(authenticator)
         self._senders: dict[Scope, Scope] = {}
         self._token = token.encode()
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
@@ -111,6 +113,22 @@ class Admission:
     @property
     def needs_token(self) -> bool:
         return bool(self._token)
+
+    @property
+    def token(self) -> str:
+        """Returns the static token, empty if there is none."""
+        return self._token.decode()
+
+    def forget(self) -> None:
+        """Lets no connection rely on a verdict or a sender from before."""
+        self.generation += 1
+        self._senders.clear()
+
+    def use_authenticator(self, authenticator: Authentication | None) -> None:
+        """Replaces what finds out who sends a request."""
+        self._authenticator = authenticator
+        self.now_ms = wall_ms if authenticator is None else authenticator.now_ms
+        self.generation += 1
 
     def use_token(self, token: str) -> bool:
         """Replaces the token; returns whether it has changed."""
@@ -134,6 +152,7 @@ class Admission:
         credentials: list[bytes] = []
         noted: dict[bytes, bytes] = {}
         scoping: Headers = []
+        via = b""
         size = 0
         for name, value in headers:
             size += len(name) + len(value)
@@ -151,6 +170,8 @@ class Admission:
                 noted[name] = noted[name] + b", " + value if name in noted else value
             elif name in SCOPE_HEADERS:
                 scoping.append((name, value))
+            elif name == VIA_HEADER:
+                via = value.strip() or b"?"
             else:
                 _note(verdict, name, value)
         framing = _read_framing(verdict, lengths, codings, http_version)
@@ -162,9 +183,12 @@ class Admission:
                 or self._check_host(hosts, http_version)
                 or self._check_origin(origin, hosts)
             )
-        outcome = self._authenticate(credentials, certificate)
+        # Another broker's certificate says nothing about the client whose request it forwards.
+        outcome = self._authenticate(credentials, None if via else certificate)
         credential = outcome if isinstance(outcome, Credential) else None
         principal = None if credential is None else credential.principal
+        if outcome is None and self._authenticator is not None:
+            principal = UNVERIFIED
         scope = _scope_of(verdict, scoping, principal)
         accept = noted.get(b"accept", b"").lower()
         cors_head = self._cors_head(origin) if verdict.refusal is None else b""
@@ -184,9 +208,11 @@ class Admission:
             namespace=scope.namespace,
             principal=principal,
             credential=credential,
+            via=via,
+            forwarded_head=forwarded_head(headers) if self._is_forwarding else b"",
             sender=self._sender_of(scope, outcome),
         )
-        verdict.until_ms = self._until_ms(credential)
+        verdict.until_ms = self._until_ms(outcome)
         verdict.is_of_connection = credential is not None and credential is certificate
         verdict.cross_site_refusal = _check_site(verdict, origin)
         return verdict
@@ -254,12 +280,12 @@ class Admission:
             return self._check_token(credentials[-1] if credentials else b"")
         return self._authenticator.authenticate(credentials, certificate)
 
-    def _until_ms(self, credential: Credential | None) -> int:
+    def _until_ms(self, outcome: Credential | PenstockError | None) -> int:
         """Returns when a verdict ends. A refusal is not remembered: what is not yet valid becomes
         so without a change that `generation` counts."""
-        if self._authenticator is None:
+        if self._authenticator is None or outcome is None:
             return 0
-        return 1 if credential is None else credential.principal.expires_ms
+        return outcome.principal.expires_ms if isinstance(outcome, Credential) else 1
 
     def _check_token(self, credentials: bytes) -> PenstockError | None:
         if not self._token:

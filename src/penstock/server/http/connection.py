@@ -50,7 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_half_closed = False
         self.touched = self._began = time.monotonic()
         self.admissions = dispatch.new_admission_cache()
-        self.place = ConnectionPlace(dispatch.engine.quotas)
+        self.place = ConnectionPlace(dispatch)
         # Of the request that is being received.
         self.is_receiving = False
         self._url = b""
@@ -80,7 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self.connections.discard(self)
         self.place.leave()
         self.bodies.drop()
-        self._drop_replies()
+        self.order.clear()
         self.order.answers.close()
         self._close_source()
 
@@ -88,6 +88,8 @@ class HttpConnection(asyncio.Protocol):
         """Keeps the connection for a client that still reads its answers, but not for a stream. TLS
         cannot close one direction alone."""
         self.is_half_closed = True
+        if self.stream is not None and not self.flow.is_tls and self.stream.half_closed():
+            return True
         is_kept = bool(self.order) and self.stream is None and not self.flow.is_tls
         self._close_source()
         return is_kept
@@ -292,8 +294,8 @@ class HttpConnection(asyncio.Protocol):
             self.bodies.release(reply)
             if self.place.admits(request, reply):
                 self.dispatch.handle(request, reply)
-        elif self._hand_over is not None and self.place.admits(self._hand_over[0], reply):
-            reply.when_first(self._hand_over[1])
+        elif self._hand_over is not None and self.place.admits(self._hand_over.request, reply):
+            reply.when_first(self._hand_over.run)
 
     def write_reply(self, reply: Reply) -> None:
         if reply.data is not None and not self._is_closed:
@@ -378,7 +380,7 @@ class HttpConnection(asyncio.Protocol):
         is_refused, self._is_discarding, self._is_closed = self._is_discarding, True, True
         self._close_source()
         self.bodies.drop()
-        self._drop_replies()
+        self.order.clear()
         if is_refused and self.transport.can_write_eof():
             # Closing on unread bytes would reset the connection, and the answer with it. TLS reads
             # them until the client has ended its side.
@@ -386,11 +388,6 @@ class HttpConnection(asyncio.Protocol):
             self.loop.call_later(LINGER_S, self.flow.close_when_written)
         else:
             self.flow.close_when_written()
-
-    def _drop_replies(self) -> None:
-        for reply in self.order:
-            self.bodies.release(reply)
-        self.order.clear()
 
     def _is_socket_granted(self, rest: memoryview) -> bool:
         """Gives the connection and `rest` to a WebSocket, after the responses before it, if the
@@ -405,7 +402,7 @@ class HttpConnection(asyncio.Protocol):
         reply = self._reply = Reply(self, request_id, keep_alive=True)
         reply.path = path
         try:
-            self._hand_over = upgrade.plan(self, request_id, self._headers, verdict, bytes(rest))
+            self._hand_over = upgrade.plan(self, reply, self._headers, verdict, bytes(rest))
         except PenstockError as error:
             self.refuse(error)
             return True
@@ -419,7 +416,7 @@ class HttpConnection(asyncio.Protocol):
     def retire(self) -> None:
         """Gives the transport up: it is another protocol's from now on."""
         self._is_closed = self._is_discarding = True
-        self._drop_replies()
+        self.order.clear()
         self.order.answers.close()
         self.connections.discard(self)
         self.flow.resume_reading()

@@ -19,7 +19,8 @@ from penstock.model.errors import (
     ResourceExhausted,
     TooLarge,
 )
-from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB
+from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB, Limits
+from penstock.server.http.absent_engine import absent_engine
 from penstock.server.http.admission import Admission, AdmissionCache, RequestVerdict
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.head_cache import MAX_HEADS, HeadCache
@@ -27,6 +28,7 @@ from penstock.server.http.open_streams import OpenStreams
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:
+    from penstock.server.forwarding.forwarder import Forwarder
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
     from penstock.server.registry.control_plane import Follower
@@ -68,7 +70,7 @@ class RequestDispatch:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | Limits,
         admission: Admission,
         routes: Routes,
         path_route: PathRoute,
@@ -79,17 +81,23 @@ class RequestDispatch:
         is_remembering: bool = True,
         answers: AnswerBudget | None = None,
     ) -> None:
-        """`is_remembering` False: heads and verdicts are not cached, for tests that compare."""
-        self.engine = engine
+        """Serves from `engine`; with limits only, from none until `serve`. `is_remembering` False:
+        heads and verdicts are not cached, for tests that compare."""
+        limits = engine if isinstance(engine, Limits) else engine.limits
         self.admission = admission
         self._is_remembering = is_remembering
-        self.forget_verdicts()
         self.answers = answers or AnswerBudget()
-        self.instance = secrets.token_hex(8)
         self.open_streams = OpenStreams()
-        engine.access.when_changed(self.open_streams.recheck)
         self.follower: Follower | None = None
-        self.max_body_bytes = engine.limits.max_body_bytes
+        self.forwarder: Forwarder | None = None
+        """Takes the requests that this broker does not serve; None: it serves all of them."""
+        self.max_body_bytes = limits.max_body_bytes
+        self._no_engine = absent_engine(limits)
+        self.engine = self._no_engine
+        if isinstance(engine, Limits):
+            self.stop_serving()
+        else:
+            self.serve(engine)
         self.body_bytes = 0
         self.requests = 0
         self.sockets = 0
@@ -105,9 +113,30 @@ class RequestDispatch:
         self._last_id = 0
         self.tick(())
 
+    @property
+    def is_serving(self) -> bool:
+        """Returns whether there is an engine."""
+        return self.engine is not self._no_engine
+
+    def serve(self, engine: Engine) -> None:
+        """Serves requests from this engine from now on. Streams that are open under its access
+        rules are checked after each change of them."""
+        self.engine = engine
+        # To followers of the registry, every engine is a broker that has started anew.
+        self.instance = secrets.token_hex(8)
+        engine.access.when_changed(self.open_streams.recheck)
+        self.forget_verdicts()
+
+    def stop_serving(self) -> None:
+        """Serves no more requests. Those under way are answered by the engine, or by whoever
+        closes it."""
+        self.engine = self._no_engine
+        self.instance = secrets.token_hex(8)
+        self.forget_verdicts()
+
     def forget_verdicts(self) -> None:
         """Forgets what was admitted earlier. Needed when the valid credentials have changed."""
-        self.admission.generation += 1
+        self.admission.forget()
         max_heads = MAX_HEADS if self._is_remembering else 0
         self.head_cache = HeadCache(max_heads, self.admission.now_ms)
 
@@ -129,7 +158,10 @@ class RequestDispatch:
             reply.send_nothing(204, PREFLIGHT_HEAD)
             return
         try:
-            self._find(request)(self, request, reply)
+            if self.forwarder is not None and self.forwarder.takes(request):
+                self.forwarder.forward(request, reply)
+            else:
+                self._find(request)(self, request, reply)
         except PenstockError as error:
             reply.send_error(error)
         except Exception as error:  # noqa: BLE001 - the last resort, logged

@@ -32,9 +32,12 @@ class Notes(msgspec.Struct, frozen=True):
     lack of one, would be refused where a token is needed. `scope` is the tenant and namespace that
     plain names in the request belong to; `tenant` and `namespace` are None if neither a header nor
     the sender names them. `principal` is the verified sender; None means that the broker does not
-    ask who sends. `credential` is what proved it. `last_event_id` is the header of this name, None
-    without. `sender` is whom the connection counts for: the tenant of the credential or, if the
-    broker does not ask who sends, of a header, and the namespace, empty if none is named.
+    ask who sends, UNVERIFIED that another broker has to. `credential` is what proved it.
+    `last_event_id` is the header of this name, None without. `sender` is whom the connection counts
+    for: the tenant of the credential or, if the broker does not ask who sends, of a header, and the
+    namespace, empty if none is named. `via` is the broker that says it forwarded the request, empty
+    if none does. `forwarded_head` are the header lines that go with the request to another broker,
+    if this one forwards requests.
     """
 
     wants_events: bool = False
@@ -52,6 +55,8 @@ class Notes(msgspec.Struct, frozen=True):
     credential: Credential | None = None
     last_event_id: bytes | None = None
     sender: Scope | None = None
+    via: bytes = b""
+    forwarded_head: bytes = b""
 
 
 NO_NOTES = Notes()

@@ -41,7 +41,6 @@ class Reply(Response):
 
     __slots__ = (
         "_connection",
-        "_request_id",
         "_when_first",
         "cors_head",
         "credential",
@@ -51,6 +50,7 @@ class Reply(Response):
         "keep_alive",
         "path",
         "request",
+        "request_id",
     )
 
     def __init__(self, connection: HttpConnection, request_id: bytes, keep_alive: bool) -> None:
@@ -60,7 +60,7 @@ class Reply(Response):
         self._make: Callable[[], None] | None = None
         self._make_bytes = 0
         self._connection = connection
-        self._request_id = request_id
+        self.request_id = request_id
         self.keep_alive = keep_alive
         self.is_head = False
         self.is_http_1_1 = True
@@ -79,7 +79,7 @@ class Reply(Response):
             connection.dispatch.date_header,
             head,
             self.cors_head,
-            self._request_id,
+            self.request_id,
             b"" if self.keep_alive else CLOSE,
             len(body),
             b"" if self.is_head else body,
@@ -94,13 +94,38 @@ class Reply(Response):
             connection.dispatch.date_header,
             head,
             self.cors_head,
-            self._request_id,
+            self.request_id,
             b"" if self.keep_alive else CLOSE,
         )
         connection.order.answered(self)
 
     def send_json(self, status: int, body: Any) -> None:
         self.send(status, encode_json(body))
+
+    def send_forwarded(self, head: bytes, body: bytes) -> None:
+        """Sends the answer of another broker: `head` are its status line and headers."""
+        close = b"" if self.keep_alive else CLOSE
+        self.data = b"%b%b%b\r\n%b" % (head, self.cors_head, close, body)
+        self._connection.order.answered(self)
+
+    def open_forwarded(self, head: bytes, *, is_chunked: bool) -> HttpConnection:
+        """Sends the head of another broker's answer, whose body follows piece by piece."""
+        connection = self._connection
+        # As for `open_stream`: HTTP/1.0 has no chunks.
+        connection.is_chunked = is_chunked and self.is_http_1_1
+        self.keep_alive = self.keep_alive and (connection.is_chunked or not is_chunked)
+        chunked = b"transfer-encoding: chunked\r\n" if connection.is_chunked else b""
+        close = b"" if self.keep_alive else CLOSE
+        connection.transport.write(b"%b%b%b%b\r\n" % (head, self.cors_head, chunked, close))
+        return connection
+
+    def is_alone(self) -> bool:
+        """Returns whether no other request of the connection is under way."""
+        return len(self._queue) == 1
+
+    def before(self) -> list[Reply]:
+        """Returns the responses of the connection that leave before this one."""
+        return self._connection.order.before(self)
 
     def send_error(self, error: PenstockError, request_id: str | int | None = None) -> None:
         """`request_id` is the one that the body of the request had, if any."""
@@ -174,7 +199,7 @@ class Reply(Response):
                 connection.dispatch.date_header,
                 head,
                 self.cors_head,
-                self._request_id,
+                self.request_id,
                 b"transfer-encoding: chunked\r\n" if connection.is_chunked else b"",
                 b"" if self.keep_alive else CLOSE,
             )
@@ -213,9 +238,33 @@ class ResponseOrder(ResponseQueue[Reply]):
         return not (self._waiting or self.blocker or self._connection.flow.write_paused)
 
     def clear(self) -> None:
+        """Forgets all responses: nobody can get them any more."""
+        connection, dropped = self._connection, list(self._queue)
         super().clear()
         self._waiting.clear()
         self.blocker = None
+        forwarder = connection.dispatch.forwarder
+        for reply in dropped:
+            connection.bodies.release(reply)
+            if forwarder is not None:
+                forwarder.dropped(reply)
+
+    def before(self, reply: Reply) -> list[Reply]:
+        """Returns the responses that leave before this one."""
+        found = list(self._queue)
+        return found[: found.index(reply)]
+
+    def refuse_unanswered(self, error: PenstockError) -> None:
+        """Answers the requests that were handed to an engine that is gone."""
+        forwarder = self._connection.dispatch.forwarder
+        for reply in list(self._queue):
+            is_forwarded = forwarder is not None and forwarder.has(reply)
+            if is_forwarded or reply.data is not None or reply in self._waiting:
+                continue
+            if self._connection.stream is not None and self.is_first(reply):
+                self._connection.break_stream()
+                return
+            reply.send_error(error)
 
     def drop_waiting(self) -> None:
         """Forgets the requests that have not started."""

@@ -9,7 +9,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.model.errors import MethodNotAllowed, OutOfRange, PenstockError, ResourceExhausted
+from penstock.model.errors import (
+    MethodNotAllowed,
+    OutOfRange,
+    PenstockError,
+    ResourceExhausted,
+    Unavailable,
+)
 
 JSON_TYPE = b"content-type: application/json\r\n"
 NDJSON_TYPE = b"content-type: application/x-ndjson; charset=utf-8\r\n"
@@ -112,7 +118,9 @@ def _release(error: PenstockError) -> None:
 def error_head(error: PenstockError) -> bytes:
     """Returns the headers that only this error has."""
     if isinstance(error, ResourceExhausted):
-        return b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
+        return _retry_after(error.retry_after_ms)
+    if isinstance(error, Unavailable) and error.retry_after_ms:
+        return _retry_after(error.retry_after_ms)
     if isinstance(error, MethodNotAllowed):
         return b"allow: " + error.allow.encode() + b"\r\n"
     if error.http_status == 401:
@@ -120,6 +128,10 @@ def error_head(error: PenstockError) -> bytes:
     if error.http_status == 426:
         return b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
     return b""
+
+
+def _retry_after(wait_ms: int) -> bytes:
+    return b"retry-after: %d\r\n" % max(1, math.ceil(wait_ms / 1000))
 
 
 def batch_error(error: PenstockError) -> dict[str, Any]:

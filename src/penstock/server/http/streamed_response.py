@@ -99,6 +99,10 @@ class StreamedResponse(Generic[S]):
     def resume(self) -> None:
         """The connection accepts bytes again."""
 
+    def half_closed(self) -> bool:
+        """The client sends nothing more. Returns whether the connection stays for the rest."""
+        return False
+
     def disconnected(self) -> None:
         """The connection is gone."""
         source = self._source

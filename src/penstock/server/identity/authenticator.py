@@ -33,6 +33,18 @@ class Verifier(Protocol):
     def has_key(self, fingerprint: bytes) -> bool: ...
 
 
+class Authentication(Protocol):
+    """Finds out who sends a request. None: this broker does not know, and does not ask."""
+
+    now_ms: Callable[[], int]
+
+    def authenticate(
+        self, authorizations: list[bytes], certificate: Credential | None
+    ) -> Credential | PenstockError | None: ...
+
+    def use_token(self, token: str) -> None: ...
+
+
 class Authenticator:
     def __init__(
         self,

@@ -164,6 +164,10 @@ class RangeStream:
             connection.order.answers.hold(0)
             connection.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
 
+    def half_closed(self) -> bool:
+        """The client sends nothing more. Returns whether the connection stays for the rest."""
+        return False
+
     def disconnected(self) -> None:
         self._end()
 

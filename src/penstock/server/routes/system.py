@@ -51,6 +51,10 @@ def healthz(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 def readyz(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     if dispatch.is_draining:
         raise Unavailable("the broker is stopping")
+    if dispatch.forwarder is not None and not dispatch.is_serving:
+        dispatch.forwarder.check_ready()
+        reply.send_json(200, Readiness("ready"))
+        return
     health = dispatch.engine.health()
     if not health.ready:
         raise Unavailable(health.reason)

@@ -8,6 +8,7 @@ from penstock.server.routes import (
     cache_entries,
     cache_settings,
     caches,
+    cluster,
     consume,
     deliveries,
     effects,
@@ -58,6 +59,7 @@ MODULES = (
     whoami,
     registry,
     tokens,
+    cluster,
     system,
 )
 """In the order of the documentation."""

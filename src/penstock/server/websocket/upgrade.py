@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import httptools
@@ -19,7 +17,7 @@ import msgspec
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, UpgradeRequired
 from penstock.server.http.admission import Headers, RequestVerdict
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.requests import Notes, Request
+from penstock.server.http.requests import Request
 from penstock.server.websocket.connection import WebSocketConnection
 
 if TYPE_CHECKING:
@@ -35,10 +33,6 @@ _SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 """Headers that ask for an upgrade; the header Connection names them too."""
-
-
-HandOver = tuple[Request, Callable[[], None]]
-"""A request for a WebSocket, and what makes its connection one."""
 
 
 class Handshake(msgspec.Struct, frozen=True):
@@ -115,39 +109,64 @@ def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers:
     return b"".join(head) + b"\r\n"
 
 
+class HandOver:
+    """A request for a WebSocket whose handshake is valid, on its way through the order of
+    responses. `rest` are the bytes that the client sent behind it."""
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        reply: Reply,
+        request: Request,
+        handshake: Handshake,
+        rest: bytes,
+    ) -> None:
+        self.connection = connection
+        self.reply = reply
+        self.request = request
+        self.rest = rest
+        self._handshake = handshake
+
+    def run(self) -> None:
+        """Called when all responses before it have left."""
+        forwarder = self.connection.dispatch.forwarder
+        if forwarder is not None and forwarder.takes(self.request):
+            forwarder.forward_socket(self)
+        else:
+            self.grant()
+
+    def grant(self) -> None:
+        """Makes the connection a WebSocket."""
+        connection, notes = self.connection, self.request.notes
+        transport, is_write_paused = connection.transport, connection.flow.write_paused
+        connection.retire()
+        if connection.is_half_closed or transport.is_closing():
+            # Nothing else would ever tell that this client is gone.
+            transport.close()
+            return
+        transport.write(self._handshake.answer(self.reply.request_id))
+        WebSocketConnection(
+            connection.dispatch,
+            connection.connections,
+            transport,
+            is_binary=SUBPROTOCOLS[self._handshake.subprotocol],
+            is_write_paused=is_write_paused,
+            notes=notes,
+            place=connection.place,
+        ).start(self.rest)
+
+
 def plan(
     connection: HttpConnection,
-    request_id: bytes,
+    reply: Reply,
     headers: Headers,
     verdict: RequestVerdict,
     rest: bytes,
 ) -> HandOver:
-    """Returns the request of a valid handshake, and how to grant it. Raises if it is not valid."""
+    """Returns the request of a valid handshake. Raises if it is not valid."""
     handshake = read_handshake(headers, verdict)
     request = Request(b"GET", PATH, b"", verdict.notes)
-    return request, partial(hand_over, connection, handshake, request_id, verdict.notes, rest)
-
-
-def hand_over(
-    connection: HttpConnection, handshake: Handshake, request_id: bytes, notes: Notes, rest: bytes
-) -> None:
-    """Makes the connection a WebSocket. Called when all responses before it have left."""
-    transport, is_write_paused = connection.transport, connection.flow.write_paused
-    connection.retire()
-    if connection.is_half_closed or transport.is_closing():
-        # Nothing else would ever tell that this client is gone.
-        transport.close()
-        return
-    transport.write(handshake.answer(request_id))
-    WebSocketConnection(
-        connection.dispatch,
-        connection.connections,
-        transport,
-        is_binary=SUBPROTOCOLS[handshake.subprotocol],
-        is_write_paused=is_write_paused,
-        notes=notes,
-        place=connection.place,
-    ).start(rest)
+    return HandOver(connection, reply, request, handshake, rest)
 
 
 def get_socket(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:

@@ -1,0 +1,61 @@
+"""Who owns which shard: what a server must know of the cluster to forward requests.
+
+The cluster's own code implements `OwnerMap`. All its methods answer at once from memory, and all
+calls are made on the loop's thread. Must not know how owners are chosen, or how requests travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+FIRST_SHARD = 0
+"""The shard of every request, as long as there is one only."""
+
+BrokerState = Literal["starting", "standby", "owner", "draining", "gone"]
+
+
+class OwnerReport(msgspec.Struct, frozen=True):
+    """The broker that owns a shard. Two reports with the same `epoch` name the same owner. `owner`
+    is its name, and `url` is where other brokers and clients reach it: scheme, host and port."""
+
+    shard: int
+    owner: str
+    url: str
+    epoch: int
+
+
+class BrokerReport(msgspec.Struct, frozen=True):
+    """A broker of the cluster, as it described itself last."""
+
+    name: str
+    url: str
+    version: str
+    state: BrokerState
+
+
+class OwnerMap(Protocol):
+    """`name` is the name of this broker, and `cluster` that of the cluster."""
+
+    name: str
+    cluster: str
+
+    def owner_of(self, shard: int) -> OwnerReport | None:
+        """Returns the owner of a shard, which may be this broker; None while nobody is known to own
+        it. May be out of date: an owner that is none refuses what is forwarded to it."""
+        ...
+
+    def owners(self) -> list[OwnerReport]:
+        """Returns the known owners, in the order of their shards."""
+        ...
+
+    def brokers(self) -> list[BrokerReport]:
+        """Returns the brokers of the cluster, this one too, in the order of their names."""
+        ...
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` after each change of an owner, for ever. It takes no time, raises
+        nothing, and may be called once for several changes."""
+        ...
