@@ -43,10 +43,13 @@ class Missing(msgspec.Struct, frozen=True):
 
 class Bounds(msgspec.Struct, frozen=True):
     """The stream holds the messages from `first_seq` to `last_seq`. Empty: `last_seq` is the last
-    that there ever was, and `first_seq` is one more."""
+    that there ever was, and `first_seq` is one more. `room_bytes` is what it can take before it
+    refuses. `identity` changes when somebody deletes the stream and makes it anew."""
 
     first_seq: int
     last_seq: int
+    room_bytes: int
+    identity: str
 
 
 AppendOutcome = Stored | Refused | Unanswered
