@@ -45,6 +45,8 @@ class SimulatedStream(Service):
         self.last_seq = 0
         self.is_full = False
         """A full stream stores nothing, and the caller is not told why in a form it knows."""
+        self.room_bytes = 1 << 40
+        self.identity = "simulated"
         self.strays = 0
         self._leader = _Leader(self)
         self._old_leaders: dict[SimulatedProcess, _Leader] = {}
@@ -200,7 +202,8 @@ class _Leader:
             reply(None)
 
     def _bounds(self) -> Bounds:
-        return Bounds(min(self._stream.first_seq, self.last_seq + 1), self.last_seq)
+        first_seq = min(self._stream.first_seq, self.last_seq + 1)
+        return Bounds(first_seq, self.last_seq, self._stream.room_bytes, self._stream.identity)
 
 
 class StreamHandle:

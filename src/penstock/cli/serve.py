@@ -24,7 +24,7 @@ from penstock.server.settings import Settings, read_control_plane_token, read_to
 from penstock.storage.errors import StorageError
 
 if TYPE_CHECKING:
-    from penstock.api.engine import Engine
+    from penstock.api.durability import Capabilities
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Addresses that mean every interface, and how this machine reaches them."""
@@ -89,13 +89,12 @@ def _serve(settings: Settings, file: str, apply_changes: bool) -> None:
 
 
 def _announce(
-    settings: Settings, has_token: bool, address: str, engine: Engine, first_token: str
+    settings: Settings, has_token: bool, address: str, capabilities: Capabilities, first_token: str
 ) -> None:
     where = "none" if settings.memory else os.path.abspath(settings.data_dir)
     if settings.log_format == "json":
-        _announce_as_json(settings, address, where, engine, first_token)
+        _announce_as_json(settings, address, where, capabilities, first_token)
         return
-    capabilities = engine.capabilities
     local = address
     for anywhere, here in ANYWHERE.items():
         local = local.replace(f"//{anywhere}:", f"//{here}:")
@@ -103,9 +102,11 @@ def _announce(
     show(f"  durability  {capabilities.durability}")
     show(f"  data        {where}")
     show(f"  memory      at most {size(settings.memory_bytes)} for messages")
+    if settings.cluster:
+        show(f"  cluster     {settings.cluster_name}, as {settings.name}")
     if settings.control_plane:
         show(f"  registry    follows {settings.control_plane}")
-    if not settings.memory:
+    if not settings.memory and not settings.cluster:
         show(f"  fsync       {capabilities.fsync}")
     if settings.access_control:
         show("  access      every request needs a token")
@@ -119,17 +120,19 @@ def _announce(
 
 
 def _announce_as_json(
-    settings: Settings, address: str, where: str, engine: Engine, first_token: str
+    settings: Settings, address: str, where: str, capabilities: Capabilities, first_token: str
 ) -> None:
     """Prints the facts on stdout, for a program that waits for the address, and logs them on
     stderr. The first admin token is on stdout only."""
     facts = {
         "address": address,
         "data_dir": where,
-        "durability": engine.capabilities.durability,
-        "fsync": engine.capabilities.fsync,
+        "durability": capabilities.durability,
+        "fsync": capabilities.fsync,
         "version": __version__,
     }
+    if settings.cluster:
+        facts |= {"cluster": settings.cluster_name, "name": settings.name}
     if settings.control_plane:
         facts["control_plane"] = settings.control_plane
     secret = {"first_token": first_token} if first_token else {}

@@ -72,6 +72,7 @@ class Replica:
         self.engine: EmbeddedEngine | None = None
         self.standby: Standby | None = None
         self.failure: BaseException | None = None
+        """Why the last life of the copy ended."""
         self.name = name
         self.stream = stream
         self.scheduler = scheduler
@@ -101,7 +102,6 @@ class Replica:
             self._directory, self.stream, self._limits, self.clock, scheduler, ended
         )
         self._log = self.standby.log
-        self.failure = None
 
     # -- what ownership asks ---------------------------------------------------------------------
 

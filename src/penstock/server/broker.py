@@ -22,7 +22,7 @@ from penstock.server.http.admission import Admission, is_loopback
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.identity.jwt_settings import Jwt, start_jwt
-from penstock.server.listening import BrokerServer, listen
+from penstock.server.listening import BrokerServer, address_of, listen
 from penstock.server.pages import WebPages
 from penstock.server.rotation import TokenRotation
 from penstock.server.routes.table import ROUTES, path_route
@@ -45,7 +45,7 @@ class Broker:
         owners: OwnerMap | None,
         give_back: Callable[[], object],
     ) -> None:
-        self.address = _address(settings, listener)
+        self.address = address_of(settings, listener)
         self.serving: Serving | None = None
         self._settings = settings
         self._listener = listener
@@ -146,14 +146,10 @@ async def open_broker(
     owners: OwnerMap | None = None,
     *,
     give_back: Callable[[], object],
+    listener: socket.socket | None = None,
 ) -> Broker:
-    """Reads the files of TLS and keys, and takes the port. Nothing is accepted yet."""
+    """Reads the files of TLS and keys, and takes the port, unless the caller has taken it. Nothing
+    is accepted yet."""
     tls = open_tls(settings)
     jwt = await start_jwt(settings)
-    return Broker(settings, token, listen(settings), tls, jwt, owners, give_back)
-
-
-def _address(settings: Settings, listener: socket.socket) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "https" if settings.tls_cert else "http"
-    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+    return Broker(settings, token, listener or listen(settings), tls, jwt, owners, give_back)

@@ -65,6 +65,10 @@ class BrokerServer:
     def stop(self) -> None:
         self._is_stopping.set()
 
+    async def stopping(self) -> None:
+        """Returns when `stop` is called."""
+        await self._is_stopping.wait()
+
     async def run(self, listener: socket.socket, started: Callable[[], None]) -> None:
         """Calls `started` when clients can connect; returns when the broker has drained."""
         self._listener = listener
@@ -199,3 +203,9 @@ def _log_unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         _log.debug("a TLS connection failed: %s", error)
     else:
         loop.default_exception_handler(context)
+
+
+def address_of(settings: Settings, listener: socket.socket) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"

@@ -18,6 +18,7 @@ from functools import partial
 
 import uvloop
 
+from penstock.api.durability import Capabilities
 from penstock.api.engine import Engine
 from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.opening import open_in_memory, open_on_disk
@@ -25,6 +26,7 @@ from penstock.engine.scheduler import LoopScheduler
 from penstock.model.audit import BROKER_ACTOR, Actor
 from penstock.model.errors import InvalidArgument
 from penstock.server.broker import open_broker
+from penstock.server.clustering import check_cluster_settings, run_clustered
 from penstock.server.declarations import DeclaredResources
 from penstock.server.http.admission import is_loopback
 from penstock.server.identity.jwt_settings import check_jwt_settings
@@ -34,9 +36,9 @@ from penstock.server.router_hook import make_router
 from penstock.server.settings import Settings, read_token
 from penstock.storage.log import WalOptions
 
-Announce = Callable[[str, Engine, str], None]
-"""Is told the address when the broker accepts connections there, and the first admin token if one
-was made."""
+Announce = Callable[[str, Capabilities, str], None]
+"""Is told the address when the broker accepts connections there, what a success means, and the first
+admin token if one was made."""
 
 _log = logging.getLogger("penstock.server")
 
@@ -64,6 +66,8 @@ def serve(
             "and caches at the control plane"
         )
     check_jwt_settings(settings)
+    if settings.cluster:
+        check_cluster_settings(settings, token)
     _raise_file_limit()
     # Until the loop handles it: closing the terminal must not end a long recovery.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -71,7 +75,8 @@ def serve(
         # Without access control there is no audit log.
         actor = BROKER_ACTOR if settings.access_control else None
         before = partial(_declare, resources or DeclaredResources(), apply_changes, actor)
-        runner.run(_run(settings, token, announce, before))
+        run = run_clustered if settings.cluster else _run
+        runner.run(run(settings, token, announce, before))
 
 
 async def _run(
@@ -87,7 +92,7 @@ async def _run(
         first_token = await broker.begin(engine, makes_first_token=True)
         try:
             _settle_memory()
-            await broker.run(partial(announce, broker.address, engine, first_token))
+            await broker.run(partial(announce, broker.address, engine.capabilities, first_token))
         finally:
             await broker.end(STOPPING)
     finally:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.api.durability import FsyncMode
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import CONTRACT_LIMITS, KIB, MIB, Limits
+from penstock.model.limits import CONTRACT_LIMITS, GIB, KIB, MIB, Limits
 from penstock.model.options import (
     TEXT,
     YES_OR_NO,
@@ -79,6 +79,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control_plane: str = ""
     control_plane_token_file: str = ""
     registry_sync_ms: int = 1000
+    cluster: str = ""
+    cluster_name: str = "penstock"
+    name: str = ""
+    advertise: str = ""
+    cluster_lease_ms: int = 3000
+    cluster_stream_bytes: int = 10 * GIB
+    cluster_monitors: tuple[str, ...] = ()
+    cluster_accept: tuple[str, ...] = ()
     forward_wait_ms: int = 5000
     cluster_ca: str = ""
     router: str = ""
@@ -112,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
 
 
-SECRET = frozenset({"token"})
+SECRET = frozenset({"token", "cluster"})
 MINIMUM = {
     "port": 0,
     "segment_bytes": 64 * KIB,

@@ -1,0 +1,177 @@
+"""A broker as a member of its cluster: its replica, its part in ownership, and its map of owners.
+
+Invariant: `ServingListener` hears of one engine at a time: `began`, then `ended`, in turns of the
+loop. A node that cannot join (its name is taken, its settings differ) says so and serves nothing.
+Must not know the server, nor which service the shared stream and keys are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.api.cluster import FIRST_SHARD, BrokerReport, BrokerState, OwnerReport
+from penstock.api.outcomes import Done
+from penstock.cluster.agreement import Agreement
+from penstock.cluster.availability import StoreAvailability
+from penstock.cluster.lease import Identity, LeaseTimes
+from penstock.cluster.lease_table import LeaseTable
+from penstock.cluster.membership import Membership
+from penstock.cluster.ownership import Ownership, ShardRole
+from penstock.cluster.probe import Probe
+from penstock.cluster.replica import Replica
+from penstock.cluster.roster import Announcement, Standing
+from penstock.cluster.shared import KeyStore
+from penstock.cluster.surroundings import Surroundings, monotonic_ms
+from penstock.engine.clock import Clock
+from penstock.engine.embedded import EmbeddedEngine
+from penstock.engine.scheduler import Scheduler
+from penstock.model.errors import PenstockError
+from penstock.storage.vfs import Vfs
+
+NODE_FILE = "NODE"
+
+logger = logging.getLogger("penstock.cluster")
+
+
+class ServingListener(Protocol):
+    def began(self, engine: EmbeddedEngine) -> None: ...
+
+    def ended(self, reason: PenstockError) -> None: ...
+
+    def refused(self, reason: PenstockError) -> None:
+        """This broker cannot be, or no longer be, a member of the cluster. It must stop."""
+        ...
+
+
+class ClusterNode:
+    """See `OwnerMap` for what the server reads. `make_replica` gets the node as its listener."""
+
+    def __init__(
+        self,
+        me: Identity,
+        cluster: str,
+        agreement: Agreement,
+        keys: KeyStore,
+        scheduler: Scheduler,
+        clock: Clock,
+        probe: Probe,
+        times: LeaseTimes,
+        make_replica: Callable[[ClusterNode], Replica],
+        listener: ServingListener,
+    ) -> None:
+        self.name = me.name
+        self.cluster = cluster
+        self._listener = listener
+        self._callbacks: list[Callable[[], None]] = []
+        availability = StoreAvailability(times.ttl_ms)
+        self._membership = Membership(
+            me,
+            agreement,
+            keys,
+            scheduler,
+            monotonic_ms,
+            clock,
+            availability,
+            times,
+            self._standings,
+            listener.refused,
+        )
+        self._roster = self._membership.roster
+        self.replica = make_replica(self)
+        around = Surroundings(
+            me, keys, scheduler, monotonic_ms, clock, availability, self._roster, probe, times
+        )
+        self.ownership = Ownership(FIRST_SHARD, around, self.replica, self._changed)
+        self._table = LeaseTable(keys, self._changed)
+        self._table.listen(FIRST_SHARD, self.ownership.observe)
+
+    def start(self, joined: Done[None]) -> None:
+        """Opens the local files and joins the cluster. Waits as long as the key store is away."""
+        self.replica.open()
+
+        def done(outcome: PenstockError | None) -> None:
+            if outcome is None:
+                self._table.open()
+                self.ownership.start()
+            joined(outcome)
+
+        self._membership.join(done)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Hands the shard over to another broker, if this one owns it, and leaves the cluster."""
+
+        def handed_over() -> None:
+            self._table.close()
+            self._membership.leave(left)
+
+        def left() -> None:
+            self.replica.close()
+            done()
+
+        self.ownership.stop(handed_over)
+
+    def is_current(self) -> bool:
+        return self.ownership.is_current()
+
+    # -- the replica's listener ------------------------------------------------------------------
+
+    def engine_began(self, engine: EmbeddedEngine) -> None:
+        self._listener.began(engine)
+
+    def engine_ended(self, reason: PenstockError) -> None:
+        self._listener.ended(reason)
+        self.ownership.fenced(reason.message)
+
+    # -- the map of owners -----------------------------------------------------------------------
+
+    def owner_of(self, shard: int) -> OwnerReport | None:
+        lease = self._table.lease(shard)
+        if lease is None or lease.is_released:
+            return None
+        return OwnerReport(shard, lease.owner, lease.url, lease.epoch)
+
+    def owners(self) -> list[OwnerReport]:
+        owner = self.owner_of(FIRST_SHARD)
+        return [] if owner is None else [owner]
+
+    def brokers(self) -> list[BrokerReport]:
+        return [
+            BrokerReport(each.name, each.url, each.version, self._state_of(each))
+            for each in self._roster.live()
+        ]
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def _state_of(self, broker: Announcement) -> BrokerState:
+        owner = self.owner_of(FIRST_SHARD)
+        if owner is not None and owner.owner == broker.name:
+            is_mine = broker.name == self.name
+            if is_mine and self.ownership.role in (ShardRole.DRAINING, ShardRole.RELEASING):
+                return "draining"
+            return "owner"
+        standing = broker.shards.get(FIRST_SHARD)
+        return "standby" if standing is not None and standing.is_caught_up else "starting"
+
+    def _changed(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    def _standings(self) -> dict[int, Standing]:
+        return {FIRST_SHARD: Standing(self.replica.position(), self.replica.is_caught_up())}
+
+
+def identity_of(vfs: Vfs, directory: str, name: str, url: str) -> Identity:
+    """Returns who this broker is. Its data directory has an id that it keeps."""
+    vfs.mkdir(directory)
+    path = os.path.join(directory, NODE_FILE)
+    if vfs.exists(path):
+        node_id = vfs.read_file(path).decode("ascii", "replace").strip()
+    else:
+        node_id = secrets.token_hex(8)
+        vfs.write_file_atomically(path, f"{node_id}\n".encode())
+    return Identity(name, url, node_id, secrets.token_hex(8))

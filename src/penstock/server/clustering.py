@@ -1,0 +1,272 @@
+"""Starts a broker of a cluster, and lets its server serve while the broker owns the shard.
+
+Invariant: the server has the engine exactly between `began` and `ended` of the node, in their
+order, although both take time. Must not know how owners are chosen, nor how the log is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+
+from penstock.api.durability import Capabilities
+from penstock.api.engine import Engine
+from penstock.cluster.agreement import CLUSTER_FORMAT, Agreement
+from penstock.cluster.jetstream.addresses import read_addresses
+from penstock.cluster.jetstream.errors import NatsError
+from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
+from penstock.cluster.lease import LeaseTimes
+from penstock.cluster.node import ClusterNode, identity_of
+from penstock.cluster.probe import TcpProbe
+from penstock.cluster.replica import Replica
+from penstock.cluster.replica_directory import ReplicaDirectory
+from penstock.cluster.shared import SharedStream
+from penstock.engine.clock import SystemClock
+from penstock.engine.embedded import EmbeddedEngine
+from penstock.engine.memory_trimming import trim_memory
+from penstock.engine.scheduler import LoopScheduler, Scheduler
+from penstock.model.errors import InvalidArgument, PenstockError
+from penstock.server.broker import Broker, open_broker
+from penstock.server.listening import STOPPING, address_of, listen
+from penstock.server.router_hook import make_router
+from penstock.server.settings import Settings
+from penstock.storage.log import WalOptions
+from penstock.storage.segments import list_segments
+from penstock.storage.vfs import Vfs
+
+MESSAGE_ROOM_BYTES = 64 * 1024
+"""The bytes that a message of the stream may have beside the largest message of a topic."""
+
+SHARD = "shard-0"
+"""The name of the only shard, in the data directory and among the streams."""
+
+DECIDING_LIMITS = (
+    "idempotency_ttl_ms",
+    "max_idempotency_keys",
+    "max_message_bytes",
+    "max_partition_msgs",
+    "max_partition_bytes",
+    "max_in_flight",
+    "lease_ms",
+    "retry_backoff_ms",
+    "retry_max_backoff_ms",
+    "journal_retention_ms",
+)
+"""Limits that all brokers of a cluster have in common: a takeover must change no decision. With
+another idempotency_ttl_ms, two brokers would even make different states of the same log."""
+
+_log = logging.getLogger("penstock.server")
+
+AnnounceCluster = Callable[[str, Capabilities, str], None]
+"""Is told the address when the broker accepts connections there, and what a success means. There is
+no first token to tell."""
+
+
+def check_cluster_settings(settings: Settings, token: str) -> None:
+    """Raises InvalidArgument if a broker of a cluster cannot have these settings."""
+    if not settings.name:
+        raise InvalidArgument("a broker of a cluster needs a name that no other has: --name b1")
+    if settings.memory:
+        raise InvalidArgument("a broker of a cluster keeps its data on disk: leave out --memory")
+    if settings.control_plane:
+        raise InvalidArgument("a cluster has a registry of its own: leave out control_plane")
+    if settings.access_control and not token:
+        raise InvalidArgument(
+            "a cluster with access_control needs token_file, the same on every broker: each may be "
+            "the first that serves, and a first admin token would be printed by that one only"
+        )
+    if settings.host in ("0.0.0.0", "::") and not settings.advertise:  # noqa: S104 - compared
+        raise InvalidArgument(
+            f"{settings.host} is no address that others can connect to: set advertise to this "
+            "broker's own, such as http://10.0.0.1:8080"
+        )
+    if list_segments(Vfs(), settings.data_dir) if os.path.isdir(settings.data_dir) else ():
+        raise InvalidArgument(
+            f"{settings.data_dir} is the data directory of a broker without a cluster; give this "
+            "one another directory"
+        )
+
+
+async def run_clustered(
+    settings: Settings,
+    token: str,
+    announce: AnnounceCluster,
+    before: Callable[[Engine], Awaitable[None]],
+) -> None:
+    """Serves as a broker of a cluster until a signal."""
+    services = _services(settings)
+    try:
+        await services.open()
+        stream = await services.stream(SHARD, settings.cluster_stream_bytes)
+        clustered = ClusteredBroker(settings, before)
+        await clustered.run(token, services, stream, announce)
+    except NatsError as error:
+        raise InvalidArgument(str(error)) from error
+    finally:
+        await services.close()
+
+
+def _services(settings: Settings) -> JetStreamServices:
+    try:
+        wanted = NatsSettings(
+            read_addresses(settings.cluster),
+            settings.cluster_name,
+            settings.max_message_bytes + MESSAGE_ROOM_BYTES,
+            monitors=settings.cluster_monitors,
+            accept=frozenset(settings.cluster_accept),
+        )
+        return JetStreamServices(wanted, settings.name)
+    except NatsError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+class ClusteredBroker:
+    """The `ServingListener` of its node. `before` runs on each engine before it serves."""
+
+    def __init__(self, settings: Settings, before: Callable[[Engine], Awaitable[None]]) -> None:
+        self._settings = settings
+        self._before = before
+        self._loop = asyncio.get_running_loop()
+        self._changes: asyncio.Queue[EmbeddedEngine | PenstockError] = asyncio.Queue()
+        self._refusal: PenstockError | None = None
+        self._broker: Broker
+        self._node: ClusterNode
+
+    async def run(
+        self,
+        token: str,
+        services: JetStreamServices,
+        stream: SharedStream,
+        announce: AnnounceCluster,
+    ) -> None:
+        settings = self._settings
+        listener = listen(settings)
+        address = address_of(settings, listener)
+        capabilities = Capabilities(True, "commit", services.promise.in_words())
+        self._node = self._make_node(services, stream, settings.advertise or address, capabilities)
+        self._broker = await open_broker(
+            settings, token, self._node, give_back=trim_memory, listener=listener
+        )
+        await self._join()
+        tasks = [
+            self._loop.create_task(self._follow_changes()),
+            self._loop.create_task(self._leave_when_stopping()),
+        ]
+        try:
+            await self._broker.run(partial(announce, self._broker.address, capabilities, ""))
+            await tasks[1]
+            await self._broker.end(STOPPING)
+        finally:
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if self._refusal is not None:
+            raise self._refusal
+
+    # -- what the node tells ---------------------------------------------------------------------
+
+    def began(self, engine: EmbeddedEngine) -> None:
+        self._changes.put_nowait(engine)
+
+    def ended(self, reason: PenstockError) -> None:
+        self._changes.put_nowait(reason)
+
+    def refused(self, reason: PenstockError) -> None:
+        _log.error("this broker leaves the cluster: %s", reason.message)
+        self._refusal = reason
+        self._broker.server.stop()
+
+    async def _follow_changes(self) -> None:
+        while True:
+            change = await self._changes.get()
+            if isinstance(change, PenstockError):
+                await self._broker.end(change.message)
+                self._broker.refuse_unanswered(change.message)
+            elif change is self._node.replica.engine:
+                await self._begin(change)
+
+    async def _begin(self, engine: EmbeddedEngine) -> None:
+        try:
+            await self._before(engine)
+            await self._broker.begin(engine)
+        except PenstockError as error:
+            # The engine has ended meanwhile, which is the next change.
+            _log.warning("the broker could not begin to serve: %s", error.message)
+
+    # -- joining and leaving ---------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        joined: asyncio.Future[PenstockError | None] = self._loop.create_future()
+        self._node.start(joined.set_result)
+        refusal = await joined
+        if refusal is not None:
+            raise refusal
+
+    async def _leave_when_stopping(self) -> None:
+        await self._broker.server.stopping()
+        left = self._loop.create_future()
+        self._node.stop(partial(left.set_result, None))
+        await left
+
+    # -- the node --------------------------------------------------------------------------------
+
+    def _make_node(
+        self, services: JetStreamServices, stream: SharedStream, url: str, promised: Capabilities
+    ) -> ClusterNode:
+        settings, vfs = self._settings, Vfs()
+        scheduler, clock = LoopScheduler(self._loop), SystemClock()
+        limits = settings.limits()
+        options = WalOptions(
+            segment_bytes=settings.segment_bytes, reserve_bytes=settings.reserve_bytes
+        )
+        directory = os.path.join(settings.data_dir, SHARD)
+
+        def make_replica(node: ClusterNode) -> Replica:
+            def open_directory(
+                life: Scheduler, ended: Callable[[BaseException], None]
+            ) -> ReplicaDirectory:
+                return ReplicaDirectory(
+                    vfs,
+                    directory,
+                    options,
+                    stream,
+                    life,
+                    promised.durability,
+                    is_current=node.is_current,
+                    on_ended=ended,
+                )
+
+            return Replica(
+                settings.name,
+                stream,
+                limits,
+                clock,
+                scheduler,
+                lambda: LoopScheduler(self._loop),
+                open_directory,
+                node,
+                make_router(settings.router, settings.router_timeout_ms, self._loop),
+            )
+
+        me = identity_of(vfs, settings.data_dir, settings.name, url)
+        shared = {name: getattr(limits, name) for name in DECIDING_LIMITS}
+        agreement = Agreement(CLUSTER_FORMAT, shared | {"lease_ms": settings.cluster_lease_ms})
+        return ClusterNode(
+            me,
+            settings.cluster_name,
+            agreement,
+            services.keys,
+            scheduler,
+            clock,
+            TcpProbe(self._loop),
+            LeaseTimes(settings.cluster_lease_ms),
+            make_replica,
+            self,
+        )
