@@ -98,6 +98,18 @@ def test_time_goes_on_from_the_last_record_of_an_earlier_process():
     assert clock.wall_ms() == int(machine.wall_ms())
 
 
+def test_time_does_not_leap_when_a_process_goes_on_from_a_record_late():
+    """A standby serves hours after its start, behind a record of a moment ago."""
+    machine = Machine()
+    clock = machine.clock()
+    machine.elapsed_ms += 3 * HOUR_MS
+    last_ts = int(machine.wall_ms()) + 40
+    clock.start_at(last_ts)
+    assert last_ts <= clock.now_ms() <= last_ts + 1
+    machine.elapsed_ms += 1_000
+    assert clock.ahead_ms() <= 1
+
+
 def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture):
     machine = Machine()
     clock = machine.clock()

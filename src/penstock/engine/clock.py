@@ -88,7 +88,8 @@ class SystemClock:
         self._is_told = False
 
     def start_at(self, floor_ms: int) -> None:
-        self._base_ms = max(self._base_ms, floor_ms)
+        elapsed_ms = (self._elapsed() - self._started) * 1000
+        self._base_ms = max(self._base_ms, floor_ms - elapsed_ms)
 
     def now_ms(self) -> int:
         elapsed_ms = (self._elapsed() - self._started) * 1000

@@ -13,13 +13,12 @@ import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import msgspec
-
 from penstock.api.durability import Capabilities
 from penstock.api.engine import Engine
 from penstock.cluster.agreement import CLUSTER_FORMAT, Agreement
 from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
+from penstock.cluster.jetstream.promise import ClusterPromise
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
 from penstock.cluster.lease import LeaseTimes
 from penstock.cluster.node import ClusterNode, identity_of
@@ -81,7 +80,7 @@ def check_cluster_settings(settings: Settings, token: str) -> None:
             "a cluster with access_control needs token_file, the same on every broker: each may be "
             "the first that serves, and a first admin token would be printed by that one only"
         )
-    if settings.host in ("0.0.0.0", "::") and not settings.advertise:  # noqa: S104 - compared
+    if settings.host in ("0.0.0.0", "::") and not settings.advertise:
         raise InvalidArgument(
             f"{settings.host} is no address that others can connect to: set advertise to this "
             "broker's own, such as http://10.0.0.1:8080"
@@ -126,6 +125,23 @@ def _services(settings: Settings) -> JetStreamServices:
         raise InvalidArgument(str(error)) from error
 
 
+def durability_of(promise: ClusterPromise) -> str:
+    """Says in words what a success means."""
+    if promise.replicas < 2:
+        stored = "every answer waits until one NATS server has stored its data"
+    else:
+        most = promise.replicas // 2 + 1
+        stored = (
+            f"every answer waits until {most} of {promise.replicas} NATS servers have stored its "
+            "data"
+        )
+    return stored + {
+        "always": " and synced it to disk",
+        "stated": " and, as the operator states, synced it to disk",
+        "less": "; they sync it to disk later: power cuts may lose recent answers",
+    }[promise.sync]
+
+
 class ClusteredBroker:
     """The `ServingListener` of its node. `before` runs on each engine before it serves."""
 
@@ -148,7 +164,7 @@ class ClusteredBroker:
         settings = self._settings
         listener = listen(settings)
         address = address_of(settings, listener)
-        capabilities = Capabilities(True, "commit", services.promise.in_words())
+        capabilities = Capabilities(True, "commit", durability_of(services.promise))
         self._node = self._make_node(services, stream, settings.advertise or address, capabilities)
         self._broker = await open_broker(
             settings, token, self._node, give_back=trim_memory, listener=listener
