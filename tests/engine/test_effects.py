@@ -238,7 +238,7 @@ def test_renewals_of_a_long_lease_leave_nothing_behind() -> None:
     assert broker.begin("k", lease_ms=LONG_MS) is None
     command = EffectCommand("", "t", "g", "k", "o")
     for n in range(5000):
-        broker.submit(broker.engine.renew_effect, command, LONG_MS + n)
+        broker.submit(broker.engine.effects.renew, command, LONG_MS + n)
     broker.settle()
     assert len(broker.state.topics["t"].effects._order) < 2500
     assert isinstance(broker.begin("k", owner="b"), FailedPrecondition)

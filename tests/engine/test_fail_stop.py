@@ -39,7 +39,7 @@ COMMANDS: dict[str, Submit] = {
     "ack": lambda b, r: b.submit(b.engine.ack, b.naming(r, 0)),
     "nack": lambda b, r: b.submit(b.engine.nack, b.naming(r, 1), "why"),
     "effect": lambda b, r: b.submit(
-        b.engine.begin_effect, EffectCommand("", "t", "g", "k", "o"), 1000
+        b.engine.effects.begin, EffectCommand("", "t", "g", "k", "o"), 1000
     ),
     "topic": lambda b, r: b.submit(b.engine.create_topic, "new", 1),
     "deletion": lambda b, r: b.submit(b.engine.delete_topic, "other"),
@@ -268,7 +268,7 @@ def test_a_defect_in_a_turn_stops_serving_and_keeps_the_log(
         broker.submit(engine.produce_many, [broker.command("t", "d")]),
         broker.submit(engine.ack, broker.naming(reader, 0)),
         broker.submit(engine.nack, broker.naming(reader, 1), "why"),
-        broker.submit(engine.begin_effect, EffectCommand("", "t", "g", "k", "o"), 1000),
+        broker.submit(engine.effects.begin, EffectCommand("", "t", "g", "k", "o"), 1000),
         broker.submit(engine.create_topic, "new", 1),
     ]
     assert not any(waiting)

@@ -51,7 +51,7 @@ def test_a_failed_sync_refuses_every_command_that_waits_for_it(kind: str):
         broker.submit(engine.ack, broker.naming(reader, 0)),
         broker.submit(engine.ack_many, [broker.naming(reader, 0)]),
         broker.submit(engine.nack, broker.naming(reader, 1), "why"),
-        broker.submit(engine.begin_effect, effect, 1000),
+        broker.submit(engine.effects.begin, effect, 1000),
         broker.submit(engine.create_topic, "new", 1),
         broker.submit(engine.configure_topic, "t", 1, 1),
         broker.submit(engine.delete_topic, "t"),

@@ -313,17 +313,17 @@ class BrokerMachine(Observed):
         command = EffectCommand(tenant, topic.name, group, f"once {once % 4} {once % 3}", owner)
         key = effect_key(tenant, command.key)
         engine = self.broker.engine
-        began = self.broker.call(engine.begin_effect, command, 200)
+        began = self.broker.call(engine.effects.begin, command, 200)
         if topic.committed.get((group, key), 0) > self.now:
             assert isinstance(began, BegunEffect)
             assert began.is_committed, "a committed effect is to be run again"
         if not isinstance(began, BegunEffect) or began.is_committed:
             return
         if then == "commit":
-            assert self.broker.call(engine.commit_effect, command, "result") is None
+            assert self.broker.call(engine.effects.commit, command, "result") is None
             topic.committed[group, key] = self.now + TTL_MS
         elif then == "fail":
-            assert self.broker.call(engine.fail_effect, command, "reason") is None
+            assert self.broker.call(engine.effects.fail, command, "reason") is None
 
     # -- topics and groups --------------------------------------------------------------------
 

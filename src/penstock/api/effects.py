@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
+
+from penstock.api.outcomes import Done
 
 
 class EffectCommand(msgspec.Struct, gc=False):
@@ -31,3 +35,17 @@ class EffectReport(msgspec.Struct, frozen=True):
     lease_ms: int
     result: str
     last_error: str
+
+
+class EffectsPart(Protocol):
+    def begin(self, command: EffectCommand, lease_ms: int, done: Done[BegunEffect]) -> None: ...
+
+    def look_up(self, command: EffectCommand, done: Done[EffectReport]) -> None:
+        """Reports the effect to any owner."""
+        ...
+
+    def renew(self, command: EffectCommand, lease_ms: int, done: Done[None]) -> None: ...
+
+    def commit(self, command: EffectCommand, result: str, done: Done[None]) -> None: ...
+
+    def fail(self, command: EffectCommand, reason: str, done: Done[None]) -> None: ...

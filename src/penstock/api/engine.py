@@ -15,7 +15,7 @@ from penstock.api.audit import AuditPart
 from penstock.api.caches import CachesPart
 from penstock.api.consumers import Consumer, Sink
 from penstock.api.durability import Capabilities, Health
-from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
+from penstock.api.effects import EffectsPart
 from penstock.api.journal import JournalPart
 from penstock.api.messages import Produce, ProduceOutcome, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
@@ -55,6 +55,9 @@ class Engine(Protocol):
 
     @property
     def writes(self) -> WritesPart: ...
+
+    @property
+    def effects(self) -> EffectsPart: ...
 
     @property
     def transactions(self) -> TransactionsPart: ...
@@ -105,20 +108,6 @@ class Engine(Protocol):
         ...
 
     def extend(self, command: Settle, lease_ms: int, done: Done[None]) -> None: ...
-
-    def begin_effect(
-        self, command: EffectCommand, lease_ms: int, done: Done[BegunEffect]
-    ) -> None: ...
-
-    def look_up_effect(self, command: EffectCommand, done: Done[EffectReport]) -> None:
-        """Reports the effect to any owner."""
-        ...
-
-    def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done[None]) -> None: ...
-
-    def commit_effect(self, command: EffectCommand, result: str, done: Done[None]) -> None: ...
-
-    def fail_effect(self, command: EffectCommand, reason: str, done: Done[None]) -> None: ...
 
     def create_topic(
         self,

@@ -31,7 +31,7 @@ short. A leader that was cut off from the others answers for some seconds from w
 
 
 class Fate(enum.Enum):
-    """What became of a frame. TAKEN: another message has its number. LOST: the stream ends before
+    """The fate of a frame. TAKEN: another message has its number. LOST: the stream ends before
     the message that it must follow."""
 
     STORED = "stored"

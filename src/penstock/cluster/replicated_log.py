@@ -36,7 +36,8 @@ from penstock.storage.wal_open import Opened
 from penstock.storage.wal_writer import Batch, WalWriter
 
 FRAME_BYTES = MIB
-"""Where a frame is closed between two appends. Larger messages make the stream's replicas slow."""
+"""A frame of this size is closed between two appends. Larger messages make the stream's replicas
+slow."""
 MAX_UNSTORED_BYTES = 64 * MIB
 """The bytes of frames that the stream has not confirmed, or that are not in the local files yet.
 Beyond it, nothing may be produced; beyond twice as many, nothing may be recorded."""

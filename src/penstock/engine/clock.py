@@ -89,7 +89,8 @@ class SystemClock:
 
     def start_at(self, floor_ms: int) -> None:
         elapsed_ms = (self._elapsed() - self._started) * 1000
-        self._base_ms = max(self._base_ms, floor_ms - elapsed_ms)
+        # The half keeps rounding from giving a time before the floor.
+        self._base_ms = max(self._base_ms, floor_ms + 0.5 - elapsed_ms)
 
     def now_ms(self) -> int:
         elapsed_ms = (self._elapsed() - self._started) * 1000

@@ -12,19 +12,10 @@ from typing import TypeVar
 
 from penstock.api.consumers import Sink
 from penstock.api.durability import Health
-from penstock.api.effects import BegunEffect, EffectCommand, EffectReport
 from penstock.api.messages import Produce, ProduceOutcome, Router, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
 from penstock.api.outcomes import Done
 from penstock.api.topics import NO_RETRIES, RetryDefaults, TopicReport
-from penstock.core.effect_rules import (
-    decide_begin,
-    decide_commit,
-    decide_fail,
-    decide_renew,
-    find_effect,
-)
-from penstock.core.effects import Effect
 from penstock.core.groups import Unfinished
 from penstock.core.produce import find_topic
 from penstock.core.settle import (
@@ -43,10 +34,11 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.engine.consumers import OpenConsumer
+from penstock.engine.ledger import no_room
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
 from penstock.engine.quotas import Reservation
-from penstock.engine.report import report_effect, report_topic
+from penstock.engine.report import report_topic
 from penstock.engine.routing import RoutingGate, route_many
 from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
@@ -77,6 +69,7 @@ class EmbeddedEngine:
         self.caches = parts.caches
         self.streams = parts.streams
         self.writes = parts.writes
+        self.effects = parts.effects
         self.transactions = parts.transactions
         self.transactions.routing = self.routing
         self.quotas = parts.quotas
@@ -236,34 +229,6 @@ class EmbeddedEngine:
 
         self._decide(decide, done)
 
-    # -- effects -------------------------------------------------------------------------------
-
-    def begin_effect(self, command: EffectCommand, lease_ms: int, done: Done[BegunEffect]) -> None:
-        def decide() -> BegunEffect:
-            decision = decide_begin(self._state, command, lease_ms, self._ledger.now_ms())
-            if isinstance(decision, Effect):
-                return BegunEffect(is_committed=True, text=decision.text)
-            self._record(decision)
-            return BegunEffect(is_committed=False, text=decision.text)
-
-        self._decide(decide, done)
-
-    def look_up_effect(self, command: EffectCommand, done: Done[EffectReport]) -> None:
-        def decide() -> EffectReport:
-            now_ms = self._ledger.now_ms()
-            return report_effect(find_effect(self._state, command, now_ms), now_ms)
-
-        self._decide(decide, done)
-
-    def renew_effect(self, command: EffectCommand, lease_ms: int, done: Done[None]) -> None:
-        self._decide_record(lambda now: decide_renew(self._state, command, lease_ms, now), done)
-
-    def commit_effect(self, command: EffectCommand, result: str, done: Done[None]) -> None:
-        self._decide_record(lambda now: decide_commit(self._state, command, result, now), done)
-
-    def fail_effect(self, command: EffectCommand, reason: str, done: Done[None]) -> None:
-        self._decide_record(lambda now: decide_fail(self._state, command, reason, now), done)
-
     # -- topics and groups ---------------------------------------------------------------------
 
     def create_topic(
@@ -418,19 +383,9 @@ class EmbeddedEngine:
     def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
         self._ledger.answer(done, self._ledger.attempt(decide))
 
-    def _decide_record(self, decide: Callable[[int], Record | None], done: Done[None]) -> None:
-        """Runs a command that writes one record, or none, and answers with nothing."""
-
-        def run() -> None:
-            record = decide(self._ledger.now_ms())
-            if record is not None:
-                self._record(record)
-
-        self._decide(run, done)
-
     def _record(self, record: Record) -> None:
         if not self._ledger.record(record):
-            raise _no_room()
+            raise no_room()
 
     def _note(self, action: str, full: str, detail: str = "", kind: str = "topic") -> None:
         scope, name = split_name(full)
@@ -441,16 +396,12 @@ class EmbeddedEngine:
             raise self._ledger.failure
 
 
-def _no_room() -> Unavailable:
-    return Unavailable("the disk is full; nothing can be recorded until there is room")
-
-
 def _released(
     outcome: Unfinished | PenstockError, kept: Collection[Unfinished]
 ) -> PenstockError | None:
     if isinstance(outcome, PenstockError):
         return outcome
-    return _no_room() if outcome in kept else None
+    return no_room() if outcome in kept else None
 
 
 def _only(outcome: list[PenstockError | None] | PenstockError) -> PenstockError | None:

@@ -434,3 +434,8 @@ class Lot:
             self.places.update(self._runs)
             self._begin()
         self._room = 0
+
+
+def no_room() -> Unavailable:
+    """Returns the refusal of what found no room in the log, not even in the reserve."""
+    return Unavailable("the disk is full; nothing can be recorded until there is room")

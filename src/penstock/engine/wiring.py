@@ -10,6 +10,7 @@ from penstock.engine.clock import Clock
 from penstock.engine.dead_letters import DeadLetters
 from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.dispatcher import Dispatcher
+from penstock.engine.effects import EffectCommands
 from penstock.engine.event_reading import EventReading
 from penstock.engine.journal import JournalCommands, SealedJournal
 from penstock.engine.leases import Leases
@@ -85,6 +86,7 @@ class Parts:
             sealing = Sealing(checkpoint, window, log, sealed, clock, scheduler)
         self.sealing = sealing
         self.journal = self._journal(checkpoint, lookups)
+        self.effects = EffectCommands(state, ledger)
         snapshots = CacheSnapshots(state, ledger, scheduler)
         self.caches = Caches(state, ledger, self.quotas, opened, snapshots)
         reading = EventReading(state.topics_by_id, window, log, history)

@@ -135,11 +135,14 @@ def durability_of(promise: ClusterPromise) -> str:
             f"every answer waits until {most} of {promise.replicas} NATS servers have stored its "
             "data"
         )
-    return stored + {
-        "always": " and synced it to disk",
-        "stated": " and, as the operator states, synced it to disk",
-        "less": "; they sync it to disk later: power cuts may lose recent answers",
-    }[promise.sync]
+    return (
+        stored
+        + {
+            "always": " and synced it to disk",
+            "stated": " and, as the operator states, synced it to disk",
+            "less": "; they sync it to disk later: power cuts may lose recent answers",
+        }[promise.sync]
+    )
 
 
 class ClusteredBroker:

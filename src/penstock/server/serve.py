@@ -26,7 +26,6 @@ from penstock.engine.scheduler import LoopScheduler
 from penstock.model.audit import BROKER_ACTOR, Actor
 from penstock.model.errors import InvalidArgument
 from penstock.server.broker import open_broker
-from penstock.server.clustering import check_cluster_settings, run_clustered
 from penstock.server.declarations import DeclaredResources
 from penstock.server.http.admission import is_loopback
 from penstock.server.identity.jwt_settings import check_jwt_settings
@@ -66,8 +65,13 @@ def serve(
             "and caches at the control plane"
         )
     check_jwt_settings(settings)
+    run = _run
     if settings.cluster:
+        # Other brokers start faster without it.
+        from penstock.server.clustering import check_cluster_settings, run_clustered
+
         check_cluster_settings(settings, token)
+        run = run_clustered
     _raise_file_limit()
     # Until the loop handles it: closing the terminal must not end a long recovery.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -75,7 +79,6 @@ def serve(
         # Without access control there is no audit log.
         actor = BROKER_ACTOR if settings.access_control else None
         before = partial(_declare, resources or DeclaredResources(), apply_changes, actor)
-        run = run_clustered if settings.cluster else _run
         runner.run(run(settings, token, announce, before))
 
 

@@ -115,7 +115,7 @@ class AppendingLog(ABC):
 
     @property
     def _open_bytes(self) -> int:
-        """What the open frame would take in a segment if it were closed now."""
+        """The bytes of the open frame in a segment, if it were closed now."""
         return self._end - (self.seq << POSITION_BITS) + FRAME_HEADER_BYTES
 
     def _limit_frame(self, room: int, produce_room: int, *, may_produce: bool) -> None:

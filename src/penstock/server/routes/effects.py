@@ -87,7 +87,7 @@ _ANYBODY = "anybody"
 
 def begin(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased.read(request)
-    dispatch.engine.begin_effect(
+    dispatch.engine.effects.begin(
         _allowed(dispatch, request, body),
         lease_of(body.lease_ms, dispatch.engine.limits.lease_ms),
         lambda outcome: send_outcome(reply, outcome, 200, _begun),
@@ -103,7 +103,7 @@ def _begun(effect: BegunEffect) -> Begun:
 def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = body_of_query(request.params(), EffectBody, owner=_ANYBODY)
     command = _allowed(dispatch, request, body)
-    dispatch.engine.look_up_effect(
+    dispatch.engine.effects.look_up(
         command, lambda outcome: send_outcome(reply, outcome, 200, lambda report: report)
     )
 
@@ -111,12 +111,12 @@ def look_up(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 def renew(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _leased.read(request)
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
-    dispatch.engine.renew_effect(_allowed(dispatch, request, body), lease_ms, reply.settle)
+    dispatch.engine.effects.renew(_allowed(dispatch, request, body), lease_ms, reply.settle)
 
 
 def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _commits.read(request)
-    dispatch.engine.commit_effect(
+    dispatch.engine.effects.commit(
         _allowed(dispatch, request, body), body.result or "", reply.settle
     )
 
@@ -124,7 +124,7 @@ def commit(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 def fail(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _failures.read(request)
     command = _allowed(dispatch, request, body)
-    dispatch.engine.fail_effect(command, clean_reason(body.reason), reply.settle)
+    dispatch.engine.effects.fail(command, clean_reason(body.reason), reply.settle)
 
 
 def _allowed(dispatch: RequestDispatch, request: Request, body: EffectBody) -> EffectCommand:
