@@ -56,6 +56,16 @@ _FLAGS: dict[str, tuple[str, str | tuple[str, ...]]] = {
     ),
     "control_plane": ("Follow the registry of the broker at this address.", "URL"),
     "control_plane_token_file": ("File with the bearer token for the control plane.", "FILE"),
+    "cluster": (
+        "Be a broker of a cluster on these NATS servers: nats://host,host,host. Needs --name.",
+        "URL",
+    ),
+    "cluster_name": ("Name of the cluster, if the NATS servers have several.", "TEXT"),
+    "name": ("Name of this broker in its cluster; no other may have it.", "TEXT"),
+    "advertise": (
+        "Address at which the other brokers and clients reach this one.",
+        "URL",
+    ),
     "allow_insecure_bind": (
         "Allow other machines to connect although nobody is asked for a token.",
         "",

@@ -67,7 +67,7 @@ class ClusterNode:
         self.cluster = cluster
         self._listener = listener
         self._callbacks: list[Callable[[], None]] = []
-        availability = StoreAvailability(times.ttl_ms)
+        availability = StoreAvailability(times.ttl_ms // 2)
         self._membership = Membership(
             me,
             agreement,
@@ -101,18 +101,20 @@ class ClusterNode:
 
         self._membership.join(done)
 
-    def stop(self, done: Callable[[], None]) -> None:
-        """Hands the shard over to another broker, if this one owns it, and leaves the cluster."""
+    def hand_over(self, done: Callable[[], None]) -> None:
+        """Answers what was accepted, and lets another broker take over the shard if this one owns
+        it. The server must not serve any more."""
+        self.ownership.stop(done)
 
-        def handed_over() -> None:
-            self._table.close()
-            self._membership.leave(left)
+    def leave(self, done: Callable[[], None]) -> None:
+        """Tells the others that this broker stops, and closes the local files."""
 
         def left() -> None:
             self.replica.close()
             done()
 
-        self.ownership.stop(handed_over)
+        self._table.close()
+        self._membership.leave(left)
 
     def is_current(self) -> bool:
         return self.ownership.is_current()

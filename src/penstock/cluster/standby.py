@@ -79,7 +79,8 @@ class Standby:
         self.state = self.recovery.checkpoint.state
         self.is_following = False
         self.is_caught_up = False
-        """Everything was read that the stream had when it was last asked."""
+        """Everything was read that the stream had about a second ago."""
+        self._last_end: int | None = None
         self._directory = directory
         self._stream = stream
         self._scheduler = scheduler
@@ -206,7 +207,10 @@ class Standby:
 
     def _compare_ends(self, outcome: BoundsOutcome) -> None:
         if isinstance(outcome, Bounds):
-            self.is_caught_up = self.log.durable_seq >= outcome.last_seq
+            # Under load the stream's end is always a little ahead. Its end of a second ago is not.
+            before = outcome.last_seq if self._last_end is None else self._last_end
+            self.is_caught_up = self.log.durable_seq >= min(before, outcome.last_seq)
+            self._last_end = outcome.last_seq
 
     # -- the log's listener ----------------------------------------------------------------------
 

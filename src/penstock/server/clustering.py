@@ -173,19 +173,16 @@ class ClusteredBroker:
             settings, token, self._node, give_back=trim_memory, listener=listener
         )
         await self._join()
-        tasks = [
-            self._loop.create_task(self._follow_changes()),
-            self._loop.create_task(self._leave_when_stopping()),
-        ]
+        following = self._loop.create_task(self._follow_changes())
+        self._broker.server.farewell = self._hand_over
         try:
             await self._broker.run(partial(announce, self._broker.address, capabilities, ""))
-            await tasks[1]
+            await self._call_node(self._node.leave)
             await self._broker.end(STOPPING)
         finally:
-            for task in tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
         if self._refusal is not None:
             raise self._refusal
 
@@ -228,11 +225,15 @@ class ClusteredBroker:
         if refusal is not None:
             raise refusal
 
-    async def _leave_when_stopping(self) -> None:
-        await self._broker.server.stopping()
-        left = self._loop.create_future()
-        self._node.stop(partial(left.set_result, None))
-        await left
+    async def _hand_over(self) -> None:
+        """Lets another broker serve. Requests that come meanwhile wait and are forwarded to it."""
+        await self._broker.end(STOPPING)
+        await self._call_node(self._node.hand_over)
+
+    async def _call_node(self, step: Callable[[Callable[[], None]], None]) -> None:
+        done: asyncio.Future[None] = self._loop.create_future()
+        step(partial(done.set_result, None))
+        await done
 
     # -- the node --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from penstock.model.errors import InvalidArgument, OutcomeUnknown
@@ -46,11 +46,13 @@ class RefusedConnection(asyncio.Protocol):
 
 
 class BrokerServer:
-    """`sweeps` are called once a second."""
+    """`sweeps` are called once a second. `farewell` is what the broker does first when it is told
+    to stop, while it still accepts connections."""
 
     def __init__(self, dispatch: RequestDispatch, tls: TlsFiles | None = None) -> None:
         self.connections: set[HttpConnection | WebSocketConnection] = set()
         self.sweeps: list[Callable[[], None]] = []
+        self.farewell: Callable[[], Awaitable[None]] | None = None
         self._dispatch = dispatch
         self._tls = tls
         self._refused_certificates = RefusedCertificates()
@@ -79,6 +81,8 @@ class BrokerServer:
         try:
             started()
             await self._is_stopping.wait()
+            if self.farewell is not None:
+                await self.farewell()
             if self._reloading is not None:
                 await self._reloading
             self._server.close()
