@@ -76,7 +76,7 @@ class Node:
         self.vfs = FaultyVfs()
         self.directory = f"/{name}"
         self.is_current = True
-        self.ended: list[PenstockError] = []
+        self.endings: list[PenstockError] = []
         self._options = options
         self._limits = limits
         self._process_options = process
@@ -130,7 +130,7 @@ class Node:
         self.world.epochs.append((self.replica.serving_epoch, self.name))
 
     def engine_ended(self, reason: PenstockError) -> None:
-        self.ended.append(reason)
+        self.endings.append(reason)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -269,6 +269,6 @@ class ReplicaWorld:
                 page = parts.pages.page(log, cursor)
             new = [message for message in page or [] if message.offset >= cursor]
             assert new, f"nothing to read at {cursor} of {held.end_offset}"
-            found += [message.value for message in new]
+            found += [str(message.value) for message in new]
             cursor = new[-1].offset + 1
         return found

@@ -20,7 +20,7 @@ class Simulation:
     """One world. A test moves its time with `pass_ms`.
 
     `settled` has conditions that also must hold before time goes on, for brokers whose logs write
-    in threads.
+    in threads. `observers` are called whenever there is nothing more to do at one time.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -28,6 +28,7 @@ class Simulation:
         self.scheduler = Turns()
         self.processes: list[SimulatedProcess] = []
         self.settled: list[Callable[[], bool]] = []
+        self.observers: list[Callable[[], None]] = []
 
     @property
     def now_ms(self) -> int:
@@ -46,6 +47,8 @@ class Simulation:
             self.scheduler.run_until(lambda: all(is_settled() for is_settled in self.settled))
         else:
             self.scheduler.run()
+        for observe in self.observers:
+            observe()
 
     def pass_ms(self, ms: int) -> None:
         """Time goes by, stopping wherever a timer is due."""

@@ -67,7 +67,7 @@ def test_a_deposed_owner_acknowledges_nothing_and_becomes_a_standby(
     world.produce(a, "kept")
     world.must_promote("b")
     old = world.submit(a.engine.produce, Produce("t", "", "refused", None))
-    world.simulation.wait_until(lambda: bool(a.ended))
+    world.simulation.wait_until(lambda: bool(a.endings))
     assert isinstance(old[0], Deposed)
     world.produce(b, "new")
     world.simulation.pass_ms(20)

@@ -62,6 +62,7 @@ class ClusterNode:
         times: LeaseTimes,
         make_replica: Callable[[ClusterNode], Replica],
         listener: ServingListener,
+        monotonic_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self.name = me.name
         self.cluster = cluster

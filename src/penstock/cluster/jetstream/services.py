@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.cluster.jetstream import promise, setup
+from penstock.cluster.jetstream import api, promise, setup
 from penstock.cluster.jetstream.addresses import NatsAddress
-from penstock.cluster.jetstream.api import JetStreamApi, StreamAnswer
+from penstock.cluster.jetstream.api import JetStreamApi, StreamAnswer, StreamConfig
 from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S, NatsConnection
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.jetstream.keys import JetStreamKeys
@@ -64,7 +64,7 @@ class JetStreamServices:
         names = self._names
         wanted = setup.stream_config(names, purpose, self.cluster_id, max_bytes, setup.REPLICAS)
         found = await setup.find_or_make(self._api, wanted, self._accept)
-        expected = names.subject(purpose, found.config.metadata.get(setup.api.IDENTITY, ""))
+        expected = names.subject(purpose, found.config.metadata.get(api.IDENTITY, ""))
         if found.config.subjects != (expected,):
             raise ClusterRefused(f"the stream {wanted.name} has other subjects than its own")
         self.promise = _weaker(self.promise, await self._check(found, wanted))
@@ -77,7 +77,7 @@ class JetStreamServices:
     async def close(self) -> None:
         await self.connection.close()
 
-    async def _check(self, found: StreamAnswer, wanted: setup.StreamConfig) -> ClusterPromise:
+    async def _check(self, found: StreamAnswer, wanted: StreamConfig) -> ClusterPromise:
         connection, accept = self.connection, self._accept
         promise.check_config(found, wanted, self.cluster_id)
         promise.check_replicas(found, accept)
