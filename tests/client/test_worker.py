@@ -74,11 +74,11 @@ def test_the_lease_is_extended_while_the_handler_runs(client: Client, topic: str
 
     def handle(delivery: Delivery) -> None:
         attempts.append(delivery.attempts)
-        time.sleep(1.0)
+        time.sleep(2.5)
 
     client.produce(topic, "v")
-    with running(Worker(client, topic, "g", handle, lease_ms=300)):
-        eventually(lambda: lag(client, topic), lambda left: left == 0)
+    with running(Worker(client, topic, "g", handle, lease_ms=2000)):
+        eventually(lambda: lag(client, topic), lambda left: left == 0, 60)
     assert attempts == [1]
 
 

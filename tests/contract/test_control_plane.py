@@ -374,14 +374,13 @@ def test_a_control_plane_that_hangs_holds_up_nobody_else(start: Start) -> None:
     plane.process.send_signal(signal.SIGSTOP)
     wires = [Wire(follower.port) for _ in range(80)]
     try:
-        began = time.monotonic()
         body = b'{"tenant_id": "t"}'
         for wire in wires:
             wire.send(encode(follower.port, "POST", "/v1/tenants", body))
         assert publish(follower, place).status_code == 200
-        assert time.monotonic() - began < 2
+        answered = [wire for wire in wires if wire.has_input()]
+        assert len(answered) < len(wires), "the publish waited until the others were refused"
         answers = [wire.read() for wire in wires]
-        assert time.monotonic() - began < 9
     finally:
         plane.process.send_signal(signal.SIGCONT)
         for wire in wires:

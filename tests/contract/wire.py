@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from dataclasses import dataclass
@@ -52,6 +53,10 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
+
+    def has_input(self) -> bool:
+        """Return whether a part of a response has arrived."""
+        return bool(self._buffer) or bool(select.select([self.socket], [], [], 0)[0])
 
     def send_until_refused(self, piece: bytes, limit_bytes: int) -> int:
         """Send the piece over and over, up to the limit or until the broker takes no more."""
