@@ -18,11 +18,12 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 TESTS = Path(__file__).parent
-SPARK = "spark"
-"""Tests of this folder run in one worker, for they share one session. It gets faster with use."""
+SHARING = ("spark/pipelines", "spark")
+"""The tests of each of these folders run in one worker, for they share one Spark session. It gets
+faster with use."""
 
 SLOW_FIRST = (
-    SPARK,
+    *SHARING,
     "spark/pipelines/test_killed.py",
     "crash/test_kill_loop.py",
     "docs/test_examples.py",
@@ -38,7 +39,7 @@ SLOW_FIRST = (
     "property",
 )
 """Files and folders with tests that take long, longest first. The file counts if both are named:
-those of Spark's folder have Java processes of their own."""
+those files have Java processes of their own."""
 
 
 def pytest_configure() -> None:
@@ -59,7 +60,8 @@ class Schedule(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = super()._split_scope(nodeid)
-        return SPARK if _slow_part(TESTS.parent / path) == SPARK else path
+        part = _slow_part(TESTS.parent / path)
+        return part if part in SHARING else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
