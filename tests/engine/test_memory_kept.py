@@ -117,15 +117,15 @@ def really_held(thing: Any) -> int:
 
 @pytest.mark.parametrize("shape", MESSAGES)
 def test_a_message_is_counted_with_everything_that_it_holds(shape: str):
-    """driftq-24. Between what its objects take and a little more: the allocator rounds up, and
-    there is a place in a list and in the log."""
+    """driftq-24. Between what its objects take and a little more: the allocator rounds up, there
+    is a place in a list and in the log, and texts are smaller from Python 3.12 on."""
     key, value, envelope, routing = MESSAGES[shape]
     message = Message(7, 0, 10_000, 1_700_000_000_000, key, value, envelope, routing)
     before = held_bytes(message, size_of(message))
     encode_record(message)
     assert held_bytes(message, size_of(message)) == before, "it changed when it was written"
     held = really_held(message)
-    assert held <= before <= held * 1.2 + 80
+    assert held <= before <= held * 1.3 + 80
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -291,6 +291,7 @@ class Ledger:
     def _turn(self) -> None:
         self._is_awake = False
         if self.failure is not None:
+            self._end_serving()
             return
         try:
             self._listener.turn()
@@ -312,7 +313,7 @@ class Ledger:
             return error
         if self.failure is None:
             # The stack may be exhausted, so serving ends here without another call. The rest is
-            # done on another stack, or by the next command.
+            # done on another stack: by the next turn or command.
             self.failure = self._broken
             self._defect = error
             try:
