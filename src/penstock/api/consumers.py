@@ -19,11 +19,15 @@ class Sink(Protocol):
 
 
 class Consumer(Protocol):
-    """An open consumer. `id` is its number, which no other has. `closed`: its connection has closed
-    it, or its group or topic was deleted."""
+    """An open consumer. `id` is its number, which no other has. `topic_id` is that of its topic; of
+    a stream, the `stream_id`. `closed`: its connection has closed it, or its group or topic was
+    deleted."""
 
     id: int
     closed: bool
+
+    @property
+    def topic_id(self) -> int: ...
 
     def pause(self) -> None:
         """The connection is above its high-water mark: the engine hands nothing to it."""

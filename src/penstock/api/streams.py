@@ -63,10 +63,12 @@ class EventSink(Protocol):
 
 class Subscription(Protocol):
     """An open subscription. `begins_at` is the offset of the first event that can come, or -1 if
-    the stream keeps none. All events before it are durable."""
+    the stream keeps none. All events before it are durable. `stream_id` is that of the stream, None
+    if it keeps no events."""
 
     id: str
     begins_at: int
+    stream_id: int | None
 
     def take(self, max_events: int) -> list[EventRun]:
         """Takes the next events in order, which then count as delivered; may split a batch."""

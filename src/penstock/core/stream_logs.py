@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import find
 from penstock.core.topics import Topic
-from penstock.model.errors import FailedPrecondition
+from penstock.model.errors import FailedPrecondition, OutOfRange
 from penstock.model.records import (
     Record,
     RegistryChanged,
@@ -65,12 +65,20 @@ def no_subscription(log_name: str, name: str) -> str:
     return f"no subscription {name!r} of stream {quoted(log_name)}"
 
 
-def find_log(state: BrokerState, path: Path) -> Topic:
-    """Returns the log of a stream. Raises if there is no such stream, or it is not durable."""
+def find_log(state: BrokerState, path: Path, stream_id: int | None = None) -> Topic:
+    """Returns the log of a stream, whose id is the stream's. Raises if there is no such stream, if
+    it is not durable, or if it does not have the id that is given."""
     config = find(state.registry, "stream", path).stream
     if config is None or not config.durable:
         raise FailedPrecondition(
             f"stream {'/'.join(path)!r} keeps no events; only a durable stream has positions, "
             "and takes batches"
         )
-    return state.topics[stream_log_name(path)]
+    topic = state.topics[stream_log_name(path)]
+    if stream_id is not None and stream_id != topic.id:
+        raise OutOfRange(
+            f"stream {'/'.join(path)!r} has the id {topic.id}, not {stream_id}: it was deleted and "
+            "created again. Offsets of the old stream mean other events in this one: discard the "
+            "position that you have kept, and begin again without it"
+        )
+    return topic

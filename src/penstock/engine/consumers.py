@@ -167,6 +167,10 @@ class OpenConsumer:
         self.unwritten_bytes = 0
         self._changed = changed
 
+    @property
+    def topic_id(self) -> int:
+        return self.run.group.topic.id
+
     def can_take(self) -> bool:
         return (
             not self.closed

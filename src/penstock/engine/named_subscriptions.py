@@ -86,7 +86,7 @@ class NamedSubscriptions:
         """Joins the subscription, after creating it if it is new."""
         reserved: Reservation | None = None
         try:
-            topic = self.find(command.path)
+            topic = self.find(command.path, command.stream_id)
             if self._quotas.is_active:
                 reserved = self._quotas.reserve(command.path[:2])
         except PenstockError as error:
@@ -104,9 +104,9 @@ class NamedSubscriptions:
             begin = partial(self._begin, topic, command.name, join)
             resolve_start(self._ranges, topic, command.start, begin)
 
-    def find(self, path: Path) -> Topic:
+    def find(self, path: Path, stream_id: int | None = None) -> Topic:
         """Returns the log of a stream that may have named subscriptions."""
-        topic = find_log(self._state, path)
+        topic = find_log(self._state, path, stream_id)
         config = find(self._state.registry, "stream", path).stream
         if config is not None and config.delivery == "at_most_once":
             raise FailedPrecondition(

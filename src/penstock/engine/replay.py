@@ -44,6 +44,7 @@ class ReplaySubscription:
         left: Callable[[ReplaySubscription], None],
     ) -> None:
         self.id = f"s{number}"
+        self.stream_id: int | None = log.topic.id
         self.is_closed = False
         self.begins_at = self.next_offset = at
         self.delivered = 0

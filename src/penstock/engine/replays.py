@@ -23,7 +23,7 @@ from penstock.engine.replay import ReplaySubscription
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.stream_log import StreamLog
 from penstock.model.errors import NotFound, PenstockError
-from penstock.model.streams import Start
+from penstock.model.streams import Start, Subscribe
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -54,10 +54,17 @@ class Replays:
         self._find = find
 
     def open(
-        self, path: Path, number: int, start: Start, sink: EventSink, done: Done[Subscription]
+        self,
+        command: Subscribe,
+        start: Start,
+        number: int,
+        sink: EventSink,
+        done: Done[Subscription],
     ) -> None:
-        """Raises if the stream is not durable, or no other subscription may be opened."""
-        stream, topic = self._find(path), find_log(self._state, path)
+        """Raises if the stream is not durable or not the one that is meant, or if no other
+        subscription may be opened."""
+        path = command.path
+        stream, topic = self._find(path), find_log(self._state, path, command.stream_id)
         reserved = self._quotas.reserve(path[:2]) if self._quotas.is_active else None
         begin = partial(self._begin, path, stream, reserved, number, sink, done)
         resolve_start(self._ranges, topic, start, begin)

@@ -242,8 +242,10 @@ class Streams:
             check_depth(command.event_queue_depth)
             if command.start is not None:
                 self._subscribed += 1
-                self._replays.open(command.path, self._subscribed, command.start, sink, done)
+                self._replays.open(command, command.start, self._subscribed, sink, done)
                 return
+            if command.stream_id is not None:
+                find_log(self._state, command.path, command.stream_id)
             if self._quotas.is_active:
                 self._quotas.check_subscription(command.path[:2])
         except PenstockError as error:
@@ -259,6 +261,7 @@ class Streams:
             own_depth=command.event_queue_depth,
             wants_lag=command.wants_lag,
             begins_at=-1 if stream.log is None else stream.log.topic.next_offset,
+            stream_id=None if stream.log is None else stream.log.topic.id,
         )
         stream.add(subscription)
         confirm = partial(self._confirm, subscription, done)

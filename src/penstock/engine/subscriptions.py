@@ -63,6 +63,7 @@ class OpenSubscription:
         "is_closed",
         "since",
         "since_ms",
+        "stream_id",
     )
 
     def __init__(
@@ -76,8 +77,10 @@ class OpenSubscription:
         own_depth: int | None,
         wants_lag: bool,
         begins_at: int = -1,
+        stream_id: int | None = None,
     ) -> None:
         self.id = f"s{number}"
+        self.stream_id = stream_id
         self.begins_at = begins_at
         self.since = since
         self.since_ms = around.now_ms()

@@ -32,18 +32,20 @@ class Start(msgspec.Struct, frozen=True):
 class Subscribe(msgspec.Struct, frozen=True, kw_only=True):
     """Subscribes to a stream. An `event_queue_depth` of None means the stream's. `wants_lag` asks
     for a message when the lag alert begins and ends. With a `start` it reads the durable stream
-    from there on, and loses nothing."""
+    from there on, and loses nothing. With a `stream_id`, only that stream is read, not one that was
+    created later under the same name."""
 
     path: Path
     event_queue_depth: int | None = None
     wants_lag: bool = False
     start: Start | None = None
+    stream_id: int | None = None
 
 
 class SubscribeNamed(msgspec.Struct, frozen=True, kw_only=True):
     """Joins the subscription `name` of a durable stream, which shares its events among those who
     joined it and delivers each until it is acked. A new one begins at `start`. A `prefetch` or
-    `lease_ms` of 0 means the broker's limit."""
+    `lease_ms` of 0 means the broker's limit. `stream_id` is as in Subscribe."""
 
     path: Path
     name: str
@@ -51,6 +53,7 @@ class SubscribeNamed(msgspec.Struct, frozen=True, kw_only=True):
     start: Start = Start("latest")
     lease_ms: int = 0
     prefetch: int = 0
+    stream_id: int | None = None
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):

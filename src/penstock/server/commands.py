@@ -16,7 +16,7 @@ from penstock.api.engine import Engine
 from penstock.api.messages import Settle
 from penstock.model.caching import Check, Delete, Increment, Precondition, Put, Txn, Watch
 from penstock.model.errors import InvalidArgument
-from penstock.model.limits import MAX_LEASE_MS, MAX_OFFSET, MAX_REASON_BYTES
+from penstock.model.limits import MAX_LEASE_MS, MAX_OFFSET, MAX_POSITION, MAX_REASON_BYTES
 from penstock.model.names import clean_name
 from penstock.model.streams import Publish, Start, Subscribe, SubscribeNamed
 from penstock.model.tenancy import Path
@@ -26,6 +26,7 @@ from penstock.server.websocket.messages import (
     PublishBatchBody,
     PublishBody,
     PutBody,
+    SubscribeMessage,
     TxnBody,
     TxnCheck,
     TxnDelete,
@@ -99,12 +100,15 @@ def subscribe_of(
     event_queue_depth: int | None,
     wants_lag: bool | None,
     start: Start | None = None,
+    stream_id: int | None = None,
 ) -> Subscribe:
+    check_stream_id(stream_id)
     return Subscribe(
         path=path,
         event_queue_depth=event_queue_depth,
         wants_lag=wants_lag or False,
         start=start,
+        stream_id=stream_id,
     )
 
 
@@ -115,7 +119,9 @@ def named_of(
     start: Start | None,
     lease_ms: int | None,
     prefetch: int | None,
+    stream_id: int | None = None,
 ) -> SubscribeNamed:
+    check_stream_id(stream_id)
     if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
         raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
     if prefetch is not None and not 0 <= prefetch <= MAX_OFFSET:
@@ -127,7 +133,29 @@ def named_of(
         start=start or Start("latest"),
         lease_ms=lease_ms or 0,
         prefetch=prefetch or 0,
+        stream_id=stream_id,
     )
+
+
+def subscription_of(path: Path, message: SubscribeMessage) -> Subscribe | SubscribeNamed:
+    start = start_of(message.start)
+    if message.name is None:
+        check_unnamed(owner=message.owner, lease_ms=message.lease_ms, prefetch=message.prefetch)
+        return subscribe_of(path, message.event_queue_depth, message.lag, start, message.stream_id)
+    return named_of(
+        path,
+        message.name,
+        message.owner,
+        start,
+        message.lease_ms,
+        message.prefetch,
+        message.stream_id,
+    )
+
+
+def check_stream_id(stream_id: int | None) -> None:
+    if stream_id is not None and not 0 <= stream_id <= MAX_POSITION:
+        raise InvalidArgument("stream_id must be a whole number, 0 or more")
 
 
 def check_unnamed(**given: str | int | None) -> None:

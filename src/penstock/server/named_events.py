@@ -36,11 +36,12 @@ def encode_lines(subscription_id: str, items: Sequence[EventItem]) -> bytes:
     return _encode_lines([_event(subscription_id, item) for item in items])
 
 
-def encode_sse(subscription_id: str, items: Sequence[EventItem]) -> bytes:
+def encode_sse(subscription_id: str, stream_id: int, items: Sequence[EventItem]) -> bytes:
+    """Returns server-sent events. The id of each has the stream's id and the offset."""
     return b"".join(
         [
-            b"id: %d\nevent: event\ndata: %b\n\n"
-            % (item.offset, _encode(_event(subscription_id, item)))
+            b"id: %d-%d\nevent: event\ndata: %b\n\n"
+            % (stream_id, item.offset, _encode(_event(subscription_id, item)))
             for item in items
         ]
     )

@@ -85,7 +85,10 @@ class SubscriptionSource:
         self._subscription = subscription
         self._form = form
         self._lines = EventLines(
-            subscription.id, form.before("event"), form.after, has_ids=form.is_sse
+            subscription.id,
+            form.before("event"),
+            form.after,
+            stream_id=subscription.stream_id if form.is_sse else None,
         )
 
     def opening(self) -> bytes:

@@ -17,7 +17,7 @@ from penstock.server.http.feeds import FeedFormat
 from penstock.server.http.responses import typed_error
 from penstock.server.http.streamed_response import StreamedResponse
 from penstock.server.named_events import encode_lines, encode_sse
-from penstock.server.websocket.answers import Subscribed
+from penstock.server.websocket.answers import named_answer
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
@@ -33,13 +33,13 @@ class NamedFeed(StreamedResponse[Consumer]):
         super().__init__(reply, form.head, heartbeat_ms, form.heartbeat)
         self._form = form
         self._command = command
-        self._encode = encode_sse if form.is_sse else encode_lines
         self._id = ""
+        self._stream_id = 0
 
     def send_opening(self, connection: HttpConnection, source: Consumer) -> None:
         self._id = f"n{source.id}"
-        command = self._command
-        opening = Subscribed(self._id, None, command.name, command.owner)
+        self._stream_id = source.topic_id
+        opening = named_answer(self._id, self._command, source)
         connection.write_chunk(self._form.encode("subscribed", opening))
 
     def begin(self, connection: HttpConnection, source: Consumer) -> None:
@@ -50,7 +50,12 @@ class NamedFeed(StreamedResponse[Consumer]):
 
     def write(self, items: list[EventItem]) -> None:
         if self._connection is not None:
-            self._connection.write_chunk(self._encode(self._id, items))
+            self._connection.write_chunk(self._encode(items))
+
+    def _encode(self, items: list[EventItem]) -> bytes:
+        if self._form.is_sse:
+            return encode_sse(self._id, self._stream_id, items)
+        return encode_lines(self._id, items)
 
     def end(self, reason: str) -> None:
         source = self._source

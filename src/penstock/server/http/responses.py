@@ -66,7 +66,7 @@ class TypedErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 class CursorErrorBody(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The error of a subscription whose position the stream does not have. `code` is 410 if it is
-    no longer kept, 416 if it does not exist yet."""
+    no longer kept or of a deleted stream, 416 if it does not exist yet."""
 
     type: Literal["subscribe_cursor_error"]
     error: str

@@ -42,19 +42,13 @@ from penstock.server.routes.ranges import (
     split_sizes,
 )
 from penstock.server.routes.streams import STREAM
+from penstock.server.websocket.messages import StreamId
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
 _READ = Needs("subscribe", "stream")
 
-StreamId = Annotated[
-    Position | None,
-    optional(
-        "The stream_id that the stream must have, so that a stream created later under the same "
-        "name is not meant."
-    ),
-]
 _Start = Annotated[Position | None, optional("The first offset; omitted, the oldest that is kept.")]
 _End = Annotated[
     Position | None, optional("The offset to end before; omitted, the end of the stream now.")

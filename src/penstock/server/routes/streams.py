@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -41,6 +42,7 @@ from penstock.server.websocket.messages import (
     QueueDepth,
     RequestIdText,
     Sequence,
+    StreamId,
     SubscriptionName,
 )
 
@@ -86,6 +88,7 @@ class SubscribeQuery(msgspec.Struct):
     owner: OwnerOfName = None
     lease_ms: LeaseTime = None
     prefetch: Prefetch = None
+    stream_id: StreamId = None
 
 
 class NamedSubscription(msgspec.Struct):
@@ -110,6 +113,8 @@ class Subscriptions(msgspec.Struct, omit_defaults=True):
 
 NAMED_ONLY = ("owner", "lease_ms", "prefetch")
 """Members that need a name."""
+
+_EVENT_ID = re.compile(rb"(?:(?P<stream_id>[0-9]{1,19})-)?(?P<offset>[0-9]{1,19})")
 
 _publish_decoder = msgspec.json.Decoder(PublishBody)
 _publish_batch_decoder = msgspec.json.Decoder(PublishBatchBody)
@@ -155,7 +160,7 @@ def post_publish_batch(
 
 def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
-    start = _resumed(request) or start_of(params.get("start"))
+    start, stream_id = _start(request, params)
     streams = dispatch.engine.streams
     if params.get("name"):
         form, heartbeat_ms = feed_format(dispatch, request, params)
@@ -166,6 +171,7 @@ def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
             start,
             whole_number(params, "lease_ms"),
             whole_number(params, "prefetch"),
+            stream_id,
         )
         sink = NamedFeed(reply, form, heartbeat_ms, named)
         if request.notes.principal is not None:
@@ -177,19 +183,29 @@ def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
     if request.notes.principal is not None:
         feed.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
     depth = whole_number(params, "event_queue_depth")
-    command = subscribe_of(path, depth, truth(params, "lag"), start)
+    command = subscribe_of(path, depth, truth(params, "lag"), start, stream_id)
     reply.when_first(partial(streams.subscribe, command, feed, feed.subscribed))
 
 
-def _resumed(request: Request) -> Start | None:
-    """Returns the place behind the event that a browser got last, which it names when it connects
-    again."""
+def _start(request: Request, params: dict[str, str]) -> tuple[Start | None, int | None]:
+    """Returns where to begin, and the stream_id that the stream must have. A browser that connects
+    again names the event that it got last, which counts more than the query it began with."""
+    stream_id = whole_number(params, "stream_id")
     last = (request.notes.last_event_id or b"").strip()
     if not last:
-        return None
-    if not last.isdigit() or int(last) >= MAX_OFFSET:
-        raise InvalidArgument("Last-Event-ID must be the id of an event, which is its offset")
-    return Start("offset", int(last) + 1)
+        return start_of(params.get("start")), stream_id
+    found = _EVENT_ID.fullmatch(last)
+    if found is None or int(found["offset"]) >= MAX_OFFSET:
+        raise InvalidArgument(
+            "Last-Event-ID must be the id of an event: the stream_id, a hyphen, and the offset; or "
+            "only the offset, as older brokers sent it"
+        )
+    start = Start("offset", int(found["offset"]) + 1)
+    if found["stream_id"] is None:
+        return start, stream_id
+    if stream_id not in (None, int(found["stream_id"])):
+        raise InvalidArgument("stream_id and Last-Event-ID name different streams")
+    return start, int(found["stream_id"])
 
 
 def list_subscriptions(
@@ -286,7 +302,8 @@ ENDPOINTS = (
         "subscriber that is further behind than event_queue_depth loses the newest events. With "
         "start it reads a durable stream from there on, and loses nothing. With name it joins a "
         "named subscription, whose events are acked. The header Last-Event-ID resumes behind the "
-        "event of this id. If the broker ends the subscription, the last line is an error.",
+        "event of this id. 410 if the stream does not have the stream_id that the request or the "
+        "event's id names. If the broker ends the subscription, the last line is an error.",
         query=(SubscribeQuery,),
         example={"heartbeat_ms": 15000},
         answers={

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.api.consumers import Consumer
 from penstock.api.streams import Subscription
-from penstock.model.streams import Lag
+from penstock.model.streams import Lag, SubscribeNamed
 from penstock.server.http.responses import CursorErrorBody, TypedErrorBody
 from penstock.server.websocket.messages import RequestId
 
@@ -41,13 +42,15 @@ class PublishOk(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", 
 
 class Subscribed(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="subscribed"):
     """`name` and `owner` are those of a named subscription. `offset` is that of the first event
-    that can come, if the stream is durable and the subscription has no name."""
+    that can come, if the stream is durable and the subscription has no name. A durable stream has
+    a `stream_id`; one that is created later under the same name has another."""
 
     subscription_id: str
     request_id: RequestId = None
     name: str | None = None
     owner: str | None = None
     offset: int | None = None
+    stream_id: int | None = None
 
 
 class LagAnswer(msgspec.Struct, omit_defaults=True, gc=False, tag_field="type", tag="lag"):
@@ -136,7 +139,23 @@ def lag_answer(lag: Lag, request_id: RequestId = None) -> LagAnswer:
 def subscribed_answer(subscription: Subscription, request_id: RequestId = None) -> Subscribed:
     begins_at = subscription.begins_at
     offset = None if begins_at < 0 else begins_at
-    return Subscribed(subscription.id, request_id, offset=offset)
+    stream_id = subscription.stream_id
+    return Subscribed(subscription.id, request_id, offset=offset, stream_id=stream_id)
+
+
+def named_answer(
+    subscription_id: str,
+    command: SubscribeNamed,
+    consumer: Consumer,
+    request_id: RequestId = None,
+) -> Subscribed:
+    return Subscribed(
+        subscription_id,
+        request_id,
+        command.name,
+        command.owner,
+        stream_id=consumer.topic_id,
+    )
 
 
 class FrameDescription(msgspec.Struct, frozen=True):
@@ -161,8 +180,9 @@ FRAMES: tuple[FrameDescription, ...] = (
     FrameDescription(
         CursorErrorBody,
         "subscribe_cursor_error",
-        "The position asked for is older than what the stream keeps, or newer than its end; or "
-        "retention has passed the subscription that is named.",
+        "The position asked for is older than what the stream keeps, or newer than its end; or the "
+        "stream does not have the stream_id asked for; or retention has passed the subscription "
+        "that is named.",
     ),
     FrameDescription(
         CacheEvent, "cache_event", "A change of a watched key: put, delete, expire, evict, gap."

@@ -27,25 +27,22 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_SUBSCRIPTIONS
 from penstock.model.principals import Principal
-from penstock.model.streams import Lag, Start
+from penstock.model.streams import Lag, SubscribeNamed
 from penstock.model.tenancy import Path
 from penstock.server.access import check_path
 from penstock.server.commands import (
     check_offset,
-    check_unnamed,
     clean_reason,
     delivery_of,
     include_of,
     lease_of,
-    named_of,
     path_of,
-    start_of,
-    subscribe_of,
+    subscription_of,
     watch_of,
 )
 from penstock.server.http.responses import encode_json, subscribe_error, typed_error
 from penstock.server.message_actions import Done
-from penstock.server.websocket.answers import Ok, Subscribed, lag_answer, subscribed_answer
+from penstock.server.websocket.answers import Ok, lag_answer, named_answer, subscribed_answer
 from penstock.server.websocket.binary import encode_events
 from penstock.server.websocket.channel import SUBSCRIBE, WATCH, Channel, Outlet
 from penstock.server.websocket.events import (
@@ -179,13 +176,11 @@ class Channels:
 
     def subscribe(self, message: SubscribeMessage, done: Done) -> None:
         path = path_of(message.tenant_id, message.namespace, message.stream, "stream")
-        start = start_of(message.start)
-        if message.name is not None:
-            self._join(path, message, start, done)
-            return
-        check_unnamed(owner=message.owner, lease_ms=message.lease_ms, prefetch=message.prefetch)
-        command = subscribe_of(path, message.event_queue_depth, message.lag, start)
+        command = subscription_of(path, message)
         self._check_room()
+        if isinstance(command, SubscribeNamed):
+            self._join(command, message.request_id, done)
+            return
         channel = EventChannel(self, path, is_single=message.batch is False)
         self._opening += 1
         self._engine.streams.subscribe(
@@ -211,16 +206,12 @@ class Channels:
         self._add(channel, outcome.id)
         done(subscribed_answer(outcome, request_id))
 
-    def _join(self, path: Path, message: SubscribeMessage, start: Start | None, done: Done) -> None:
+    def _join(self, command: SubscribeNamed, request_id: RequestId, done: Done) -> None:
         """Joins a named subscription."""
-        command = named_of(
-            path, message.name or "", message.owner, start, message.lease_ms, message.prefetch
-        )
-        self._check_room()
         channel = NamedChannel(self, command)
         self._opening += 1
         self._engine.streams.consume(
-            command, channel, partial(self._joined, channel, message.request_id, done)
+            command, channel, partial(self._joined, channel, request_id, done)
         )
 
     def _joined(
@@ -240,8 +231,7 @@ class Channels:
             done(refusal)
             return
         self._add(channel, f"n{outcome.id}")
-        command = channel.command
-        done(Subscribed(channel.id, request_id, command.name, command.owner))
+        done(named_answer(channel.id, channel.command, outcome, request_id))
 
     def ack(self, message: EventAckMessage, done: Done) -> None:
         settle = self._delivery(message)

@@ -98,21 +98,21 @@ def _cache_event(watch_id: str, event: WatchEvent) -> CacheEvent:
 
 class EventLines:
     """Encodes the events of one subscription as one piece: an `event` for each, with `before` and
-    `after` around it. With `has_ids`, the offset of an event goes before it, as the `id` of a
-    server-sent event."""
+    `after` around it. With a `stream_id`, this id and the offset of an event go before it, as the
+    `id` of a server-sent event."""
 
     __slots__ = ("_between", "_has_ids", "_head", "_kept", "_tail")
 
     def __init__(
-        self, subscription_id: str, before: bytes, after: bytes, *, has_ids: bool = False
+        self, subscription_id: str, before: bytes, after: bytes, *, stream_id: int | None = None
     ) -> None:
         name = subscription_id.encode()
         self._head = before + _EVENT % (name, b"")
         self._tail = b"}" + after
         self._between = self._tail + self._head
-        self._has_ids = has_ids
+        self._has_ids = stream_id is not None
         event = before + _EVENT % (name, b'"offset":%d,') + b"%b" + self._tail
-        self._kept = b"id: %d\n" + event if has_ids else event
+        self._kept = event if stream_id is None else b"id: %d-%%d\n" % stream_id + event
 
     def encode(self, runs: Sequence[EventRun]) -> bytes:
         if runs[0].batch.offset >= 0:

@@ -28,6 +28,7 @@ from penstock.server.members import (
     Count,
     LeaseTime,
     Name,
+    Position,
     Wait,
     decoded_later,
     limits,
@@ -119,6 +120,13 @@ START = optional(
     "Where to begin in a durable stream: latest, earliest, an offset, or a time as RFC 3339. With "
     "a name it counts only if the name is new; then the default is latest."
 )
+StreamId = Annotated[
+    Position | None,
+    optional(
+        "The stream_id that the stream must have, as subscribed or offsets told it, so that a "
+        "stream created later under the same name is not meant."
+    ),
+]
 OwnerOfName = Annotated[
     Name | None,
     optional("The name under which events are acked; omitted, the broker makes one up."),
@@ -253,6 +261,7 @@ class SubscribeMessage(Body, tag_field="type", tag="subscribe"):
     owner: OwnerOfName = None
     lease_ms: LeaseTime = None
     prefetch: Prefetch = None
+    stream_id: StreamId = None
 
 
 _SubscriptionId = Annotated[str | None, required("The id from the answer to subscribe.")]
