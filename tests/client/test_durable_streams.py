@@ -22,6 +22,13 @@ from tests.cli.conftest import run_penstock
 SMALL = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
 
 
+class Remembered(set[int]):
+    """Handled events in memory."""
+
+    def has(self, offset: int) -> bool:
+        return offset in self
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process = BrokerProcess(tmp_path_factory.mktemp("data"), env=SMALL)
@@ -113,8 +120,10 @@ def test_a_producer_gives_up_after_its_time() -> None:
 def test_repeats_are_dropped_on_receipt(stream: StreamHandle, tmp_path: Path) -> None:
     """felix-124: also by another process, which finds the position in the file."""
     stream.publish_batch(["a", "b", "c"])
-    handled = PositionFile(tmp_path / "position")
-    with stream.subscribe(name="n", start="earliest", lease_ms=200, once=handled) as events:
+    with (
+        PositionFile(tmp_path / "position") as handled,
+        stream.subscribe(name="n", start="earliest", lease_ms=200, once=handled) as events,
+    ):
         for event in [next(events) for _ in range(3)]:
             if event.payload != b"b":
                 handled.add(event.offset)  # its effect is there; the ack gets lost
@@ -126,11 +135,12 @@ def test_repeats_are_dropped_on_receipt(stream: StreamHandle, tmp_path: Path) ->
             seen.append(event.payload)
             event.ack()
     assert seen == [b"b"]
+    again.close()
     assert PositionFile(tmp_path / "position").ranges == [(0, 3)]
 
 
 @pytest.mark.parametrize(
-    "options", [{"owner": "o"}, {"lease_ms": 500}, {"prefetch": 1}, {"once": PositionFile("none")}]
+    "options", [{"owner": "o"}, {"lease_ms": 500}, {"prefetch": 1}, {"once": Remembered()}]
 )
 def test_options_that_need_a_name_are_refused_without_one(
     stream: StreamHandle, options: dict[str, Any]
@@ -245,8 +255,8 @@ def test_a_position_file_remembers_exactly_what_was_handled(tmp_path: Path) -> N
     for count, offset in enumerate(offsets):
         PositionFile(path).add(offset)
         if count % 40 == 0:
-            found = PositionFile(path)
-            known = [each for each in range(990, 1210) if found.has(each)]
+            with PositionFile(path) as found:
+                known = [each for each in range(990, 1210) if found.has(each)]
             assert known == sorted(offsets[: count + 1])
     for offset in range(1000, 1200):
         PositionFile(path).add(offset)

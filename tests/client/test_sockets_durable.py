@@ -200,6 +200,7 @@ def test_repeats_are_dropped_on_receipt(stream: SocketStreamHandle, tmp_path: Pa
             seen.append(event.payload)
             event.ack()
     assert seen == [b"a", b"c"]
+    handled.close()
     assert PositionFile(tmp_path / "position").ranges == [(0, 3)]
     with stream.subscribe(name="n", wait_s=0.5) as events:
         assert payloads(events) == []

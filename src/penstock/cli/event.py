@@ -114,6 +114,11 @@ def _events(count: int) -> str:
     "--start", metavar="WHERE",
     help="Begin here in a durable stream: latest, earliest, an offset or a time.",
 )  # fmt: skip
+@click.option(
+    "--stream-id", type=click.IntRange(min=0),
+    help="With --start or --name: fail if STREAM has another id, because it was created again. "
+    "--json and `stream describe` show the id.",
+)  # fmt: skip
 @with_end
 @in_form
 @with_client
@@ -124,6 +129,7 @@ def subscribe(
     namespace: str,
     name: str | None,
     start: str | None,
+    stream_id: int | None,
     most: int | None,
     wait_s: float | None,
     raw: bool,
@@ -146,6 +152,8 @@ def subscribe(
             show(data_text(payload))
 
     if name is None and start is None:
+        if stream_id is not None:
+            raise click.UsageError("--stream-id needs --start or --name")
         plain = handle.subscribe(wait_s=wait_s)
 
         def show_event(payload: bytes) -> None:
@@ -153,10 +161,10 @@ def subscribe(
 
         follow(plain, most, wait_s, show_event)
         return
-    events = handle.events(name=name, start=start, wait_s=wait_s)
+    events = handle.events(name=name, start=start, wait_s=wait_s, stream_id=stream_id)
 
     def show_and_ack(event: StreamEvent) -> None:
-        show_payload(event.payload, offset=event.offset)
+        show_payload(event.payload, offset=event.offset, stream_id=events.stream_id)
         if name is not None:
             event.ack()
 

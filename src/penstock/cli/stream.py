@@ -90,7 +90,7 @@ def describe(client: Client, name: str, tenant_id: str, namespace: str, as_json:
     more = f"{found.subscribers} subscribers without a name"
     if found.durable and not as_json:
         handle = client.stream(name, tenant_id=tenant_id, namespace=namespace)
-        more = _progress(more, handle.subscriptions())
+        more = f"id {handle.offsets().stream_id}, {_progress(more, handle.subscriptions())}"
     show_settings(found, as_json, more)
 
 

@@ -82,6 +82,7 @@ class AsyncStreamHandle(AsyncStreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
     ) -> AsyncEvents:
         """Returns the events of a durable stream. Use it in an `async with`.
 
@@ -89,13 +90,23 @@ class AsyncStreamHandle(AsyncStreamOperations):
         begins at `start`. Without one it reads from `start` on, to the newest event and further.
         `start` is `latest`, `earliest`, an offset or a time; the default is `latest` for a new
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
-        when nothing has arrived for that many seconds.
+        when nothing has arrived for that many seconds. With `stream_id`, the id that an earlier
+        subscription had, it raises OutOfRange if the stream was deleted and created again since.
         """
         streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
         return AsyncEvents(
-            self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s
+            self.client,
+            self.path,
+            name,
+            start,
+            owner,
+            lease_ms,
+            prefetch,
+            once,
+            wait_s,
+            stream_id,
         )
 
     def read_range(
@@ -134,10 +145,13 @@ class AsyncStreamHandle(AsyncStreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
     ) -> AsyncEvents: ...
 
     @overload
-    def subscribe(self, *, start: Start, wait_s: float | None = None) -> AsyncEvents: ...
+    def subscribe(
+        self, *, start: Start, wait_s: float | None = None, stream_id: int | None = None
+    ) -> AsyncEvents: ...
 
     def subscribe(
         self,

@@ -244,6 +244,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> AsyncSocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
@@ -261,6 +262,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
             prefetch,
             once,
             wait_s,
+            stream_id,
             resume=resume,
         )
 
@@ -284,6 +286,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> AsyncSocketEvents: ...
 
@@ -293,6 +296,7 @@ class AsyncSocketStreamHandle(AsyncStreamOperations):
         *,
         start: Start,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> AsyncSocketEvents: ...
 

@@ -7,9 +7,9 @@ with the next one: see `socket_event_channels`.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from penstock.client import streams
+from penstock.client import positions, streams
 from penstock.client.aio_events import AsyncStreamEvent
 from penstock.client.aio_socket_feeds import AsyncSocketFeed
 from penstock.client.calls import Call
@@ -31,7 +31,8 @@ class AsyncSocketEvents(AsyncSocketFeed[AsyncStreamEvent]):
 
     After a reconnect it goes on: without a name behind the last event, so that none is missing and
     none comes twice; with a name as the same owner, so that every event comes until it is acked. It
-    raises OutOfRange if the stream does not keep the next event any more. With `resume=False` it
+    raises OutOfRange if the stream does not keep the next event any more, or if the stream was
+    deleted and created again. With `resume=False` it
     raises Unavailable when the connection breaks. With `once`, events that were handled before are
     acked and left out, and `ack` remembers the event first.
     """
@@ -47,17 +48,30 @@ class AsyncSocketEvents(AsyncSocketFeed[AsyncStreamEvent]):
         prefetch: int,
         once: HandledEvents | None,
         wait_s: float | None,
+        stream_id: int | None,
         *,
         resume: bool,
     ) -> None:
         self._once = once
+        self._has_begun = False
+        wanted_id = positions.expected_id(once, path, stream_id)
         self._events: DurableChannel[AsyncStreamEvent]
         begin = streams.start_text(start)
         if name is None:
-            self._events = StartedChannel(path, begin, self._event, resumes=resume)
+            self._events = StartedChannel(
+                path, begin, self._event, resumes=resume, stream_id=wanted_id
+            )
         else:
             self._events = NamedEventsChannel(
-                path, name, begin, owner, lease_ms, prefetch, self._event, resumes=resume
+                path,
+                name,
+                begin,
+                owner,
+                lease_ms,
+                prefetch,
+                self._event,
+                resumes=resume,
+                stream_id=wanted_id,
             )
         self._settling = AsyncSettling(socket, self._events)
         super().__init__(socket, self._events, wait_s)
@@ -69,6 +83,23 @@ class AsyncSocketEvents(AsyncSocketFeed[AsyncStreamEvent]):
     def subscription_id(self) -> str:
         """Empty while it is not open. Another one after a reconnect."""
         return self._events.id
+
+    @property
+    def stream_id(self) -> int | None:
+        """The id of the stream, which a later one of the same name does not have. None while it is
+        not open. Keep it with offsets of your own."""
+        return self._events.stream_id
+
+    async def open(self) -> Self:
+        await super().open()
+        if not self._has_begun and not self.ended:
+            try:
+                positions.begin(self._once, self._events.path, self.stream_id)
+            except BaseException:
+                await self.close()
+                raise
+            self._has_begun = True
+        return self
 
     async def close(self) -> None:
         """Ends it, also for another task that is waiting for its next event. Events of a

@@ -36,6 +36,7 @@ class _StreamLine(_Line):
     last_error: str = ""
     name: str = ""
     owner: str = ""
+    stream_id: int | None = None
 
 
 class EventRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,7 @@ class ReceivedEventBuffer(FeedBuffer[T]):
         super().__init__()
         self._make = make
         self.subscription_id = ""
+        self.stream_id: int | None = None
         self.name = ""
         self.owner = ""
         self._stream = stream
@@ -159,6 +161,7 @@ class ReceivedEventBuffer(FeedBuffer[T]):
             elif line.type == "subscribed":
                 self.subscription_id, self.is_open = line.subscription_id, True
                 self.name, self.owner = line.name, line.owner
+                self.stream_id = line.stream_id
             else:
                 self._note(line)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from penstock.client.caches import cache_members
 from penstock.client.calls import SocketForm, list_of
 from penstock.client.socket_frames import AnswerHead
-from penstock.client.streams import stream_members
+from penstock.client.streams import identity_members, stream_members
 from penstock.model.caching import WatchEvent
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_WATCH_EVENTS, MIB
@@ -121,19 +121,21 @@ class SocketChannel(Generic[T]):
 
 class SubscriptionChannel(SocketChannel[bytes]):
     """A subscription of a stream. Each time it begins again, a gap marks the place. That of a
-    durable stream begins again at its `position`, the offset of the next event, without a gap."""
+    durable stream begins again at its `position`, the offset of the next event, without a gap. It
+    ends if a stream with another `stream_id` has the name by then."""
 
     kind = "subscription"
 
     def __init__(self, path: Path, event_queue_depth: int | None, *, resumes: bool) -> None:
         super().__init__(path, resumes=resumes, max_events=MAX_UNREAD_EVENTS)
         self.position: int | None = None
+        self.stream_id: int | None = None
         self._event_queue_depth = event_queue_depth
 
     def request(self) -> SocketForm:
         members = stream_members(self.path) | {"event_queue_depth": self._event_queue_depth}
         if self.position is not None:
-            members["start"] = self.position
+            members |= {"start": self.position, **identity_members(self.stream_id)}
         return SocketForm("subscribe", members, is_read=True)
 
     def end_request(self) -> SocketForm:
@@ -142,7 +144,7 @@ class SubscriptionChannel(SocketChannel[bytes]):
     def open(self, answer: AnswerHead, version: int) -> None:
         self.id = answer.subscription_id
         if self.position is None:
-            self.position = answer.offset
+            self.position, self.stream_id = answer.offset, answer.stream_id
             if self.was_open:
                 self._mark_gap()
                 self.wake()

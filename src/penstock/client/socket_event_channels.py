@@ -2,22 +2,23 @@
 
 Invariants: one with a start gives every event once and in order, over any number of connections: it
 begins again behind the last event that it has kept. One with a name joins again under its name and
-owner, so that events that were delivered before can still be acked. Neither drops what a slow
-reader has not taken: it pauses the broker, and what arrives nevertheless beyond a hard limit is
-left to come again.
+owner, so that events that were delivered before can still be acked. Both end with OutOfRange if the
+stream was deleted and created again meanwhile, since offsets then mean other events. Neither drops
+what a slow reader has not taken: it pauses the broker, and what arrives nevertheless beyond a hard
+limit is left to come again.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.client.calls import SocketForm
 from penstock.client.feeds import ReceivedEvent
 from penstock.client.socket_channels import MAX_UNREAD_EVENTS, SocketChannel
 from penstock.client.socket_frames import AnswerHead, NamedEventFrame
-from penstock.client.streams import stream_members
+from penstock.client.streams import identity_members, stream_members
 from penstock.model.limits import MIB
 from penstock.model.tenancy import Path
 
@@ -32,19 +33,32 @@ Make = Callable[[ReceivedEvent], T]
 
 
 class DurableChannel(SocketChannel[T]):
-    """`make` wraps an event for its client."""
+    """`make` wraps an event for its client. `stream_id` is that of the stream, None until the
+    caller or the broker has told it."""
 
     kind = "subscription"
 
-    def __init__(self, path: Path, make: Make[T], *, resumes: bool) -> None:
+    def __init__(
+        self, path: Path, make: Make[T], *, resumes: bool, stream_id: int | None = None
+    ) -> None:
         super().__init__(path, resumes=resumes, max_events=MAX_UNREAD_EVENTS)
+        self.stream_id = stream_id
         self._make = make
+
+    def request(self) -> SocketForm:
+        members = stream_members(self.path) | identity_members(self.stream_id) | self.members()
+        return SocketForm("subscribe", members, is_read=True)
+
+    def members(self) -> dict[str, Any]:
+        """Returns the members of the request that say where and how to begin."""
+        raise NotImplementedError
 
     def end_request(self) -> SocketForm:
         return SocketForm("unsubscribe", {"subscription_id": self.id}, is_read=True)
 
     def open(self, answer: AnswerHead, version: int) -> None:
         self.id = answer.subscription_id
+        self.stream_id = answer.stream_id
         self.was_open = True
         self.is_paused = self.must_reopen = False
         self.opened(None)
@@ -61,14 +75,21 @@ class StartedChannel(DurableChannel[T]):
     """A subscription that reads from a start on. `position` is the offset of the next event, None
     until the broker has told it."""
 
-    def __init__(self, path: Path, start: str | None, make: Make[T], *, resumes: bool) -> None:
-        super().__init__(path, make, resumes=resumes)
+    def __init__(
+        self,
+        path: Path,
+        start: str | None,
+        make: Make[T],
+        *,
+        resumes: bool,
+        stream_id: int | None = None,
+    ) -> None:
+        super().__init__(path, make, resumes=resumes, stream_id=stream_id)
         self.position: int | None = None
         self._start = start
 
-    def request(self) -> SocketForm:
-        start = self._start if self.position is None else self.position
-        return SocketForm("subscribe", stream_members(self.path) | {"start": start}, is_read=True)
+    def members(self) -> dict[str, Any]:
+        return {"start": self._start if self.position is None else self.position}
 
     def open(self, answer: AnswerHead, version: int) -> None:
         if self.position is None:
@@ -106,8 +127,9 @@ class NamedEventsChannel(DurableChannel[T]):
         make: Make[T],
         *,
         resumes: bool,
+        stream_id: int | None = None,
     ) -> None:
-        super().__init__(path, make, resumes=resumes)
+        super().__init__(path, make, resumes=resumes, stream_id=stream_id)
         self.name = name
         # The same after a reconnect, or acks of events that came before it would be refused.
         self.owner = secrets.token_hex(8) if owner is None else owner
@@ -119,8 +141,8 @@ class NamedEventsChannel(DurableChannel[T]):
             "prefetch": prefetch,
         }
 
-    def request(self) -> SocketForm:
-        return SocketForm("subscribe", stream_members(self.path) | self._members, is_read=True)
+    def members(self) -> dict[str, Any]:
+        return self._members
 
     def open(self, answer: AnswerHead, version: int) -> None:
         # As the broker spells them, without blanks around.

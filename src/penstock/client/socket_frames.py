@@ -46,6 +46,7 @@ class AnswerHead(ErrorAnswer):
     name: str = ""
     owner: str = ""
     offset: int | None = None
+    stream_id: int | None = None
 
 
 class NamedEventFrame(msgspec.Struct):

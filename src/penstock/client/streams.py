@@ -191,6 +191,12 @@ def stream_members(path: Path) -> dict[str, Any]:
     return {"tenant_id": tenant_id, "namespace": namespace, "stream": stream}
 
 
+def identity_members(stream_id: int | None) -> dict[str, Any]:
+    """Returns the member that says which stream is meant, if it is known. Older brokers, which tell
+    no id, do not know the member."""
+    return {} if stream_id is None else {"stream_id": stream_id}
+
+
 class SocketLag(msgspec.Struct):
     """The broker's report on a subscription of a WebSocket."""
 

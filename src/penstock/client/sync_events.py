@@ -7,9 +7,9 @@ import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from penstock.client import streams
+from penstock.client import positions, streams
 from penstock.client.calls import Payload, bytes_of, list_of
 from penstock.client.connection import heartbeat_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
@@ -82,6 +82,9 @@ class Events(LineStream[StreamEvent]):
     With a name, ack every event: what is not acked comes again. Those who use the same name share
     its events. If the connection is lost, subscribe again with the same name to go on. With `once`,
     events that were handled before are acked and left out, and `ack` remembers the event first.
+    With `stream_id` it raises OutOfRange if the stream is another one, created later under the same
+    name.
+
     When it is closed, events that arrived and were not taken go back to the others of the name.
     """
 
@@ -96,10 +99,13 @@ class Events(LineStream[StreamEvent]):
         prefetch: int,
         once: HandledEvents | None,
         wait_s: float | None,
+        stream_id: int | None,
     ) -> None:
         heartbeat_ms = heartbeat_of(wait_s)
         self._once = once
         self._is_leaving = False
+        self._has_begun = False
+        self._stream = path
         self._events = ReceivedEventBuffer(
             path, lambda received: StreamEvent(client, once, received)
         )
@@ -110,6 +116,7 @@ class Events(LineStream[StreamEvent]):
             start=streams.start_text(start),
             owner=owner,
             heartbeat_ms=heartbeat_ms,
+            stream_id=positions.expected_id(once, path, stream_id),
             **numbers,
         )
         super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
@@ -118,6 +125,23 @@ class Events(LineStream[StreamEvent]):
     def subscription_id(self) -> str:
         """Empty until the stream is open."""
         return self._events.subscription_id
+
+    @property
+    def stream_id(self) -> int | None:
+        """The id of the stream, which a later one of the same name does not have. None until it is
+        open. Keep it with offsets of your own."""
+        return self._events.stream_id
+
+    def open(self) -> Self:
+        super().open()
+        if not self._has_begun and not self.ended:
+            try:
+                positions.begin(self._once, self._stream, self.stream_id)
+            except BaseException:
+                self.close()
+                raise
+            self._has_begun = True
+        return self
 
     def close(self) -> None:
         """Ends the subscription, also for another thread that is waiting for its next event. Events

@@ -83,6 +83,7 @@ class StreamHandle(StreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
     ) -> Events:
         """Returns the events of a durable stream. Use it in a `with`.
 
@@ -90,12 +91,24 @@ class StreamHandle(StreamOperations):
         begins at `start`. Without one it reads from `start` on, to the newest event and further.
         `start` is `latest`, `earliest`, an offset or a time; the default is `latest` for a new
         name, else `earliest`. `once` drops events that were handled before. With `wait_s` it ends
-        when nothing has arrived for that many seconds.
+        when nothing has arrived for that many seconds. With `stream_id`, the id that an earlier
+        subscription had, it raises OutOfRange if the stream was deleted and created again since.
         """
         streams.check_named(name, owner, lease_ms, prefetch, once)
         if name is None and start is None:
             start = "earliest"
-        return Events(self.client, self.path, name, start, owner, lease_ms, prefetch, once, wait_s)
+        return Events(
+            self.client,
+            self.path,
+            name,
+            start,
+            owner,
+            lease_ms,
+            prefetch,
+            once,
+            wait_s,
+            stream_id,
+        )
 
     def read_range(
         self,
@@ -133,10 +146,13 @@ class StreamHandle(StreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
     ) -> Events: ...
 
     @overload
-    def subscribe(self, *, start: Start, wait_s: float | None = None) -> Events: ...
+    def subscribe(
+        self, *, start: Start, wait_s: float | None = None, stream_id: int | None = None
+    ) -> Events: ...
 
     def subscribe(
         self,

@@ -243,6 +243,7 @@ class SocketStreamHandle(StreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> SocketEvents:
         """Returns the events of a durable stream, as over HTTP. They go on after a reconnect: see
@@ -260,6 +261,7 @@ class SocketStreamHandle(StreamOperations):
             prefetch,
             once,
             wait_s,
+            stream_id,
             resume=resume,
         )
 
@@ -283,6 +285,7 @@ class SocketStreamHandle(StreamOperations):
         prefetch: int = 0,
         once: HandledEvents | None = None,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> SocketEvents: ...
 
@@ -292,6 +295,7 @@ class SocketStreamHandle(StreamOperations):
         *,
         start: Start,
         wait_s: float | None = None,
+        stream_id: int | None = None,
         resume: bool = True,
     ) -> SocketEvents: ...
 
