@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+from random import Random
 from typing import Any
 
 import jwt
@@ -69,3 +70,36 @@ def public_pem(key: Any) -> bytes:
 
 def _encoded(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+def damaged(random: Random, good: list[bytes], now_s: float) -> bytes:
+    """Returns one of the good tokens cut, with a bit flipped or with parts of others; or an attack,
+    or random bytes. By chance it may be a good one again."""
+    text = random.choice(good)
+    parts = text.split(b".")
+    kind = random.randrange(7)
+    if kind == 0:
+        return text[: random.randrange(len(text))]
+    if kind == 1:
+        at = random.randrange(len(text))
+        # The last character of a part may have bits that mean nothing: those are left alone.
+        while at + 1 in _ends(text):
+            at = random.randrange(len(text))
+        return text[:at] + bytes([text[at] ^ 1 << random.randrange(8)]) + text[at + 1 :]
+    if kind == 2:
+        other = random.choice(good).split(b".")
+        mixed = b".".join(random.choice(pair) for pair in zip(parts, other, strict=True))
+        return mixed if mixed not in good else b""
+    if kind == 3:
+        return random.randbytes(random.randrange(200))
+    if kind == 4:
+        return b".".join(random.choices([*parts, b"", b"e30"], k=random.randrange(6)))
+    if kind == 5:
+        header = {"alg": random.choice(["none", "HS256", "RS256", "ES256", "x"]), "typ": "JWT"}
+        return forged(header, claims(now_s), random.choice([None, b"", public_pem(EC_KEY)]))
+    deep = b"[" * random.randrange(1, 3000)
+    return forged({"alg": "RS256", "kid": "RS256"}, {"x": deep.decode()}, deep[:5])
+
+
+def _ends(text: bytes) -> set[int]:
+    return {at for at in range(len(text) + 1) if text[at : at + 1] in (b".", b"")}

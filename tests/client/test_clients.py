@@ -36,6 +36,7 @@ from penstock.model.errors import (
     InvalidArgument,
     NotFound,
     PenstockError,
+    ResourceExhausted,
     Unauthenticated,
     Unavailable,
 )
@@ -187,6 +188,43 @@ def test_tenants_and_namespaces_come_and_go(client: Client) -> None:
     client.delete_tenant("acme")
     with pytest.raises(NotFound, match="unknown tenant 'acme'"):
         client.describe_tenant("acme")
+
+
+def test_a_quota_is_changed_described_and_removed(client: Client) -> None:
+    """felix-102: of a tenant and of a namespace, with both clients; a refusal is counted."""
+    client.create_tenant("limited")
+    client.create_namespace("limited", "prod")
+    changed = client.change_quota("limited", topics=1, backlog_bytes=2**20)
+    assert (changed.limits["topics"], changed.limits["backlog_bytes"]) == (1, 2**20)
+    assert client.describe_quota("limited") == changed
+    own = client.change_quota("limited", "prod", publish_rate_limit=50)
+    assert (own.namespace, own.limits["publish_rate_limit"]) == ("prod", 50)
+    assert own.limits["topics"] is None
+    with Client(client.url, tenant="limited", namespace="prod") as there:
+        there.create_topic("first")
+        with pytest.raises(ResourceExhausted) as refused:
+            there.create_topic("one-too-many")
+        assert "topics" in refused.value.limit
+        removed = client.change_quota("limited", topics=None)
+        assert removed.limits["topics"] is None
+        assert sum(removed.refused.values()) == 1
+        there.create_topic("one-too-many")
+    assert client.describe_quota("limited").used["topics"] == 2
+    with pytest.raises(InvalidArgument):
+        client.change_quota("limited", publish_rate_limit="fast")
+    with pytest.raises(NotFound):
+        client.describe_quota("nobody")
+
+    async def scenario() -> None:
+        async with AsyncClient(client.url) as other:
+            found = await other.describe_quota("limited", "prod")
+            assert (found.limits, found.used["topics"]) == (own.limits, 2)
+            changed = await other.change_quota("limited", "prod", publish_rate_limit=None)
+            assert changed.limits["publish_rate_limit"] is None
+            with pytest.raises(NotFound):
+                await other.change_quota("nobody", topics=1)
+
+    asyncio.run(scenario())
 
 
 def test_a_stream_is_created_changed_and_deleted(client: Client) -> None:

@@ -11,22 +11,37 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.server.pages import WebPages
 from tests.broker_process import BrokerProcess, eventually
 from tests.contract.checks import assert_error, new_name
 from tests.contract.conftest import SMALL_SEGMENTS, StartBroker
-from tests.jwt_tokens import AUDIENCE, EC_KEY, ISSUER, KEYS, claims, forged, key_set, signed
+from tests.jwt_tokens import (
+    AUDIENCE,
+    EC_KEY,
+    ISSUER,
+    KEYS,
+    claims,
+    damaged,
+    forged,
+    key_set,
+    signed,
+)
 from tests.ndjson import ConsumeStream
 from tests.routes import all_routes
 from tests.websocket import Closed, WebSocket
 
 TOKEN = re.compile(r"pst_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
 OPEN_PATHS = {"/v1/healthz", "/v1/livez", "/v1/readyz"}
-ROUTES = [*sorted(all_routes()), ("GET", "/metrics"), ("GET", "/docs/openapi.json")]
+SIGN_IN = {"/docs", "/docs/sign-in.js"}
+"""Pages that ask for a token in their own words."""
+PAGES = {("GET", path.decode()) for path in WebPages().routes()}
+ROUTES = sorted({(method, path) for method, path in all_routes() | PAGES if path not in SIGN_IN})
 
 
 class Guarded:
@@ -576,6 +591,34 @@ def test_a_jwt_of_the_issuer_is_a_credential(guarded: Guarded, algorithm: str) -
     text = signed(claims(time.time()), algorithm).decode()
     assert guarded.status(text) == 200
     assert guarded.status(text, "/v1/tokens") == 403
+
+
+def test_a_damaged_jwt_opens_nothing_over_the_wire(guarded: Guarded) -> None:
+    """As an HTTP request and as the upgrade of a WebSocket: refused, and the broker serves on."""
+    random, now_s = Random(7), time.time()
+    good = [signed(claims(now_s, sub=f"s{n}"), algorithm) for n, algorithm in enumerate(KEYS)]
+    upgrade = (
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: felix.v1\r\n"
+    )
+    requests = {"/v1/topics": (b"", 200), "/v1/felix/ws": (upgrade, 101)}
+    for path, (headers, accepted) in requests.items():
+        for text in good:
+            assert first_status(guarded.process.port, path, headers, text) == accepted
+        for _ in range(60):
+            text = damaged(random, good, now_s)
+            if text not in good:
+                # 400: what it contains may not be in a header.
+                assert first_status(guarded.process.port, path, headers, text) in (400, 401), text
+
+
+def first_status(port: int, path: str, headers: bytes, token: bytes) -> int:
+    """The status of the answer to a request whose token may be any bytes."""
+    head = b"GET %b HTTP/1.1\r\nHost: localhost\r\n" % path.encode()
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(b"%b%bAuthorization: Bearer %b\r\n\r\n" % (head, headers, token))
+        with connection.makefile("rb") as answer:
+            return int(answer.readline().split()[1])
 
 
 def test_a_stream_ends_when_its_jwt_expires(guarded: Guarded) -> None:
