@@ -1,4 +1,4 @@
-"""The simulated keys keep the contract of `KeyStore`, and their faults do what they name."""
+"""The simulated keys' faults do what they name. Their contract is in test_shared_keys.py."""
 
 from __future__ import annotations
 
@@ -6,32 +6,11 @@ import pytest
 
 from penstock.cluster.shared import Conflict, Entry, Unanswered
 from tests.cluster.service_world import HeardKeys, World
-from tests.cluster.simulated_service import Fate
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def test_a_key_changes_only_at_the_revision_that_was_read(world: World) -> None:
-    _, _, keys = world.broker()
-    assert world.call(keys.get, "k") is None
-    first = world.call(keys.put, "k", b"one", 0)
-    assert world.call(keys.put, "k", b"again", 0) == Conflict()
-    second = world.call(keys.put, "k", b"two", first)
-    assert second > first
-    assert world.call(keys.put, "k", b"late", first) == Conflict()
-    assert world.call(keys.get, "k") == Entry(b"two", second)
-
-
-def test_a_put_whose_answer_is_lost_makes_the_next_one_conflict(world: World) -> None:
-    _, _, keys = world.broker()
-    first = world.call(keys.put, "k", b"one", 0)
-    world.keys.plan(Fate.LOST_ANSWER, "put")
-    assert isinstance(world.call(keys.put, "k", b"two", first), Unanswered)
-    assert world.call(keys.put, "k", b"two", first) == Conflict()
-    assert world.call(keys.get, "k").value == b"two"
 
 
 def test_a_watch_tells_of_what_is_there_and_of_each_change(world: World) -> None:

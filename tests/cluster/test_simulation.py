@@ -1,4 +1,4 @@
-"""The simulated stream keeps the contract of `SharedStream`, and its faults do what they name."""
+"""The simulated stream's faults do what they name. Its contract is in test_shared_stream.py."""
 
 from __future__ import annotations
 
@@ -25,24 +25,6 @@ def ends(world: World, stream: StreamHandle) -> tuple[int, int]:
     return bounds.first_seq, bounds.last_seq
 
 
-def test_an_append_at_the_end_is_stored_and_found(world: World) -> None:
-    _, stream, _ = world.broker()
-    assert ends(world, stream) == (1, 0)
-    assert world.call(stream.append, 1, b"one") == Stored()
-    assert world.call(stream.append, 2, b"two") == Stored()
-    assert world.call(stream.look_up, 1) == Found(b"one")
-    assert world.call(stream.look_up, 3) == Missing(1, 2)
-    assert ends(world, stream) == (1, 2)
-
-
-def test_an_append_elsewhere_is_refused_with_the_end(world: World) -> None:
-    _, stream, _ = world.broker()
-    world.stream.store(b"one")
-    assert world.call(stream.append, 1, b"x") == Refused(1)
-    assert world.call(stream.append, 3, b"x") == Refused(1)
-    assert world.stream.messages == {1: b"one"}
-
-
 def test_a_message_that_is_too_large_is_a_bug_of_its_caller(world: World) -> None:
     _, stream, _ = world.broker()
     with pytest.raises(AssertionError):
@@ -54,46 +36,6 @@ def test_a_full_stream_stores_nothing(world: World) -> None:
     world.stream.is_full = True
     assert isinstance(world.call(stream.append, 1, b"x"), Unanswered)
     assert world.stream.messages == {}
-
-
-def test_a_tail_tells_of_earlier_and_later_messages_in_order(world: World) -> None:
-    _, stream, _ = world.broker()
-    world.stream.store(b"one")
-    world.stream.store(b"two")
-    heard = Heard()
-    tail = stream.follow(2, heard)
-    assert heard.messages == []
-    world.simulation.pass_ms(10)
-    world.stream.store(b"three")
-    world.simulation.pass_ms(10)
-    assert heard.messages == [(2, b"two"), (3, b"three")]
-    world.stream.store(b"four")
-    tail.close()
-    world.simulation.pass_ms(10)
-    assert len(heard.messages) == 2
-
-
-def test_a_tail_behind_a_purge_is_told_once_and_ends(world: World) -> None:
-    _, stream, _ = world.broker()
-    for n in range(4):
-        world.stream.store(b"%d" % n)
-    assert world.call(stream.purge, 2) is None
-    heard = Heard()
-    stream.follow(2, heard)
-    world.simulation.pass_ms(10)
-    world.stream.store(b"more")
-    world.simulation.pass_ms(10)
-    assert (heard.messages, heard.purges) == ([], [3])
-    assert ends(world, stream) == (3, 5)
-    assert world.call(stream.look_up, 2) == Missing(3, 5)
-
-
-def test_an_empty_stream_keeps_its_end(world: World) -> None:
-    _, stream, _ = world.broker()
-    world.stream.store(b"one")
-    assert world.call(stream.purge, 9) is None
-    assert ends(world, stream) == (2, 1)
-    assert world.call(stream.append, 2, b"two") == Stored()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ from penstock.cluster.jetstream.wire import NatsMessage
 from penstock.cluster.shared import Bounds, Unanswered
 
 PREFIX = "$JS.API."
+ASK_TIMEOUT_S = 3.0
+"""A server does not answer at all about a stream whose leader is being elected; so it is asked
+again soon."""
 
 INSUFFICIENT_RESOURCES = 10023
 MESSAGE_NOT_FOUND = 10037
@@ -173,7 +176,7 @@ class JetStreamApi:
         self.connection.request(_subject(name), _encode(body), replied, timeout_s=timeout_s)
 
     async def ask(
-        self, kind: type[A], name: str, body: object, timeout_s: float = 10.0
+        self, kind: type[A], name: str, body: object, timeout_s: float = ASK_TIMEOUT_S
     ) -> A | Unanswered:
         message = await self.connection.ask(_subject(name), _encode(body), timeout_s)
         return message if isinstance(message, Unanswered) else decode(kind, message)
