@@ -24,6 +24,8 @@ INSUFFICIENT_RESOURCES = 10023
 MESSAGE_NOT_FOUND = 10037
 NO_SUITABLE_PEERS = 10005
 STORAGE_EXCEEDED = 10047
+JETSTREAM_NOT_ENABLED = 10076
+JETSTREAM_NOT_ENABLED_FOR_ACCOUNT = 10039
 NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
 WRONG_LAST_SEQUENCE = 10071
@@ -146,7 +148,7 @@ def decode(kind: type[A], message: NatsMessage) -> A | Unanswered:
         decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
     try:
         answer: A = decoder.decode(message.data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Unanswered(f"JetStream's answer cannot be read: {error}")
     return answer
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from penstock.cluster.jetstream import wire
 from penstock.cluster.jetstream.addresses import NatsAddress
@@ -31,7 +33,25 @@ REPLIES_SID = 1
 Answered = Callable[[NatsMessage | Unanswered], None]
 Received = Callable[[NatsMessage], None]
 
+_INBOX = re.compile(r"_INBOX[.\w]*")
 _log = logging.getLogger("penstock.cluster")
+
+
+class NoResponders(Unanswered, frozen=True):
+    """Nobody listens to the subject: JetStream is away, or has no such stream."""
+
+
+class NotPermitted(Unanswered, frozen=True):
+    """The user of this connection may not publish or subscribe to a subject. Nothing was sent."""
+
+
+_VIOLATION = re.compile(r'Permissions Violation for (Publish|Subscription) to "([^"]*)"', re.I)
+
+
+class _Request(NamedTuple):
+    subject: bytes
+    answered: Answered
+    timer: asyncio.TimerHandle
 
 
 class NatsSubscription:
@@ -68,7 +88,9 @@ class NatsConnection:
         self._lost: asyncio.Future[str] | None = None
         self._inbox = b"_INBOX.%b." % secrets.token_hex(11).encode()
         self._count = 0
-        self._waiting: dict[bytes, tuple[Answered, asyncio.TimerHandle]] = {}
+        self._waiting: dict[bytes, _Request] = {}
+        self._forbidden = ""
+        """Why no answer can arrive on the present connection."""
         self._last_sid = REPLIES_SID
         self._subscriptions: dict[int, NatsSubscription] = {}
         self._listeners: list[Callable[[bool], None]] = []
@@ -78,6 +100,16 @@ class NatsConnection:
     @property
     def is_connected(self) -> bool:
         return self._session is not None
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a message has arrived in part: the server is not silent."""
+        return self._session is not None and self._session.is_receiving
+
+    @property
+    def has_jetstream(self) -> bool:
+        """Whether the present server has JetStream itself. Others of its cluster may have it."""
+        return self._session is not None and self._session.info.jetstream
 
     @property
     def max_payload(self) -> int:
@@ -159,6 +191,9 @@ class NatsConnection:
         session = self._session
         if session is None:
             return self._answer_later(answered, "there is no connection to NATS")
+        if self._forbidden:
+            self.loop.call_soon(answered, NotPermitted(self._forbidden))
+            return None
         if session.is_congested:
             return self._answer_later(answered, "the NATS server takes nothing any more")
         if len(data) + len(headers) + len(b"NATS/1.0\r\n\r\n") > session.info.max_payload:
@@ -168,11 +203,15 @@ class NatsConnection:
         self._count += 1
         key = b"%d" % self._count
         timer = self.loop.call_later(timeout_s, self._time_out, key, timeout_s)
-        self._waiting[key] = answered, timer
+        self._waiting[key] = _Request(subject, answered, timer)
         session.write(wire.publish(subject, self._inbox + key, headers, data))
 
     async def ask(
-        self, subject: bytes, data: bytes, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        subject: bytes,
+        data: bytes,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        headers: bytes = b"",
     ) -> NatsMessage | Unanswered:
         """Like `request`, for coroutines."""
         future: asyncio.Future[NatsMessage | Unanswered] = self.loop.create_future()
@@ -181,7 +220,7 @@ class NatsConnection:
             if not future.done():
                 future.set_result(answer)
 
-        self.request(subject, data, answered, timeout_s=timeout_s)
+        self.request(subject, data, answered, headers=headers, timeout_s=timeout_s)
         return await future
 
     def publish(self, subject: bytes, data: bytes) -> bool:
@@ -217,19 +256,17 @@ class NatsConnection:
         waiting = self._waiting.pop(message.subject[len(self._inbox) :], None)
         if waiting is None:
             return  # It came too late; Unanswered was said.
-        answered, timer = waiting
-        timer.cancel()
+        waiting.timer.cancel()
         if message.is_no_responders:
-            answered(Unanswered("nobody answers: there is no leader, or no such stream"))
+            waiting.answered(NoResponders("nobody answers: there is no leader, or no such stream"))
         else:
-            answered(message)
+            waiting.answered(message)
 
     def _answer_later(self, answered: Answered, reason: str) -> None:
         self.loop.call_soon(answered, Unanswered(reason))
 
     def _time_out(self, key: bytes, timeout_s: float) -> None:
-        answered, _ = self._waiting.pop(key)
-        answered(Unanswered(f"no answer within {timeout_s:g} s"))
+        self._waiting.pop(key).answered(Unanswered(f"no answer within {timeout_s:g} s"))
 
     async def _stay_connected(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -270,6 +307,7 @@ class NatsConnection:
         lines += [wire.subscribe(each.subject, sid) for sid, each in self._subscriptions.items()]
         session.write(b"".join(lines))
         self._session = session
+        self._forbidden = ""
         if self._said:
             _log.warning("connected to NATS again, at %s", self.server)
             self._said.clear()
@@ -287,9 +325,9 @@ class NatsConnection:
             return
         session.abort(reason)
         waiting, self._waiting = self._waiting, {}
-        for answered, timer in waiting.values():
-            timer.cancel()
-            self._answer_later(answered, f"the connection to NATS was lost: {reason}")
+        for each in waiting.values():
+            each.timer.cancel()
+            self._answer_later(each.answered, f"the connection to NATS was lost: {reason}")
         self._tell(False)
 
     def _tell(self, is_connected: bool) -> None:
@@ -297,4 +335,19 @@ class NatsConnection:
             self.loop.call_soon(each, is_connected)
 
     def _refused(self, text: str) -> None:
-        self.say(f"NATS at {self.server} refuses something: {text}", of=text)
+        self.say(f"NATS at {self.server} refuses something: {text}", of=_INBOX.sub("_INBOX", text))
+        found = _VIOLATION.search(text)
+        if found is None:
+            return
+        subject = found[2].encode()
+        if found[1].lower() == "publish":
+            refused = [key for key, each in self._waiting.items() if each.subject == subject]
+        elif subject == self._inbox + b"*":
+            self._forbidden = f"NATS does not permit to subscribe to {found[2]}"
+            refused = list(self._waiting)
+        else:
+            return
+        for key in refused:
+            request = self._waiting.pop(key)
+            request.timer.cancel()
+            request.answered(NotPermitted(f"NATS does not permit it: {text}"))

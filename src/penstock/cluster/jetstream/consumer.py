@@ -125,7 +125,9 @@ class OrderedConsumer:
         up_to = message.header(b"Nats-Last-Stream")
         if delivered is None or up_to is None:
             return
-        if int(delivered) != self._delivered:
+        if not (delivered.isdigit() and up_to.isdigit()):
+            self._end("its heartbeat cannot be read")
+        elif int(delivered) != self._delivered:
             self._end(f"deliveries {self._delivered + 1} to {int(delivered)} are missing")
         else:
             self._skipped(int(up_to))
@@ -138,7 +140,8 @@ class OrderedConsumer:
         self._timer = connection.loop.call_later(HEARTBEAT_S, self._tick)
 
     def _tick(self) -> None:
-        self._silent_ticks += 1
+        # A large message may take longer to arrive than a heartbeat.
+        self._silent_ticks += not self._api.connection.is_receiving
         if self._silent_ticks >= SILENT_TICKS:
             self._end("it is silent")
         else:

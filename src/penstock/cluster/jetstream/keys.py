@@ -131,14 +131,15 @@ class KeyWatch:
     def _start(self) -> dict[str, object]:
         return {"deliver_policy": "last_per_subject", "filter_subject": self._subjects + ">"}
 
-    def _received(self, seq: int, message: NatsMessage) -> None:
-        key = unescape_key(message.subject.decode()[len(self._subjects) :])
+    def _received(self, seq: int, message: NatsMessage) -> bool:
+        key = unescape_key(message.subject.decode("utf-8", "replace")[len(self._subjects) :])
         # A consumer may be on a replica that lags behind the one before it.
         if not key.startswith(self._key_prefix) or seq <= self._told.get(key, 0):
-            return
+            return True
         self._told[key] = seq
         is_removed = any(each in message.headers for each in REMOVED)
         self._changed(key, None if is_removed else Entry(message.data, seq))
+        return True
 
 
 def escape_key(key: str) -> str:
@@ -162,7 +163,7 @@ def unescape_key(text: str) -> str:
 def _put_outcome(message: NatsMessage) -> PutOutcome:
     try:
         answer = _publish_answer.decode(message.data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Unanswered(f"JetStream's answer cannot be read: {error}")
     if answer.error is None:
         return answer.seq

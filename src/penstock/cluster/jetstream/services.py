@@ -18,12 +18,14 @@ from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S, NatsConnect
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.jetstream.keys import JetStreamKeys
 from penstock.cluster.jetstream.promise import ClusterPromise
-from penstock.cluster.jetstream.stream import HEADER_BYTES, JetStreamStream, StreamPlace
+from penstock.cluster.jetstream.stream import HEADER_BYTES, JetStreamStream
+from penstock.cluster.jetstream.tail import StreamPlace
 
 
 class NatsSettings(msgspec.Struct, frozen=True):
     """Where the servers are, and what is wanted of them. `accept` has names of
-    `promise.ACCEPTABLE`; `monitors` are the monitoring addresses of the servers."""
+    `promise.ACCEPTABLE`; `monitors` are the monitoring addresses of the servers. `ca` is a file of
+    certificates by which TLS servers are verified; empty: those that the system trusts."""
 
     addresses: tuple[NatsAddress, ...]
     cluster: str
@@ -31,18 +33,20 @@ class NatsSettings(msgspec.Struct, frozen=True):
     monitors: tuple[str, ...] = ()
     accept: frozenset[str] = frozenset()
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    ca: str = ""
 
 
 class JetStreamServices:
     """Call `open` first. `promise` and `cluster_id` are known from then on."""
 
-    def __init__(
-        self, settings: NatsSettings, name: str, tls: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, settings: NatsSettings, name: str) -> None:
+        """Raises ClusterRefused."""
         self._settings = settings
         self._accept = promise.check_names(settings.accept)
         self._names = setup.ClusterNames(settings.cluster)
-        self.connection = NatsConnection(settings.addresses, name=name, tls=tls)
+        self.connection = NatsConnection(
+            settings.addresses, name=name, tls=_tls_context(settings.ca)
+        )
         self._api = JetStreamApi(self.connection)
         self.cluster_id = ""
         self.promise = ClusterPromise(0, "")
@@ -58,6 +62,8 @@ class JetStreamServices:
         if found.config.subjects != wanted.subjects:
             raise ClusterRefused(f"the bucket {self._names.bucket} has other subjects than its own")
         self.promise = await self._check(found, wanted)
+        key = wanted.subjects[0].replace(">", "permission")
+        await setup.check_append(self._api, key, setup.IMPOSSIBLE_LAST_OF_KEY)
 
     async def stream(self, purpose: str, max_bytes: int) -> JetStreamStream:
         """Opens a stream of the cluster, such as `shard-0`. Raises ClusterRefused."""
@@ -68,6 +74,7 @@ class JetStreamServices:
         if found.config.subjects != (expected,):
             raise ClusterRefused(f"the stream {wanted.name} has other subjects than its own")
         self.promise = _weaker(self.promise, await self._check(found, wanted))
+        await setup.check_append(self._api, expected, setup.IMPOSSIBLE_LAST)
         place = StreamPlace(wanted.name, expected, found.identity)
         settings = self._settings
         return JetStreamStream(
@@ -89,6 +96,16 @@ class JetStreamServices:
         holders = promise.holders_of(found, connection.server_name)
         sync = promise.check_sync(holders, monitored, accept)
         return ClusterPromise(found.config.num_replicas, sync)
+
+
+def _tls_context(ca: str) -> ssl.SSLContext | None:
+    if not ca:
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # SSLError is one
+        reason = error.strerror or type(error).__name__
+        raise ClusterRefused(f"the file {ca} with the NATS servers' CA: {reason}") from error
 
 
 def _weaker(one: ClusterPromise, other: ClusterPromise) -> ClusterPromise:

@@ -61,7 +61,7 @@ class NatsSession(asyncio.Protocol):
         except TimeoutError:
             self.abort("it does not answer")
             raise NatsConnectFailed("it does not answer") from None
-        except (OSError, NatsError) as error:
+        except (OSError, UnicodeError, NatsError) as error:  # UnicodeError: not a host's name
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self.abort(reason)
             raise NatsConnectFailed(reason) from error
@@ -75,6 +75,11 @@ class NatsSession(asyncio.Protocol):
     def is_congested(self) -> bool:
         transport = self._transport
         return transport is not None and transport.get_write_buffer_size() > UNSENT_BYTES_MAX
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a message has arrived in part."""
+        return self._parser.is_amid_message
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -169,6 +174,8 @@ class NatsSession(asyncio.Protocol):
                 self.info = event
                 if not self._hello.done():
                     self._hello.set_result(None)
+                if event.ldm and self._is_open:
+                    self.abort("the server is in lame-duck mode")
             case wire.NatsPing():
                 self.write(wire.PONG)
             case wire.NatsPong():

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from typing import TypeVar
 
 import msgspec
 
 from penstock.cluster.jetstream import api
 from penstock.cluster.jetstream.api import ApiAnswer, JetStreamApi, StreamAnswer, StreamConfig
+from penstock.cluster.jetstream.connection import NoResponders, NotPermitted
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.shared import Unanswered
 
@@ -24,6 +26,18 @@ CLUSTER_ID = "penstock_cluster"
 """The metadata of the bucket and of every stream has the cluster's random id under this name."""
 KEYS_BYTES = 64 * 1024 * 1024
 PAUSE_S = 0.2
+PATIENCE_S = 5.0
+"""How long servers may lack what they need, for they may have just started."""
+IMPOSSIBLE_LAST = b"Nats-Expected-Last-Sequence: 9223372036854775807\r\n"
+IMPOSSIBLE_LAST_OF_KEY = b"Nats-Expected-Last-Subject-Sequence: 9223372036854775807\r\n"
+NOT_ENABLED = (
+    "the NATS server {} has no JetStream, and no other server of its cluster answers for it: add "
+    "`jetstream {{ store_dir: ..., sync_interval: always }}` to the configuration of the servers"
+)
+PERMISSIONS = (
+    "Permit its user to publish to `$JS.API.>`, `$JS.FC.>`, `$KV.>` and `penstock.>`, and to "
+    "subscribe to `_INBOX.>`"
+)
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?")
 A = TypeVar("A", bound=ApiAnswer)
@@ -98,7 +112,7 @@ async def find_or_make(
     name = wanted.name
     found = await ask_for(stream_api, StreamAnswer, f"STREAM.INFO.{name}")
     if found.error is not None and found.error.err_code == api.STREAM_NOT_FOUND:
-        made = await _make(stream_api, wanted)
+        made = await _make_patiently(stream_api, wanted)
         if _has_too_few_servers(made) and "replicas" in accept:
             made = await _make(stream_api, msgspec.structs.replace(wanted, num_replicas=1))
         if made.error is not None and made.error.err_code != api.NAME_IN_USE:
@@ -112,16 +126,70 @@ async def find_or_make(
 
 async def ask_for(stream_api: JetStreamApi, kind: type[A], name: str, body: object = None) -> A:
     """Asks until there is an answer: servers that have just started have no leader yet."""
+    connection = stream_api.connection
+    refusals = 0
     while True:
-        await stream_api.connection.connected()
+        await connection.connected()
         answer = await stream_api.ask(kind, name, body)
-        if isinstance(answer, Unanswered):
-            reason = answer.reason
-        elif answer.error is not None and answer.error.code == 503:
+        if not isinstance(answer, Unanswered):
+            if answer.error is None or not _is_passing(answer.error):
+                return answer
             reason = str(answer.error)
         else:
-            return answer
-        stream_api.connection.say(f"NATS does not answer {name}: {reason}", of=name)
+            reason = answer.reason
+            check_permitted(answer)
+            if isinstance(answer, NoResponders) and not connection.has_jetstream:
+                refusals += 1
+                if refusals * PAUSE_S >= PATIENCE_S:
+                    raise ClusterRefused(NOT_ENABLED.format(connection.server))
+        connection.say(f"NATS does not answer {name}: {reason}", of=name)
+        await asyncio.sleep(PAUSE_S)
+
+
+def check_permitted(answer: Unanswered) -> None:
+    if isinstance(answer, NotPermitted):
+        raise ClusterRefused(f"{answer.reason}. {PERMISSIONS}")
+
+
+async def check_append(stream_api: JetStreamApi, subject: str, impossible: bytes) -> None:
+    """Raises ClusterRefused if this user may not publish to the subject. Stores nothing: it asks to
+    be stored behind a message that there never is."""
+    while True:
+        await stream_api.connection.connected()
+        answer = await stream_api.connection.ask(subject.encode(), b"", headers=impossible)
+        if not isinstance(answer, Unanswered):
+            return
+        check_permitted(answer)
+        text = f"NATS does not answer {subject}: {answer.reason}"
+        stream_api.connection.say(text, of=subject)
+        await asyncio.sleep(PAUSE_S)
+
+
+def _is_passing(error: api.ApiError) -> bool:
+    """Whether the answer may be another one soon: servers that start have no leader yet."""
+    if error.err_code in (api.JETSTREAM_NOT_ENABLED, api.JETSTREAM_NOT_ENABLED_FOR_ACCOUNT):
+        raise ClusterRefused(
+            f"{error}: the NATS account of this broker has no JetStream. Add `jetstream: enabled` "
+            "to the account, or use another one"
+        )
+    return error.code == 503 and error.err_code != api.INSUFFICIENT_RESOURCES
+
+
+async def _make_patiently(stream_api: JetStreamApi, wanted: StreamConfig) -> StreamAnswer:
+    """Servers that start at the same time do not all know each other yet."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        made = await _make(stream_api, wanted)
+        error = made.error
+        is_passing = (
+            error is not None
+            and error.err_code == api.NO_SUITABLE_PEERS
+            and "insufficient" not in error.description
+        )
+        if not is_passing or time.monotonic() > deadline:
+            return made
+        text = f"NATS cannot make the stream {wanted.name} yet: {error}"
+        stream_api.connection.say(text, of=wanted.name)
         await asyncio.sleep(PAUSE_S)
 
 
@@ -155,7 +223,7 @@ def _explain(wanted: StreamConfig, error: api.ApiError) -> tuple[str, str]:
         )
     return (
         f"JetStream cannot make the stream {wanted.name} with {wanted.max_bytes} bytes: {error}. "
-        "Its servers reserve that much on each disk: allow them more (max_file_store), or use a "
-        "smaller limit",
+        "Its servers reserve that much on each disk: allow them more (max_file_store, or the "
+        "account's limits), or use a smaller limit",
         "",
     )

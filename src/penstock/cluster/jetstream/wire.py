@@ -6,6 +6,8 @@ know JetStream: to NATS its requests and messages are like any others.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.cluster.jetstream.errors import NatsProtocolError
@@ -15,6 +17,7 @@ LINE_BYTES_MAX = 1024 * 1024
 PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
 """Twice the largest `max_payload` that a server can be configured with: the server's own answers
 may be larger than what it accepts."""
+NUMBER_DIGITS_MAX = 19
 COMPACT_BYTES = 256 * 1024
 """How much of the buffer is consumed before the rest moves to its front."""
 
@@ -30,11 +33,13 @@ class NatsInfo(msgspec.Struct, frozen=True):
 
     server_name: str = ""
     version: str = ""
-    max_payload: int = 1024 * 1024
+    max_payload: Annotated[int, msgspec.Meta(ge=0)] = 1024 * 1024
     headers: bool = False
     jetstream: bool = False
     tls_required: bool = False
     tls_available: bool = False
+    ldm: bool = False
+    """Lame-duck mode: the server will end soon, and closes its connections one after another."""
 
 
 class NatsMessage(msgspec.Struct, frozen=True):
@@ -91,6 +96,10 @@ class NatsParser:
         self._wanted = 0
         """How long the buffer must be before the message at `_start` is complete."""
 
+    @property
+    def is_amid_message(self) -> bool:
+        return self._wanted > 0
+
     def feed(self, data: bytes) -> list[NatsEvent]:
         buffer = self._buffer
         buffer += data
@@ -125,7 +134,7 @@ class NatsParser:
         if word == b"INFO":
             try:
                 return _info.decode(rest)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise NatsProtocolError(f"the server's INFO is not readable: {error}") from error
         if word == b"-ERR":
             return NatsRefusal(rest.decode("utf-8", "replace").strip().strip("'"))
@@ -135,17 +144,16 @@ class NatsParser:
         sizes = 2 if has_headers else 1
         if len(words) not in (2 + sizes, 3 + sizes):
             raise NatsProtocolError("the server sent a message without its sizes")
-        try:
-            sid, total = int(words[1]), int(words[-1])
-            headers = int(words[-2]) if has_headers else 0
-        except ValueError as error:
-            raise NatsProtocolError("the server sent a size that is no number") from error
+        sid, total = _number(words[1]), _number(words[-1])
+        headers = _number(words[-2]) if has_headers else 0
         if not 0 <= headers <= total <= PAYLOAD_BYTES_MAX:
             raise NatsProtocolError(f"the server sent a message of {total} bytes")
         buffer, split, end = self._buffer, body + headers, body + total
         if len(buffer) < end + 2:
             self._wanted = end + 2
             return None
+        if buffer[end : end + 2] != b"\r\n":
+            raise NatsProtocolError("the server sent a message that is longer than its size")
         self._wanted = 0
         self._start = end + 2
         with memoryview(buffer) as view:
@@ -156,6 +164,12 @@ class NatsParser:
                 bytes(view[body:split]),
                 bytes(view[split:end]),
             )
+
+
+def _number(word: bytes) -> int:
+    if not word.isdigit() or len(word) > NUMBER_DIGITS_MAX:
+        raise NatsProtocolError("the server sent a size that is no number")
+    return int(word)
 
 
 def publish(subject: bytes, reply: bytes, headers: bytes, data: bytes) -> bytes:
