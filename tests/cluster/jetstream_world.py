@@ -67,11 +67,12 @@ class JetStreamWorld:
     def broker(
         self, *, behind_proxy: bool = True, max_bytes: int = STREAM_BYTES, **settings: Any
     ) -> JetStreamBroker:
-        made = self.run(self._connect(behind_proxy, settings))
+        made = self.run(self.connect(behind_proxy=behind_proxy, **settings))
         made.stream = self.run(made.services.stream("shard-0", max_bytes))
         return made
 
-    async def _connect(self, behind_proxy: bool, settings: dict[str, Any]) -> JetStreamBroker:
+    async def connect(self, *, behind_proxy: bool = False, **settings: Any) -> JetStreamBroker:
+        """A broker without a stream yet."""
         proxy, url = None, self.servers.url
         if behind_proxy:
             proxy = NatsProxy(self.servers.nodes[0].client_port)
@@ -111,7 +112,7 @@ class JetStreamWorld:
     def quiet(self) -> None:
         """Waits until what is on its way has arrived."""
         for broker in self.brokers:
-            self.call(broker.stream.bounds)
+            self.call(broker.services.keys.get, "quiet")
         self.loop.run_until_complete(asyncio.sleep(0.1))
 
     def away(self, broker: JetStreamBroker) -> None:

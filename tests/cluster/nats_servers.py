@@ -124,8 +124,11 @@ class NatsServers:
         sync: str = "always",
         max_payload: int = MAX_PAYLOAD,
         extra: str = "",
+        has_jetstream: bool = True,
     ) -> None:
-        self._settings = {"sync": sync, "max_payload": max_payload, "extra": extra}
+        self._settings = {"max_payload": max_payload, "extra": extra}
+        self._sync = sync
+        self._has_jetstream = has_jetstream
         self._directory = directory
         self._count = count
         self.nodes: list[NatsNode] = []
@@ -216,10 +219,15 @@ class NatsServers:
             (node.directory / "nats.conf").write_text(
                 f"server_name: {node.name}\nlisten: 127.0.0.1:{client}\n"
                 f"http: 127.0.0.1:{monitor}\nmax_payload: {self._settings['max_payload']}\n"
-                f"jetstream {{ store_dir: {json.dumps(str(node.directory / 'js'))}, "
-                f"sync_interval: {self._settings['sync']}, max_file_store: 2GB }}\n"
-                f"{cluster}{self._settings['extra']}\n"
+                f"{self._jetstream(node)}{cluster}{self._settings['extra']}\n"
             )
+
+    def _jetstream(self, node: NatsNode) -> str:
+        if not self._has_jetstream:
+            return ""
+        store = json.dumps(str(node.directory / "js"))
+        limits = f"sync_interval: {self._sync}, max_file_store: 2GB"
+        return f"jetstream {{ store_dir: {store}, {limits} }}\n"
 
 
 class PortTaken(AssertionError):

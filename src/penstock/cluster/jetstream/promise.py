@@ -123,7 +123,7 @@ async def read_monitors(urls: Sequence[str]) -> dict[str, MonitoredServer]:
                 reply = await client.get(httpx.URL(url).join("/varz"))
                 reply.raise_for_status()
                 server = msgspec.json.decode(reply.content, type=MonitoredServer)
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
                 place = _place(url)
                 raise ClusterRefused(
                     f"the monitoring address {place} of a NATS server does not answer as one: "

@@ -59,9 +59,9 @@ class JetStreamServices:
         wanted = setup.bucket_config(self._names, setup.REPLICAS)
         found = await setup.find_or_make(self._api, wanted, self._accept)
         self.cluster_id = found.config.metadata.get(setup.CLUSTER_ID, "")
+        self.promise = await self._check(found, wanted)
         if found.config.subjects != wanted.subjects:
             raise ClusterRefused(f"the bucket {self._names.bucket} has other subjects than its own")
-        self.promise = await self._check(found, wanted)
         key = wanted.subjects[0].replace(">", "permission")
         await setup.check_append(self._api, key, setup.IMPOSSIBLE_LAST_OF_KEY)
 
@@ -70,10 +70,10 @@ class JetStreamServices:
         names = self._names
         wanted = setup.stream_config(names, purpose, self.cluster_id, max_bytes, setup.REPLICAS)
         found = await setup.find_or_make(self._api, wanted, self._accept)
+        self.promise = _weaker(self.promise, await self._check(found, wanted))
         expected = names.subject(purpose, found.config.metadata.get(api.IDENTITY, ""))
         if found.config.subjects != (expected,):
             raise ClusterRefused(f"the stream {wanted.name} has other subjects than its own")
-        self.promise = _weaker(self.promise, await self._check(found, wanted))
         await setup.check_append(self._api, expected, setup.IMPOSSIBLE_LAST)
         place = StreamPlace(wanted.name, expected, found.identity)
         settings = self._settings

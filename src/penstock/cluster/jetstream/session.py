@@ -23,6 +23,7 @@ PING_INTERVAL_S = 1.0
 SILENT_TICKS = 3
 """A server that says nothing in so many intervals is gone. Intervals are counted, not a clock: a
 broker that was paused itself hears the server before it counts again."""
+LOGIN = "it does not know the user, password or token of its address"
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 """A server that takes nothing any more is given no more than this."""
 
@@ -183,7 +184,8 @@ class NatsSession(asyncio.Protocol):
                     self._ready.set_result(None)
             case NatsRefusal(text):
                 if not self._is_open:
-                    self._fail(text)
+                    is_login = text.lower() == "authorization violation"
+                    self._fail(f"{text}: {LOGIN}" if is_login else text)
                 else:
                     self._refused(text)
 
