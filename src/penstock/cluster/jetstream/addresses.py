@@ -79,7 +79,8 @@ def _read_credentials(login: str) -> NatsCredentials:
 
 def _read_place(place: str, number: int) -> tuple[str, int]:
     if place.startswith("["):
-        host, _, rest = place[1:].partition("]")
+        host, bracket, rest = place[1:].partition("]")
+        host = host if bracket else ""
         separator, port = rest[:1], rest[1:]
     else:
         host, separator, port = place.partition(":")

@@ -120,10 +120,13 @@ async def read_monitors(urls: Sequence[str]) -> dict[str, MonitoredServer]:
     async with httpx.AsyncClient(timeout=MONITOR_TIMEOUT_S, trust_env=False) as client:
         for url in urls:
             try:
-                reply = await client.get(httpx.URL(url).join("/varz"))
+                address = httpx.URL(url).join("/varz")
+                if address.port is not None and address.port > 65535:
+                    raise httpx.InvalidURL("the port is too large")
+                reply = await client.get(address)
                 reply.raise_for_status()
                 server = msgspec.json.decode(reply.content, type=MonitoredServer)
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 place = _place(url)
                 raise ClusterRefused(
                     f"the monitoring address {place} of a NATS server does not answer as one: "
