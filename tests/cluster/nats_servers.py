@@ -76,6 +76,10 @@ class NatsNode:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    def lame_duck(self) -> None:
+        """Lets it say that it will end, hand over what it leads, close its connections and end."""
+        self._running().send_signal(signal.SIGUSR2)
+
     def pause(self) -> None:
         self._running().send_signal(signal.SIGSTOP)
         self._is_paused = True
