@@ -19,6 +19,8 @@ class NatsProxy:
         self.swallows_answers = False
         self.swallows_requests = False
         self.refuses = False
+        self.bytes_per_s = 0
+        """How fast each direction is; 0: as fast as it goes."""
         self.accepted = 0
         self._target = port
         self._server: asyncio.Server | None = None
@@ -67,7 +69,9 @@ class NatsProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(256 * 1024):
+            while data := await reader.read(64 * 1024):
+                if self.bytes_per_s:
+                    await asyncio.sleep(len(data) / self.bytes_per_s)
                 is_lost = self.swallows_answers if answers else self.swallows_requests
                 if not is_lost:
                     writer.write(data)
