@@ -304,7 +304,8 @@ def test_lame_duck_mode_makes_it_leave_for_another_server() -> None:
         await greet(reader, writer)
         await is_ending.wait()
         writer.write(INFO.replace(b"{", b'{"ldm":true,'))
-        await reader.read()
+        while await reader.readline():
+            writer.write(b"PONG\r\n")
 
     async def well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if is_ending.is_set():
