@@ -157,6 +157,7 @@ def test_a_key_that_a_tool_removed_has_no_value_and_can_be_set_again(
     keys, heard = broker.keys, HeardKeys()
     keys.watch("", heard.changed)
     first = jetstream.call(keys.put, "k", b"1", 0)
+    jetstream.until(lambda: len(heard.changes) == 1)
     removed = broker.services.connection.ask(
         f"$KV.penstock-{jetstream.cluster}.k".encode(),
         b"",
@@ -165,6 +166,7 @@ def test_a_key_that_a_tool_removed_has_no_value_and_can_be_set_again(
     )
     jetstream.run(removed)
     assert jetstream.call(keys.get, "k") is None
+    jetstream.until(lambda: len(heard.changes) == 2)
     again = jetstream.call(keys.put, "k", b"2", 0)
     assert again > first + 1
     jetstream.until(lambda: len(heard.changes) == 3)
@@ -256,6 +258,44 @@ def test_a_stream_that_somebody_made_anew_is_left_alone(
     for each in (late, later):
         assert (each.messages, each.purges) == ([], [])
     assert heard.purges == []
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+
+def send_frame(world: JetStreamWorld, stream: JetStreamStream, seq: int, data: bytes) -> list[Fate]:
+    fates: list[Fate] = []
+
+    async def send() -> None:
+        FrameSender(stream, LoopScheduler(world.loop)).send(seq, data, fates.append)
+
+    world.run(send())
+    return fates
+
+
+def test_a_frame_whose_answer_is_lost_counts_as_stored_and_is_there_once(
+    jetstream: JetStreamWorld,
+) -> None:
+    broker, other = jetstream.broker(), jetstream.broker(behind_proxy=False)
+    assert broker.proxy is not None
+    broker.proxy.swallows_answers = True
+    fates = send_frame(jetstream, broker.stream, 1, b"frame")
+    jetstream.until(lambda: jetstream.bounds(other.stream).last_seq == 1)
+    assert fates == []
+    jetstream.back(broker)
+    jetstream.until(lambda: bool(fates))
+    assert fates == [Fate.STORED]
+    assert jetstream.bounds(other.stream).last_seq == 1
+
+
+def test_a_frame_whose_place_another_broker_took_is_told_so(jetstream: JetStreamWorld) -> None:
+    broker, other = jetstream.broker(behind_proxy=False), jetstream.broker(behind_proxy=False)
+    store(jetstream, other.stream, b"theirs", b"more")
+    for seq in (1, 2):
+        fates = send_frame(jetstream, broker.stream, seq, b"ours")
+        jetstream.until(lambda fates=fates: bool(fates))  # type: ignore[misc]
+        assert fates == [Fate.TAKEN]
+    assert jetstream.call(other.stream.look_up, 1) == Found(b"theirs")
 
 
 # -- sizes and slow networks -----------------------------------------------------------------------

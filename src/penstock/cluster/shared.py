@@ -134,5 +134,5 @@ class KeyStore(Protocol):
 
     def watch(self, prefix: str, changed: Callable[[str, Entry | None], None]) -> Tail:
         """Tells of every key that begins with `prefix`: first of those that are there, then of
-        each change."""
+        each change. Of changes of one key in quick succession it may tell the last only."""
         ...

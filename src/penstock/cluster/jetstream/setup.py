@@ -110,18 +110,21 @@ async def find_or_make(
     """Finds the stream of that name or makes it, with one replica only if that is accepted. Waits
     while JetStream has no leader. Raises ClusterRefused."""
     name = wanted.name
-    found = await ask_for(stream_api, StreamAnswer, f"STREAM.INFO.{name}")
-    if found.error is not None and found.error.err_code == api.STREAM_NOT_FOUND:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = await ask_for(stream_api, StreamAnswer, f"STREAM.INFO.{name}")
+        if found.error is None:
+            return found
+        is_absent = found.error.err_code == api.STREAM_NOT_FOUND
+        if not is_absent or time.monotonic() > deadline:
+            raise ClusterRefused(f"the stream {name} cannot be used: {found.error}")
         made = await _make_patiently(stream_api, wanted)
         if _has_too_few_servers(made) and "replicas" in accept:
             made = await _make(stream_api, msgspec.structs.replace(wanted, num_replicas=1))
         if made.error is not None and made.error.err_code != api.NAME_IN_USE:
             raise ClusterRefused(*_explain(wanted, made.error))
-        # Another broker may have been faster: then the stream has another id.
-        found = await ask_for(stream_api, StreamAnswer, f"STREAM.INFO.{name}")
-    if found.error is not None:
-        raise ClusterRefused(f"the stream {name} cannot be used: {found.error}")
-    return found
+        # Another broker may have been faster: then the stream has another id, and it may not be
+        # there for a moment yet.
 
 
 async def ask_for(stream_api: JetStreamApi, kind: type[A], name: str, body: object = None) -> A:
