@@ -38,7 +38,7 @@ SEGMENT_BYTES = (16 * 1024, *[1024 * 1024] * 7)
 
 
 def _seeds() -> range:
-    first, _, end = os.environ.get("CLUSTER_SEEDS", "0-200").rpartition("-")
+    first, _, end = os.environ.get("CLUSTER_SEEDS", "0-300").rpartition("-")
     return range(int(first or 0), int(end))
 
 
