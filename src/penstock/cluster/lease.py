@@ -18,7 +18,7 @@ MOST_SHARDS = 1_000_000
 """Keys of higher shards are nobody's."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""What a record of the log can hold, with room to spare."""
+"""A number that fits into the messages of the log, with room to spare."""
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ logger = logging.getLogger("penstock.cluster")
 
 
 class ShardReplica(Protocol):
-    """What ownership asks of this broker's copy of the shard; see `Replica`."""
+    """This broker's copy of the shard, as ownership uses it; see `Replica`."""
 
     serving_epoch: int
 
