@@ -110,9 +110,12 @@ class Node:
             self.handle,
             scheduler,
             "simulated",
-            is_current=lambda: self.is_current,
+            is_current=self._may_read_from_memory,
             on_ended=ended,
         )
+
+    def _may_read_from_memory(self) -> bool:
+        return self.is_current
 
     def _is_settled(self) -> bool:
         """Says whether the threads of its log have nothing to do."""

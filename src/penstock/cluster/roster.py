@@ -104,6 +104,7 @@ class Roster:
         announcement = None if entry is None else decode_announcement(entry.value)
         if announcement is None or announcement.name != name:
             self._seen.pop(name, None)
+            self._skewed.discard(name)
             return
         before = self._seen.get(name)
         if before is None and len(self._seen) >= MOST_BROKERS:

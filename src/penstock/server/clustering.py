@@ -20,7 +20,7 @@ from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
-from penstock.cluster.lease import LeaseTimes
+from penstock.cluster.lease import MIN_TTL_MS, LeaseTimes
 from penstock.cluster.node import ClusterNode, identity_of
 from penstock.cluster.probe import TcpProbe
 from penstock.cluster.replica import Replica
@@ -73,6 +73,8 @@ def check_cluster_settings(settings: Settings, token: str) -> None:
         raise InvalidArgument("a broker of a cluster needs a name that no other has: --name b1")
     if settings.memory:
         raise InvalidArgument("a broker of a cluster keeps its data on disk: leave out --memory")
+    if settings.cluster_lease_ms < MIN_TTL_MS:
+        raise InvalidArgument(f"cluster_lease_ms must be {MIN_TTL_MS} or more")
     if settings.control_plane:
         raise InvalidArgument("a cluster has a registry of its own: leave out control_plane")
     if settings.access_control and not token:
