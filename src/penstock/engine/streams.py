@@ -27,6 +27,7 @@ from penstock.api.streams import (
     stream_settings,
 )
 from penstock.core.publish_rules import check_numbers
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.core.stream_logs import find_log
 from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, check_publish
@@ -48,7 +49,6 @@ from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
 from penstock.engine.replays import Replays
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable

@@ -175,7 +175,9 @@ def _operation(endpoint: Endpoint) -> Json:
         described["security"] = [{}]
     always = tuple(status for status in ALWAYS if status != 401 or not is_probe)
     is_typed = endpoint.path.encode().startswith(TYPED_PATHS)
-    for status in sorted({*endpoint.errors, *always}):
+    # A header may be wrong, too.
+    of_headers = (400,) if endpoint.scope_parts else ()
+    for status in sorted({*endpoint.errors, *always, *of_headers}):
         name = f"typed-{status}" if is_typed and status in TYPED_ERRORS else str(status)
         described["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return described

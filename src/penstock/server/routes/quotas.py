@@ -76,6 +76,12 @@ class QuotaBody(Body):
     idempotency_keys: Annotated[
         _Limit | UnsetType | None, optional("Idempotency keys of produces that are remembered.")
     ] = UNSET
+    groups: Annotated[
+        _Limit | UnsetType | None,
+        optional("Groups of topics and named subscriptions of streams, together."),
+    ] = UNSET
+    streams: Annotated[_Limit | UnsetType | None, optional("Streams.")] = UNSET
+    caches: Annotated[_Limit | UnsetType | None, optional("Caches.")] = UNSET
 
 
 class QuotaAnswer(msgspec.Struct, kw_only=True):
@@ -125,6 +131,9 @@ _READ: dict[str, Read] = {
     "stream_retention": duration(0, MAX_OFFSET),
     "connections": _COUNT,
     "idempotency_keys": _COUNT,
+    "groups": _COUNT,
+    "streams": _COUNT,
+    "caches": _COUNT,
 }
 _MEMBERS = {name: (name, read) for name, read in _READ.items()}
 
