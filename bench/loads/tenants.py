@@ -85,27 +85,29 @@ def _turns(setting: Setting, broker: Broker, noted: list[Row]) -> list[list[Pace
     _produce(broker, WARM_S)
     for _ in range(TURNS):
         alone.append(_produce(broker, seconds))
-        load, refused = _beside(broker, seconds, "noisy_tenant", _refused)
+        load, rise, took = _beside(broker, seconds, "noisy_tenant", _refused)
         by_noise.append(load)
+        refused = rise / took
         if refused < (OVERDRAFT - 1) * QUOTA * 0.8:
             raise BenchFailed(f"only {refused:.0f} produces a second were refused")
         noted[1].note = f"{refused:,.0f} produces of the other were refused a second"
-        load, answered = _beside(broker, seconds, "noisy_reader", _requests)
+        load, rise, took = _beside(broker, seconds, "noisy_reader", _requests)
         by_reads.append(load)
-        noted[2].note = f"{answered - load.rate:,.0f} reads of the other were answered a second"
+        reads = (rise - len(load.took)) / took
+        noted[2].note = f"{reads:,.0f} reads of the other were answered a second"
     return [alone, by_noise, by_reads]
 
 
 def _beside(
     broker: Broker, seconds: float, module: str, count: Callable[[Broker], float]
-) -> tuple[PacedProduce, float]:
-    """Produces beside another tenant. Returns what was measured, and how much `count` rose in a
-    second."""
+) -> tuple[PacedProduce, float, float]:
+    """Produces beside another tenant. Returns what was measured, how much `count` rose meanwhile,
+    and how many seconds that took."""
     idle = count(broker)
     with _other_tenant(broker, module, lambda: count(broker) > idle):
         before, began = count(broker), time.perf_counter()
         load = _produce(broker, seconds)
-        return load, (count(broker) - before) / (time.perf_counter() - began)
+        return load, count(broker) - before, time.perf_counter() - began
 
 
 def _produce(broker: Broker, seconds: float) -> PacedProduce:

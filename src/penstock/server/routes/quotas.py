@@ -68,7 +68,10 @@ class QuotaBody(Body):
     ] = UNSET
     stream_retention: Annotated[
         Count | DurationText | UnsetType | None,
-        optional("The longest retention of a topic or stream, in milliseconds or as 7d."),
+        optional(
+            "The longest retention of a topic or stream, in milliseconds or as 7d. It waits for "
+            "what a group has not finished."
+        ),
     ] = UNSET
     connections: Annotated[
         _Limit | UnsetType | None, optional("Open connections, of HTTP and WebSockets.")
