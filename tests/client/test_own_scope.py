@@ -47,7 +47,7 @@ class Acme:
             self.token = admin.create_token("of-acme", **named).token
             self.narrow = admin.create_token("of-prod", namespace="prod", **named).token
 
-    def client(self, token: str, asked: Asked | None = None, **names: str) -> Client:
+    def client(self, token: str, asked: Asked | None = None, **names: Any) -> Client:
         return Client(self.url, token=token, transport=asked or Asked(), **names)
 
 
