@@ -36,7 +36,7 @@ from tests.websocket import WebSocket
 T = TypeVar("T")
 
 ROOT = Principal("root", is_admin=True)
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class NamedAdmission(Admission):
