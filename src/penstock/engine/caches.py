@@ -27,11 +27,11 @@ from penstock.core.cache_rules import (
     decide_transact,
     find_cache,
 )
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.engine.cache_snapshots import CacheSnapshots
 from penstock.engine.ledger import Ledger
 from penstock.engine.quotas import Quotas
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.watches import CacheWatch, Notice, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable

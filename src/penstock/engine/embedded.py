@@ -347,6 +347,8 @@ class EmbeddedEngine:
                 reserved.append(self.quotas.reserve(found.scope))
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
+                if self.quotas.is_active:
+                    self.quotas.check_group(found.scope)
                 self._record(record)
             return found.groups[group].id
 

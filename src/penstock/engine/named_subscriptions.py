@@ -168,6 +168,8 @@ class NamedSubscriptions:
             stored = (backlog.stored_msgs, backlog.stored_bytes)
             targets = [ProgressTarget(0, partition.end_offset, *stored)]
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
+        if self._quotas.is_active:
+            self._quotas.check_group(topic.scope)
         if not self._ledger.record_together(records):
             raise Unavailable("the disk is full; nothing can be recorded until there is room")
 

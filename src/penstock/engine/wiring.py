@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.core.scope_counts import ScopeCounts
 from penstock.engine.access import AccessCommands
 from penstock.engine.audit import AuditTrail
 from penstock.engine.cache_snapshots import CacheSnapshots
@@ -24,7 +25,6 @@ from penstock.engine.ranges import Ranges
 from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
@@ -80,7 +80,7 @@ class Parts:
         lookups = DiskLookups(ledger, scheduler)
         self.ranges = Ranges(state, window, log, history, ledger, scheduler, lookups)
         self.progress = ProgressCommands(
-            state, window, log, history, ledger, self.dispatcher, lookups
+            state, window, log, history, ledger, self.dispatcher, lookups, self.quotas
         )
         if sealed is not None and sealing is None:
             sealing = Sealing(checkpoint, window, log, sealed, clock, scheduler)
@@ -134,6 +134,7 @@ class Parts:
             self.topic_removal,
             self.audit,
             self.window,
+            self.quotas,
             self.capabilities,
         )
 

@@ -13,7 +13,13 @@ from prometheus_client.core import (
     Metric,
 )
 
-from penstock.api.metrics import CacheMetrics, EngineMetrics, HistogramCounts, StreamMetrics
+from penstock.api.metrics import (
+    CacheMetrics,
+    EngineMetrics,
+    HistogramCounts,
+    NamedSubscriptionMetrics,
+    StreamMetrics,
+)
 from penstock.api.quotas import QuotaReport
 from penstock.api.topics import TopicReport
 from penstock.model.scopes import DEFAULT_SCOPE, split_name
@@ -56,6 +62,7 @@ class _Metrics:
         yield from _log(metrics)
         yield from _timings(metrics)
         yield from _streams(metrics.streams)
+        yield from _named_subscriptions(metrics.named_subscriptions)
         yield from _caches(metrics.caches)
         yield _gauge("penstock_cache_watches", "Open watches", metrics.cache_watches)
         yield from _quotas(metrics.quotas)
@@ -239,6 +246,20 @@ def _streams(streams: list[StreamMetrics]) -> Iterator[Metric]:
         queued.add_metric(stream.path, stream.queued)
         waiting.add_metric(stream.path, stream.waiting)
     yield from (*(family for family, _ in families), queued, waiting)
+
+
+def _named_subscriptions(named: list[NamedSubscriptionMetrics]) -> Iterator[Metric]:
+    labels = ["tenant_id", "namespace", "stream", "subscription"]
+    behind = GaugeMetricFamily(
+        "penstock_subscription_lag", "Events a named subscription has not finished", labels=labels
+    )
+    unacked = GaugeMetricFamily(
+        "penstock_subscription_unacked", "Events delivered to it and not acked", labels=labels
+    )
+    for each in named:
+        behind.add_metric([*each.path, each.name], each.lag)
+        unacked.add_metric([*each.path, each.name], each.unacked)
+    yield from (behind, unacked)
 
 
 def _caches(caches: list[CacheMetrics]) -> Iterator[Metric]:

@@ -245,6 +245,6 @@ ENDPOINTS = (
         body=SubscriptionProgressBody,
         example={"next": 0},
         answers={200: Answer("Its progress now.", SubscriptionProgress, {"next": 1})},
-        errors=(400, 404, 409, 416, 503),
+        errors=(400, 404, 409, 416, 429, 503),
     ),
 )

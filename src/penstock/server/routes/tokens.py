@@ -304,6 +304,7 @@ ENDPOINTS = (
         route="GET /v1/tokens",
         handler=list_tokens,
         access=Filtered("tenant"),
+        reads_scope=("tenant",),
         tag="Tokens",
         summary="List the tokens",
         text="Those in the sender's reach, in the order of their creation, without secrets.",
