@@ -336,7 +336,10 @@ class EmbeddedEngine:
             if isinstance(outcome, PenstockError):
                 done(outcome)
             elif outcome not in self._state.groups:
-                done(FailedPrecondition("the group was deleted"))
+                place = f"group {group!r} of topic {plain_name(topic)!r}"
+                done(
+                    FailedPrecondition(f"{place} was deleted meanwhile; consume again to create it")
+                )
             else:
                 lease = lease_ms or self.limits.lease_ms
                 done(self._dispatcher.open(outcome, owner, lease, prefetch, sink))

@@ -33,7 +33,8 @@ class WrongValue(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: `takes` describes it, `parse` makes it of a text or raises ValueError."""
+    """A kind of value. `takes` describes it in errors; `parse` converts a text, or raises
+    ValueError."""
 
     takes: str
     parse: Callable[[str], Any]

@@ -189,7 +189,7 @@ class Claim:
         self._budget.drained(self)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Ends all claims, because the connection is gone."""
         self._budget.drained(self)
         self._budget.forget(self)
         self.hold(0)

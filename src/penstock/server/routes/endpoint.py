@@ -102,7 +102,8 @@ TAGS = {
     "Journal": "The events of messages, as data.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
     "Transactions": "Produces, acks, effects and cache operations that happen together.",
-    "Streams": "Publish to subscribers, at most once or until they ack; and the WebSocket.",
+    "Streams": "Publish to subscribers, at most once or until they ack; and the WebSocket. Many of "
+    "the examples need the durable stream orders: the example of “Create a stream” makes it.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
     "Tenants": "Tenants, their namespaces, and the streams and caches in those.",
     "Access": "Access rules and roles.",
@@ -110,6 +111,10 @@ TAGS = {
     "Tokens": "Bearer tokens, where access is controlled.",
     "Broker": "Probes and version.",
 }
+
+
+DURABLE_EXAMPLE = {"stream": "orders"}
+"""The stream of examples that need a durable one: the example of creating a stream makes it."""
 
 
 def _named(text: str, example: str) -> msgspec.Meta:
