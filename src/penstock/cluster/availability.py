@@ -6,6 +6,8 @@ when the store comes back, although all owners are alive. Must not know what the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class StoreAvailability:
     """Hears of each answer of the store. Between two answers more than `gap_ms` apart the store
@@ -29,12 +31,19 @@ class StoreAvailability:
         """The time for which the store was readable. Rises with answers only."""
         return self._readable_ms
 
+    def at(self, now_ms: int) -> int:
+        """Returns what `readable_ms` is if the time since the last answer turns out to count."""
+        since_ms = 0 if self._last_answer_ms is None else now_ms - self._last_answer_ms
+        return self._readable_ms + since_ms
+
 
 class Standstill:
-    """How long one key has had the same revision."""
+    """How long one key has had the same revision. Never more than since it was seen: a watch tells
+    of it between two answers, and the next answer counts the time before it, too."""
 
-    def __init__(self, availability: StoreAvailability) -> None:
+    def __init__(self, availability: StoreAvailability, monotonic_ms: Callable[[], int]) -> None:
         self._availability = availability
+        self._monotonic_ms = monotonic_ms
         self._revision = -1
         self._since_ms = 0
 
@@ -42,9 +51,9 @@ class Standstill:
         """The key was read, or told of, with this revision."""
         if revision != self._revision:
             self._revision = revision
-            self._since_ms = self._availability.readable_ms
+            self._since_ms = self._availability.at(self._monotonic_ms())
 
     def lasted_ms(self, revision: int) -> int:
         if revision != self._revision:
             return 0
-        return self._availability.readable_ms - self._since_ms
+        return max(0, self._availability.readable_ms - self._since_ms)

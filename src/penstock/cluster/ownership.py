@@ -91,7 +91,7 @@ class Ownership:
         self._changed = changed
         self._held = HeldLease(None, 0)
         """The newest lease that was read."""
-        self._standstill = Standstill(around.availability)
+        self._standstill = Standstill(around.availability, around.monotonic_ms)
         self._current_until_ms = 0
         self._is_gone = False
         """The probe has told that the owner's process is gone."""
