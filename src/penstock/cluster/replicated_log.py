@@ -151,6 +151,16 @@ class ReplicatedLog(AppendingLog):
 
     # -- as the owner ----------------------------------------------------------------------------
 
+    def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
+        """Closes the open frame if only that keeps these bytes out: messages of the stream may be
+        little larger than one of a topic."""
+        has_room = super().has_room(nbytes, reserve=reserve)
+        can_close = self.failed is None and not self._is_closed
+        if not has_room and can_close and self._is_frame_full(nbytes):
+            self._close_frame()
+            has_room = super().has_room(nbytes, reserve=reserve)
+        return has_room
+
     def commit(self) -> None:
         if self._is_busy:
             self._is_wanted = True
@@ -176,7 +186,8 @@ class ReplicatedLog(AppendingLog):
             self._close_frame()
         frame = self._unsent[0]
         self._is_busy = True
-        self._is_wanted = False
+        # A commit is about all that was appended, and this may not be the last frame of it.
+        self._is_wanted = bool(self._records)
         self._sender.send(frame.seq, frame.data, self._sent)
 
     def _sent(self, fate: Fate) -> None:

@@ -60,6 +60,8 @@ DECIDING_LIMITS = (
 """Limits that all brokers of a cluster have in common: a takeover must change no decision. With
 another idempotency_ttl_ms, two brokers would even make different states of the same log."""
 
+BEGIN_AGAIN_S = 1.0
+
 _log = logging.getLogger("penstock.server")
 
 AnnounceCluster = Callable[[str, Capabilities, str], None]
@@ -211,12 +213,21 @@ class ClusteredBroker:
                 await self._begin(change)
 
     async def _begin(self, engine: EmbeddedEngine) -> None:
-        try:
-            await self._before(engine)
-            await self._broker.begin(engine)
-        except PenstockError as error:
-            # The engine has ended meanwhile, which is the next change.
-            _log.warning("the broker could not begin to serve: %s", error.message)
+        """Serves from the engine. Resources that cannot be declared end the broker, as they do
+        without a cluster; what is only unavailable is tried again."""
+        while self._node.replica.engine is engine:
+            try:
+                await self._before(engine)
+                await self._broker.begin(engine)
+                return
+            except PenstockError as error:
+                # If the engine has ended meanwhile, that is the next change.
+                if self._node.replica.engine is engine:
+                    if not error.retryable:
+                        self.refused(error)
+                        return
+                    _log.warning("the broker cannot begin to serve yet: %s", error.message)
+            await asyncio.sleep(BEGIN_AGAIN_S)
 
     # -- joining and leaving ---------------------------------------------------------------------
 

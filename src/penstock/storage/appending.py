@@ -80,6 +80,11 @@ class AppendingLog(ABC):
         self._is_busy = True  # for good: nothing more is handed over
         self._refuse_all()
 
+    def _is_frame_full(self, nbytes: int) -> bool:
+        """Says whether the open frame may not grow by so much, but a new one could have it."""
+        most = self.max_frame_bytes - FRAME_HEADER_BYTES - _SLACK_BYTES
+        return bool(self._records) and self._end + nbytes > (self.seq << POSITION_BITS) + most
+
     # -- for subclasses --------------------------------------------------------------------------
 
     @abstractmethod
