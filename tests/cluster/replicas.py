@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.api.messages import Produce, Settle
+from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.replica import Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.core.comparison import comparable
@@ -23,6 +24,8 @@ from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, Limits
 from penstock.model.records import Message
 from penstock.storage.log import WalOptions
+from tests.cluster.relay import RelayedCalls, run_relayed
+from tests.cluster.simulated_pieces import SimulatedPieces
 from tests.cluster.simulated_service import Faults
 from tests.cluster.simulated_stream import SimulatedStream
 from tests.cluster.simulation import SimulatedProcess, Simulation
@@ -55,7 +58,8 @@ class LifeScheduler:
             work()
 
     def in_background(self, work: Turn) -> None:
-        self.in_thread(work)
+        if not self._is_closed:
+            run_relayed(work)
 
     def close(self) -> None:
         self._is_closed = True
@@ -108,6 +112,9 @@ class Node:
             self.directory,
             self._options,
             self.handle,
+            SharedPieceStore(
+                self.world.pieces.handle(self.process), scheduler, RelayedCalls(scheduler)
+            ),
             scheduler,
             "simulated",
             is_current=lambda: self.is_current,
@@ -190,6 +197,7 @@ class ReplicaWorld:
     ) -> None:
         self.simulation = Simulation(seed)
         self.stream = SimulatedStream(self.simulation, faults)
+        self.pieces = SimulatedPieces(self.simulation, faults)
         self.epochs: list[tuple[int, str]] = []
         self.epoch = 0
         limits = limits or Limits(lease_ms=LEASE_MS)

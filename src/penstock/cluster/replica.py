@@ -184,6 +184,10 @@ class Replica:
         self.engine = EmbeddedEngine(parts, self._router)
         self._listener.engine_began(self.engine)
 
+    def find_pieces(self, epoch: int, done: Done[None]) -> None:
+        """Finds the staged pieces of the owners before. Called behind our fence."""
+        self._directory.staged.take_over(epoch, done)
+
     def promotion_failed(self) -> None:
         self._promotion = None
 
@@ -205,6 +209,7 @@ class Replica:
         standby, self.standby = self.standby, None
         self._log = None
         self.serving_epoch = 0
+        self._directory.staged.end()
         if promotion is not None:
             promotion.end(_told(error))
         if engine is not None:
@@ -297,9 +302,11 @@ class _Promotion:
             self._standby.when_at(seq, self._append)
         else:
             self._standby.received(seq, self._fence)
-            self._take_over()
+            self._replica.find_pieces(self._epoch, self._take_over)
 
-    def _take_over(self) -> None:
+    def _take_over(self, _: PenstockError | None) -> None:
+        if self._done is None:
+            return
         chain = self._standby.chain
         if chain.epoch != self._epoch or not chain.is_whole:
             # A stray message came behind the fence, or another owner's fence.

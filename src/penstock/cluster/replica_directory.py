@@ -1,4 +1,5 @@
-"""A data directory as a broker's copy of a shared log: segments, sealed files, staged pieces.
+"""A data directory as a broker's copy of a shared log: segments and sealed files. Staged pieces are
+not in it, but with the services that all brokers share.
 
 Invariant: one process at a time has the directory open. Its log is a beginning of the shared
 stream. Must not know who owns the log.
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.api.durability import Capabilities
+from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.replicated_log import ReplicatedLog
 from penstock.cluster.shared import SharedStream
 from penstock.engine.scheduler import Scheduler
@@ -20,7 +22,6 @@ from penstock.storage.data_directory import SealedFiles, open_directory
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import Post, Replay, WalOptions
-from penstock.storage.staging import StagedPieceFiles
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal_open import open_log
 
@@ -43,6 +44,7 @@ class ReplicaDirectory:
         path: str,
         options: WalOptions,
         stream: SharedStream,
+        staged: SharedPieceStore,
         scheduler: Scheduler,
         durability: str,
         *,
@@ -52,7 +54,7 @@ class ReplicaDirectory:
         """`durability` says in words what a success means."""
         self.capabilities = Capabilities(True, "commit", durability)
         self.sealed = SealedFiles(vfs, path)
-        self.staged = StagedPieceFiles(vfs, path, options.reserve_bytes)
+        self.staged = staged
         self.last_frame = LastFrame()
         self._vfs = vfs
         self._path = path
@@ -70,7 +72,7 @@ class ReplicaDirectory:
             self._ends_empty = checkpoint.ends_empty
             return recover(checkpoint)
 
-        return open_directory(self._vfs, self._path, limits, self.staged, begin, self._open_log)
+        return open_directory(self._vfs, self._path, limits, self.staged.load, begin, self._open_log)
 
     def _open_log(self, lock: DirectoryLock, first_segment: int, replay: Replay) -> ReplicatedLog:
         last = self.last_frame

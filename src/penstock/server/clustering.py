@@ -21,11 +21,13 @@ from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
 from penstock.cluster.lease import LeaseTimes
+from penstock.cluster.loop_calls import LoopCalls
 from penstock.cluster.node import ClusterNode, identity_of
+from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.probe import TcpProbe
 from penstock.cluster.replica import Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
-from penstock.cluster.shared import SharedStream
+from penstock.cluster.shared import SharedPieces, SharedStream
 from penstock.engine.clock import SystemClock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.memory_trimming import trim_memory
@@ -44,6 +46,9 @@ MESSAGE_ROOM_BYTES = 64 * 1024
 
 SHARD = "shard-0"
 """The name of the only shard, in the data directory and among the streams."""
+
+PIECES = "pieces-0"
+"""The name of the stream with its staged pieces."""
 
 DECIDING_LIMITS = (
     "idempotency_ttl_ms",
@@ -103,8 +108,10 @@ async def run_clustered(
     try:
         await services.open()
         stream = await services.stream(SHARD, settings.cluster_stream_bytes)
+        staged_bytes = settings.cluster_staged_bytes or settings.cluster_stream_bytes // 4
+        pieces = await services.pieces(PIECES, staged_bytes)
         clustered = ClusteredBroker(settings, before)
-        await clustered.run(token, services, stream, announce)
+        await clustered.run(token, services, stream, pieces, announce)
     except NatsError as error:
         raise InvalidArgument(str(error)) from error
     finally:
@@ -162,13 +169,15 @@ class ClusteredBroker:
         token: str,
         services: JetStreamServices,
         stream: SharedStream,
+        pieces: SharedPieces,
         announce: AnnounceCluster,
     ) -> None:
         settings = self._settings
         listener = listen(settings)
         address = address_of(settings, listener)
         capabilities = Capabilities(True, "commit", durability_of(services.promise))
-        self._node = self._make_node(services, stream, settings.advertise or address, capabilities)
+        url = settings.advertise or address
+        self._node = self._make_node(services, stream, pieces, url, capabilities)
         self._broker = await open_broker(
             settings, token, self._node, give_back=trim_memory, listener=listener
         )
@@ -238,7 +247,12 @@ class ClusteredBroker:
     # -- the node --------------------------------------------------------------------------------
 
     def _make_node(
-        self, services: JetStreamServices, stream: SharedStream, url: str, promised: Capabilities
+        self,
+        services: JetStreamServices,
+        stream: SharedStream,
+        pieces: SharedPieces,
+        url: str,
+        promised: Capabilities,
     ) -> ClusterNode:
         settings, vfs = self._settings, Vfs()
         scheduler, clock = LoopScheduler(self._loop), SystemClock()
@@ -257,6 +271,7 @@ class ClusteredBroker:
                     directory,
                     options,
                     stream,
+                    SharedPieceStore(pieces, life, LoopCalls(life)),
                     life,
                     promised.durability,
                     is_current=node.is_current,
