@@ -22,6 +22,7 @@ from penstock.cluster.lease_table import LeaseTable
 from penstock.cluster.membership import Membership
 from penstock.cluster.ownership import Ownership, ShardRole
 from penstock.cluster.probe import Probe
+from penstock.cluster.purging import ReplicaStanding, StreamPurge
 from penstock.cluster.replica import Replica
 from penstock.cluster.roster import Announcement, Standing
 from penstock.cluster.shared import KeyStore
@@ -63,7 +64,11 @@ class ClusterNode:
         make_replica: Callable[[ClusterNode], Replica],
         listener: ServingListener,
         monotonic_ms: Callable[[], int] = monotonic_ms,
+        *,
+        copies: int = 2,
     ) -> None:
+        """`copies` is how many live brokers must have a message in synced files before it is
+        purged."""
         self.name = me.name
         self.cluster = cluster
         self._listener = listener
@@ -87,6 +92,14 @@ class ClusterNode:
             me, keys, scheduler, monotonic_ms, clock, availability, self._roster, probe, times
         )
         self.ownership = Ownership(FIRST_SHARD, around, self.replica, self._changed)
+        self._purge = StreamPurge(
+            self.replica.stream,
+            scheduler,
+            copies,
+            lambda: self.ownership.role is ShardRole.OWNER,
+            self._replica_standings,
+            self.replica.seal_soon,
+        )
         self._table = LeaseTable(keys, self._changed)
         self._table.listen(FIRST_SHARD, self.ownership.observe)
 
@@ -98,6 +111,7 @@ class ClusterNode:
             if outcome is None:
                 self._table.open()
                 self.ownership.start()
+                self._purge.start()
             joined(outcome)
 
         self._membership.join(done)
@@ -115,10 +129,25 @@ class ClusterNode:
             done()
 
         self._table.close()
+        self._purge.close()
         self._membership.leave(left)
 
     def is_current(self) -> bool:
         return self.ownership.is_current()
+
+    def copy_peers(self, first_seq: int) -> list[Announcement]:
+        """Returns the live brokers whose sealed files reach message `first_seq`: standbys first, to
+        spare the owner."""
+        owner = self.owner_of(FIRST_SHARD)
+        found: list[tuple[bool, int, str, Announcement]] = []
+        for each in self._roster.live():
+            standing = each.shards.get(FIRST_SHARD)
+            if each.name == self.name or standing is None or standing.is_copying:
+                continue
+            if standing.sealed + 1 >= first_seq:
+                is_owner = owner is not None and owner.owner == each.name
+                found.append((is_owner, -standing.sealed, each.name, each))
+        return [each for *_, each in sorted(found, key=lambda item: item[:3])]
 
     # -- the replica's listener ------------------------------------------------------------------
 
@@ -158,6 +187,8 @@ class ClusterNode:
                 return "draining"
             return "owner"
         standing = broker.shards.get(FIRST_SHARD)
+        if standing is not None and standing.is_copying:
+            return "copying"
         return "standby" if standing is not None and standing.is_caught_up else "starting"
 
     def _changed(self) -> None:
@@ -165,7 +196,26 @@ class ClusterNode:
             callback()
 
     def _standings(self) -> dict[int, Standing]:
-        return {FIRST_SHARD: Standing(self.replica.position(), self.replica.is_caught_up())}
+        replica = self.replica
+        standing = Standing(
+            replica.position(),
+            replica.is_caught_up(),
+            replica.sealed_seq(),
+            replica.copy_progress() is not None,
+        )
+        return {FIRST_SHARD: standing}
+
+    def _replica_standings(self) -> list[ReplicaStanding]:
+        live = {each.name for each in self._roster.live()}
+        found: list[ReplicaStanding] = []
+        for each in self._roster.known():
+            standing = each.shards.get(FIRST_SHARD)
+            if standing is not None:
+                is_live = each.name in live
+                found.append(
+                    ReplicaStanding(each.name, standing.sealed, is_live, standing.is_copying)
+                )
+        return found
 
 
 def identity_of(vfs: Vfs, directory: str, name: str, url: str) -> Identity:

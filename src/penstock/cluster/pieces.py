@@ -88,9 +88,7 @@ class SharedPieceStore:
         """Finds the pieces of earlier owners. Call it behind the fence of `epoch`."""
         self.found.clear()
 
-        def listed(
-            found: dict[int, StagedPiece | CorruptStaged], half_written: set[int]
-        ) -> None:
+        def listed(found: dict[int, StagedPiece | CorruptStaged], half_written: set[int]) -> None:
             if not self._has_ended:
                 self.found = found
                 self._known = set(found)

@@ -9,21 +9,23 @@ nor why the broker is promoted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from penstock.api.messages import Router
 from penstock.api.outcomes import Done
+from penstock.cluster.copying import Copier, CopyProgress, PeerFiles
 from penstock.cluster.frame_messages import encode_message
 from penstock.cluster.frame_sender import Fate, FrameSender
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.cluster.replicated_log import Deposed, ReplicatedLog, StreamCutShort
-from penstock.cluster.shared import BoundsOutcome, SharedStream, Unanswered
-from penstock.cluster.standby import Standby
+from penstock.cluster.shared import Bounds, BoundsOutcome, SharedStream, Unanswered
+from penstock.cluster.standby import CopyTooOld, Standby
 from penstock.engine.clock import Clock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.sealing import Sealing
 from penstock.engine.wiring import Parts
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import Limits
@@ -33,6 +35,9 @@ from penstock.storage.frames import encode_frame
 RETRY_MS = 100
 REOPEN_MS = (100, 30_000)
 """The first and the longest pause before the local files are opened again after an error."""
+
+FindPeers = Callable[[int], Sequence[PeerFiles]]
+"""Returns the brokers to copy from, the best first. The stream begins with this message."""
 
 OpenDirectory = Callable[[Scheduler, Callable[[BaseException], None]], ReplicaDirectory]
 """Makes the storage of one life of the copy, with its scheduler and what to tell of its end."""
@@ -65,9 +70,12 @@ class Replica:
         open_directory: OpenDirectory,
         listener: ReplicaListener,
         router: Router | None = None,
+        *,
+        copier: Copier | None = None,
+        find_peers: FindPeers | None = None,
     ) -> None:
-        """`scheduler` lives as long as the replica, one of `new_scheduler` as long as the local
-        files are open."""
+        """`copier` is used when the stream has left the local files behind. `scheduler` lives as
+        long as the replica, one of `new_scheduler` as long as the local files are open."""
         self.serving_epoch = 0
         self.engine: EmbeddedEngine | None = None
         self.standby: Standby | None = None
@@ -82,6 +90,9 @@ class Replica:
         self._open_directory = open_directory
         self._listener = listener
         self._router = router
+        self._copier = copier
+        self._find_peers = find_peers
+        self._sealing: Sealing | None = None
         self._life = 0
         self._scheduler: Scheduler
         self._directory: ReplicaDirectory
@@ -102,12 +113,33 @@ class Replica:
             self._directory, self.stream, self._limits, self.clock, scheduler, ended
         )
         self._log = self.standby.log
+        self._sealing = self.standby.sealing
 
     # -- what ownership asks ---------------------------------------------------------------------
 
     def position(self) -> int:
         """The last message that is applied, 0 while nothing is open."""
         return self._log.durable_seq if self._log is not None else 0
+
+    def sealed_seq(self) -> int:
+        """The last message that is in synced files here. While files are copied, the last one that
+        is in the files at the other broker."""
+        progress = self.copy_progress()
+        if progress is not None:
+            return progress.next_seq - 1
+        return 0 if self._sealing is None else max(0, self._sealing.next_seq - 1)
+
+    def seal_soon(self, bounds: Bounds) -> None:
+        """Seals what is in the log, although its segment is not full, if most of what fills the
+        stream is not sealed here."""
+        log, sealing = self._log, self._sealing
+        if log is None or sealing is None or sealing.is_running:
+            return
+        if bounds.last_seq - self.sealed_seq() > (bounds.last_seq - bounds.first_seq) // 2:
+            log.roll()
+
+    def copy_progress(self) -> CopyProgress | None:
+        return None if self._copier is None else self._copier.progress
 
     def epoch(self) -> int:
         """Returns the epoch of the last fence that was read."""
@@ -156,6 +188,8 @@ class Replica:
 
     def close(self) -> None:
         self._is_closed = True
+        if self._copier is not None:
+            self._copier.end()
         if self._reopening is not None:
             self._reopening.cancel()
         self._close_life(Unavailable("the broker is stopping"))
@@ -201,13 +235,43 @@ class Replica:
         if not isinstance(error, Deposed):
             logger.error("the copy of the shard is opened again: %s", error)
         self._close_life(error)
-        self._reopen_later()
+        if isinstance(error, CopyTooOld) and self._copier is not None:
+            self._copy(self._copier, error.first_seq)
+        else:
+            self._reopen_later()
+
+    def _copy(self, copier: Copier, first_seq: int) -> None:
+        """Copies the files of another broker, then opens them."""
+        peers = () if self._find_peers is None else self._find_peers(first_seq)
+        scheduler = self._new_scheduler()
+
+        def run() -> None:
+            failure: BaseException | None = None
+            try:
+                copier.run(peers, first_seq)
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                failure = error
+            scheduler.post(partial(self._copied, scheduler, failure))
+
+        scheduler.in_background(run)
+
+    def _copied(self, scheduler: Scheduler, failure: BaseException | None) -> None:
+        scheduler.close()
+        if self._is_closed:
+            return
+        if failure is None:
+            self._reopen()
+        else:
+            self.failure = failure
+            logger.error("the shard could not be copied: %s", failure)
+            self._reopen_later()
 
     def _close_life(self, error: BaseException) -> None:
         promotion, self._promotion = self._promotion, None
         engine, self.engine = self.engine, None
         standby, self.standby = self.standby, None
         self._log = None
+        self._sealing = None
         self.serving_epoch = 0
         self._directory.staged.end()
         if promotion is not None:

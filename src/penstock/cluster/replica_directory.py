@@ -18,6 +18,7 @@ from penstock.cluster.shared import SharedStream
 from penstock.engine.scheduler import Scheduler
 from penstock.model.limits import Limits
 from penstock.storage.checkpoint import Checkpoint
+from penstock.storage.copied_files import has_whole_copy, install
 from penstock.storage.data_directory import SealedFiles, open_directory
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.lock import DirectoryLock
@@ -68,11 +69,24 @@ class ReplicaDirectory:
     def open(
         self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
     ) -> ReplicatedLog:
+        self._finish_copy()
+
         def begin(checkpoint: Checkpoint) -> Replay:
             self._ends_empty = checkpoint.ends_empty
             return recover(checkpoint)
 
-        return open_directory(self._vfs, self._path, limits, self.staged.load, begin, self._open_log)
+        return open_directory(
+            self._vfs, self._path, limits, self.staged.load, begin, self._open_log
+        )
+
+    def _finish_copy(self) -> None:
+        """Goes on with a copy that was being installed when the broker ended."""
+        if has_whole_copy(self._vfs, self._path):
+            lock = DirectoryLock.take(self._vfs, self._path)
+            try:
+                install(self._vfs, self._path)
+            finally:
+                lock.release()
 
     def _open_log(self, lock: DirectoryLock, first_segment: int, replay: Replay) -> ReplicatedLog:
         last = self.last_frame

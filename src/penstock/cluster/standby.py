@@ -52,13 +52,14 @@ class ForeignCopy(Unavailable):
 
 
 class CopyTooOld(Unavailable):
-    """The stream begins behind the end of the local files."""
+    """The stream begins behind the end of the local files: another broker's are copied."""
 
     def __init__(self, seq: int, first_seq: int) -> None:
         super().__init__(
             f"the cluster's stream begins with message {first_seq}, and the data directory ends "
-            f"before message {seq}: copy the data directory of another broker"
+            f"before message {seq}"
         )
+        self.first_seq = first_seq
 
 
 class Standby:

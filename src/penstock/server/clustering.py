@@ -16,6 +16,9 @@ from functools import partial
 from penstock.api.durability import Capabilities
 from penstock.api.engine import Engine
 from penstock.cluster.agreement import CLUSTER_FORMAT, Agreement
+from penstock.cluster.copy_source import SealedFileSource
+from penstock.cluster.copying import Copier
+from penstock.cluster.http_peer import HttpPeer
 from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
@@ -28,14 +31,17 @@ from penstock.cluster.probe import TcpProbe
 from penstock.cluster.replica import Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.cluster.shared import SharedPieces, SharedStream
+from penstock.cluster.surroundings import monotonic_ms
 from penstock.engine.clock import SystemClock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import LoopScheduler, Scheduler
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.broker import Broker, open_broker
+from penstock.server.forwarding.tls import upstream_tls
 from penstock.server.listening import STOPPING, address_of, listen
 from penstock.server.router_hook import make_router
+from penstock.server.routes import replica_copy
 from penstock.server.settings import Settings
 from penstock.storage.log import WalOptions
 from penstock.storage.segments import list_segments
@@ -181,6 +187,15 @@ class ClusteredBroker:
         self._broker = await open_broker(
             settings, token, self._node, give_back=trim_memory, listener=listener
         )
+        dispatch = self._broker.dispatch
+        dispatch.routes[replica_copy.ROUTE] = {b"GET": replica_copy.read_copy}
+        dispatch.copies = SealedFileSource(
+            Vfs(),
+            os.path.join(settings.data_dir, SHARD),
+            LoopScheduler(self._loop),
+            monotonic_ms,
+            settings.cluster_copy_bytes,
+        )
         await self._join()
         following = self._loop.create_task(self._follow_changes())
         self._broker.server.farewell = self._hand_over
@@ -278,6 +293,13 @@ class ClusteredBroker:
                     on_ended=ended,
                 )
 
+            def find_peers(first_seq: int) -> list[HttpPeer]:
+                tls = partial(upstream_tls, settings)
+                return [
+                    HttpPeer(each.name, each.url, self._token, tls)
+                    for each in node.copy_peers(first_seq)
+                ]
+
             return Replica(
                 settings.name,
                 stream,
@@ -288,6 +310,8 @@ class ClusteredBroker:
                 open_directory,
                 node,
                 make_router(settings.router, settings.router_timeout_ms, self._loop),
+                copier=Copier(vfs, directory, options.segment_bytes, options.reserve_bytes),
+                find_peers=find_peers,
             )
 
         me = identity_of(vfs, settings.data_dir, settings.name, url)
@@ -304,4 +328,8 @@ class ClusteredBroker:
             LeaseTimes(settings.cluster_lease_ms),
             make_replica,
             self,
+            copies=settings.cluster_copies,
         )
+
+    def _token(self) -> str:
+        return self._broker.dispatch.admission.token

@@ -86,6 +86,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_lease_ms: int = 3000
     cluster_stream_bytes: int = 10 * GIB
     cluster_staged_bytes: int = 0
+    cluster_copies: int = 2
+    cluster_copy_bytes: int = 32 * MIB
     cluster_monitors: tuple[str, ...] = ()
     cluster_accept: tuple[str, ...] = ()
     forward_wait_ms: int = 5000

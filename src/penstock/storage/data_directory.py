@@ -62,9 +62,7 @@ class DataDirectory:
                 lock=lock,
             )
 
-        return open_directory(
-            self._vfs, self._path, limits, self.staged.load, recover, open_log
-        )
+        return open_directory(self._vfs, self._path, limits, self.staged.load, recover, open_log)
 
 
 OpenedLog = TypeVar("OpenedLog")

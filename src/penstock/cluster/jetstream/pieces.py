@@ -156,20 +156,22 @@ class _Pages:
             self._done(Unanswered(str(answer.error)))
         elif answer.state.last_seq < self._seq:
             self._done(Unanswered("a server answered that does not know the newest messages"))
-            return
-        state = answer.state
-        now = state.last_seq, state.messages, answer.total
+        else:
+            self._add(answer.state, answer.total)
+
+    def _add(self, state: SubjectsState, total: int) -> None:
+        now = state.last_seq, state.messages, total
         self._first = self._first or now
         if now != self._first:
             self._done(Unanswered("the list changed while it was read"))
+            return
+        page = state.subjects or {}
+        self._subjects.update(page)
+        self._offset += len(page)
+        if page and self._offset < total:
+            self.read()
         else:
-            page = state.subjects or {}
-            self._subjects.update(page)
-            self._offset += len(page)
-            if page and self._offset < answer.total:
-                self.read()
-            else:
-                self._done(self._parts())
+            self._done(self._parts())
 
     def _parts(self) -> dict[int, set[int]]:
         found: dict[int, set[int]] = {}
