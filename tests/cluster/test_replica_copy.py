@@ -66,9 +66,7 @@ def seal(world: ReplicaWorld, node: Node) -> None:
 
 
 def has_caught_up(node: Node, owner: Node) -> bool:
-    return (
-        node.replica.standby is not None and node.replica.position() == owner.replica.position()
-    )
+    return node.replica.standby is not None and node.replica.position() == owner.replica.position()
 
 
 def wait_for_copy(world: ReplicaWorld, node: Node, owner: Node) -> None:

@@ -92,6 +92,7 @@ class ClusterNode:
             me, keys, scheduler, monotonic_ms, clock, availability, self._roster, probe, times
         )
         self.ownership = Ownership(FIRST_SHARD, around, self.replica, self._changed)
+        self.replica.furthest = self._furthest_copy
         self._purge = StreamPurge(
             self.replica.stream,
             scheduler,
@@ -202,8 +203,18 @@ class ClusterNode:
             replica.is_caught_up(),
             replica.sealed_seq(),
             replica.copy_progress() is not None,
+            replica.identity,
         )
         return {FIRST_SHARD: standing}
+
+    def _furthest_copy(self, identity: str) -> tuple[int, str]:
+        """Returns how far any broker said that its copy goes, live or not, and its name."""
+        found = [(0, "")]
+        for each in self._roster.known():
+            standing = each.shards.get(FIRST_SHARD)
+            if standing is not None and standing.stream == identity and each.name != self.name:
+                found.append((standing.position, each.name))
+        return max(found)
 
     def _replica_standings(self) -> list[ReplicaStanding]:
         live = {each.name for each in self._roster.live()}

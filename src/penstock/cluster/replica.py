@@ -16,12 +16,12 @@ from typing import Protocol
 from penstock.api.messages import Router
 from penstock.api.outcomes import Done
 from penstock.cluster.copying import Copier, CopyProgress, PeerFiles
-from penstock.cluster.frame_messages import encode_message
-from penstock.cluster.frame_sender import Fate, FrameSender
+from penstock.cluster.promotion import Promotion
 from penstock.cluster.replica_directory import ReplicaDirectory
-from penstock.cluster.replicated_log import Deposed, ReplicatedLog, StreamCutShort
-from penstock.cluster.shared import Bounds, BoundsOutcome, SharedStream, Unanswered
+from penstock.cluster.replicated_log import Deposed, ReplicatedLog
+from penstock.cluster.shared import Bounds, SharedStream
 from penstock.cluster.standby import CopyTooOld, Standby
+from penstock.cluster.stream_audit import StreamAudit
 from penstock.engine.clock import Clock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.scheduler import Cancellable, Scheduler
@@ -29,10 +29,7 @@ from penstock.engine.sealing import Sealing
 from penstock.engine.wiring import Parts
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import Limits
-from penstock.model.records import OwnerChanged, encode_record
-from penstock.storage.frames import encode_frame
 
-RETRY_MS = 100
 REOPEN_MS = (100, 30_000)
 """The first and the longest pause before the local files are opened again after an error."""
 
@@ -93,11 +90,14 @@ class Replica:
         self._copier = copier
         self._find_peers = find_peers
         self._sealing: Sealing | None = None
+        self._audit: StreamAudit | None = None
+        self.furthest: Callable[[str], tuple[int, str]] = lambda identity: (0, "")
+        """Returns how far any known copy of the stream with this identity goes, and whose it is."""
         self._life = 0
         self._scheduler: Scheduler
         self._directory: ReplicaDirectory
         self._log: ReplicatedLog | None = None
-        self._promotion: _Promotion | None = None
+        self._promotion: Promotion | None = None
         self._reopening: Cancellable | None = None
         self._pause_ms = REOPEN_MS[0]
         self._is_closed = False
@@ -114,6 +114,10 @@ class Replica:
         )
         self._log = self.standby.log
         self._sealing = self.standby.sealing
+        standby = self.standby
+        self._audit = StreamAudit(
+            standby.log, self.stream, scheduler, lambda: standby.identity, standby.log.fail
+        )
 
     # -- what ownership asks ---------------------------------------------------------------------
 
@@ -138,6 +142,11 @@ class Replica:
         if bounds.last_seq - self.sealed_seq() > (bounds.last_seq - bounds.first_seq) // 2:
             log.roll()
 
+    @property
+    def identity(self) -> str:
+        """The identity of the stream that the open local files are a copy of."""
+        return self._directory.identity if self._log is not None else ""
+
     def copy_progress(self) -> CopyProgress | None:
         return None if self._copier is None else self._copier.progress
 
@@ -158,7 +167,7 @@ class Replica:
         if standby is None or self._promotion is not None or self.engine is not None:
             done(Unavailable("this broker's copy of the shard is not ready"))
             return
-        self._promotion = _Promotion(self, standby, epoch, done)
+        self._promotion = Promotion(self, standby, epoch, done)
         self._promotion.start()
 
     def drop(self, reason: str) -> None:
@@ -272,6 +281,9 @@ class Replica:
         standby, self.standby = self.standby, None
         self._log = None
         self._sealing = None
+        audit, self._audit = self._audit, None
+        if audit is not None:
+            audit.close()
         self.serving_epoch = 0
         self._directory.staged.end()
         if promotion is not None:
@@ -297,89 +309,6 @@ class Replica:
             self.failure = error
             logger.error("the local files cannot be opened: %s", error)
             self._reopen_later()
-
-
-class _Promotion:
-    """Reads the stream to its end, then appends the fence, again behind whatever came meanwhile."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        standby: Standby,
-        epoch: int,
-        done: Done[None],
-    ) -> None:
-        self._replica = replica
-        self._standby = standby
-        self._epoch = epoch
-        self._done: Done[None] | None = done
-        self._sender = FrameSender(replica.stream, replica.scheduler)
-        self._fence = b""
-
-    def start(self) -> None:
-        self._replica.stream.bounds(self._found_end)
-
-    def end(self, error: PenstockError) -> None:
-        """Gives up. The fence may still be stored: then nobody owns the log until the next one."""
-        self._sender.stop()
-        done, self._done = self._done, None
-        self._replica.promotion_failed()
-        if done is not None:
-            done(error)
-
-    def _found_end(self, outcome: BoundsOutcome) -> None:
-        if self._done is None:
-            return
-        if isinstance(outcome, Unanswered):
-            self._replica.scheduler.later(RETRY_MS, self._again)
-        else:
-            self._standby.when_at(outcome.last_seq, self._append)
-
-    def _again(self) -> None:
-        if self._done is not None:
-            self.start()
-
-    def _append(self) -> None:
-        """Sends the fence as the next message."""
-        if self._done is None:
-            return
-        standby, replica = self._standby, self._replica
-        if not standby.is_following:
-            replica.scheduler.later(RETRY_MS, self._append)
-        elif standby.chain.epoch > self._epoch:
-            self.end(Deposed())
-        else:
-            seq = standby.log.seq
-            replica.clock.start_at(standby.state.last_ts)
-            ts = replica.clock.now_ms()
-            record = encode_record(OwnerChanged(ts, self._epoch, replica.name))
-            _, payload = encode_frame(seq, 0, 0, [record])
-            self._fence = encode_message(self._epoch, seq, payload, 1, is_fence=True)
-            self._sender.send(seq, self._fence, lambda fate: self._sent(seq, fate))
-
-    def _sent(self, seq: int, fate: Fate) -> None:
-        if self._done is None:
-            return
-        if fate is Fate.LOST:
-            self.end(StreamCutShort(seq))
-        elif fate is Fate.TAKEN:
-            self._standby.when_at(seq, self._append)
-        else:
-            self._standby.received(seq, self._fence)
-            self._replica.find_pieces(self._epoch, self._take_over)
-
-    def _take_over(self, _: PenstockError | None) -> None:
-        if self._done is None:
-            return
-        chain = self._standby.chain
-        if chain.epoch != self._epoch or not chain.is_whole:
-            # A stray message came behind the fence, or another owner's fence.
-            self._append()
-            return
-        done, self._done = self._done, None
-        self._replica.serve(self._standby, self._epoch)
-        if done is not None:
-            done(None)
 
 
 def _told(error: BaseException) -> PenstockError:

@@ -7,7 +7,7 @@ stream. Must not know who owns the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -15,6 +15,8 @@ from penstock.api.durability import Capabilities
 from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.replicated_log import ReplicatedLog
 from penstock.cluster.shared import SharedStream
+from penstock.cluster.stream_identity import load_identity, write_identity
+from penstock.cluster.stream_repair import LocalFrame
 from penstock.engine.scheduler import Scheduler
 from penstock.model.limits import Limits
 from penstock.storage.checkpoint import Checkpoint
@@ -23,6 +25,7 @@ from penstock.storage.data_directory import SealedFiles, open_directory
 from penstock.storage.frames import POSITION_BITS
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import Post, Replay, WalOptions
+from penstock.storage.segments import decode_header, list_segments, records_of, walk_frames
 from penstock.storage.vfs import Vfs
 from penstock.storage.wal_open import open_log
 
@@ -65,6 +68,31 @@ class ReplicaDirectory:
         self._is_current = is_current
         self._on_ended = on_ended
         self._ends_empty = False
+        self._first_segment = 1
+        self._identity: str | None = None
+        self.sealed_epoch = 0
+        """The epoch in force before the first frame of the segments."""
+
+    @property
+    def identity(self) -> str:
+        """The stream that the files are a beginning of; empty if they never followed one."""
+        if self._identity is None:
+            self._identity = load_identity(self._vfs, self._path)
+        return self._identity
+
+    def remember_identity(self, identity: str) -> None:
+        write_identity(self._vfs, self._path, identity)
+        self._identity = identity
+
+    def frames(self) -> Iterator[LocalFrame]:
+        """Yields the frames that are in the segments, as they were at the start. Blocks."""
+        for number, path in list_segments(self._vfs, self._path):
+            data = self._vfs.read_file(path)
+            header = decode_header(data) if number >= self._first_segment else None
+            if header is not None:
+                for frame in walk_frames(data, header):
+                    records = [bytes(record) for _, record in records_of(path, data, frame)]
+                    yield LocalFrame(frame.seq, records)
 
     def open(
         self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
@@ -73,6 +101,8 @@ class ReplicaDirectory:
 
         def begin(checkpoint: Checkpoint) -> Replay:
             self._ends_empty = checkpoint.ends_empty
+            self._first_segment = checkpoint.first_segment
+            self.sealed_epoch = checkpoint.state.epoch
             return recover(checkpoint)
 
         return open_directory(

@@ -144,20 +144,26 @@ def install(vfs: Vfs, directory: str) -> bool:
     installing = os.path.join(copy, INSTALLING_NAME)
     if vfs.exists(manifest):
         _remove_old(vfs, directory)
-        vfs.rename(manifest, installing)
-        vfs.fsync_dir(copy)
+        _move(vfs, copy, MANIFEST_NAME, copy, INSTALLING_NAME)
     if not vfs.exists(installing):
         return False
-    for name in sorted(vfs.listdir(copy)):
-        if name != INSTALLING_NAME:
-            vfs.rename(os.path.join(copy, name), os.path.join(directory, name))
-    # First the new names, then the old ones: a file never has none.
+    names = [name for name in sorted(vfs.listdir(copy)) if name != INSTALLING_NAME]
+    for name in names:
+        vfs.link(os.path.join(copy, name), os.path.join(directory, name))
+    # First all have their new names on disk, then the old names go: no file is ever without one.
     vfs.fsync_dir(directory)
+    for name in names:
+        remove_if_there(vfs, os.path.join(copy, name))
     vfs.fsync_dir(copy)
-    vfs.rename(installing, os.path.join(directory, MANIFEST_NAME))
-    vfs.fsync_dir(directory)
-    vfs.fsync_dir(copy)
+    _move(vfs, copy, INSTALLING_NAME, directory, MANIFEST_NAME)
     return True
+
+
+def _move(vfs: Vfs, old_place: str, old: str, new_place: str, new: str) -> None:
+    vfs.link(os.path.join(old_place, old), os.path.join(new_place, new))
+    vfs.fsync_dir(new_place)
+    remove_if_there(vfs, os.path.join(old_place, old))
+    vfs.fsync_dir(old_place)
 
 
 def _remove_old(vfs: Vfs, directory: str) -> None:
