@@ -155,9 +155,9 @@ def test_a_broker_that_copies_says_so(world: ClusterWorld) -> None:
         progress = new.replica.copy_progress()
         if progress is not None:
             assert new.replica.sealed_seq() == progress.next_seq - 1
-            seen.append(new.node._standings()[0].is_copying and "copying" or "")
+            seen.append((new.node._standings()[0].is_copying and "copying") or "")
 
-    world.before_read = before_read  # type: ignore[assignment]
+    world.before_read = before_read
     world.simulation.wait_until(lambda: new.replica.position() == owner.replica.position())
     assert seen
     assert set(seen) == {"copying"}

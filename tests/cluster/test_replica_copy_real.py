@@ -84,30 +84,31 @@ class Cluster:
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Asks a broker that runs, again while it has no owner to ask."""
 
-        def asked() -> httpx.Response | None:
-            try:
-                reply = self.any().client.request(method, path, **options)
-            except httpx.HTTPError:
-                return None
-            return None if reply.status_code in (503, 504) else reply
+        replies: list[httpx.Response] = []
 
-        reply: httpx.Response = eventually(asked, timeout_s=PATIENT_S)
-        assert reply.status_code < 300, reply.text
-        return reply
+        def is_answered() -> bool:
+            try:
+                replies.append(self.any().client.request(method, path, **options))
+            except httpx.HTTPError:
+                return False
+            return replies[-1].status_code not in (503, 504)
+
+        eventually(is_answered, timeout_s=PATIENT_S)
+        assert replies[-1].status_code < 300, replies[-1].text
+        return replies[-1]
 
     def produce(self, count: int) -> None:
         """Stores messages of a kilobyte, each once."""
         for _ in range(count):
             value = f"v{len(self.values)} ".ljust(1000, "x")
-            body = {"topic": "t", "value": value, "idempotency_key": f"k{len(self.values)}"}
+            envelope = {"idempotency_key": f"k{len(self.values)}"}
+            body = {"topic": "t", "value": value, "envelope": envelope}
             self.ask("POST", "/v1/produce", json=body)
             self.values.append(value)
 
     def contents(self) -> list[str]:
         reply = self.ask("GET", "/v1/topics/t/partitions/0/records?columns=value")
-        found: list[str] = (
-            pa.ipc.open_stream(reply.content).read_all().column("value").to_pylist()
-        )
+        found: list[str] = pa.ipc.open_stream(reply.content).read_all().column("value").to_pylist()
         return found
 
     def bounds(self) -> tuple[int, int]:
@@ -137,6 +138,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 broker.close()
 
 
+def wait_for_standby(cluster: Cluster, broker: BrokerProcess, name: str) -> None:
+    """Waits until `broker` knows that the one of this name has caught up."""
+    eventually(lambda: cluster.states(broker).get(name) == "standby", timeout_s=PATIENT_S)
+
+
 def rows(count: int) -> list[str]:
     return [f"row {number} ".ljust(500, "y") for number in range(count)]
 
@@ -161,10 +167,7 @@ def test_a_batch_that_one_owner_staged_is_stored_by_the_next(cluster: Cluster) -
     assert second != first
     # Perhaps in the midst of storing its rows.
     cluster.start(first)
-    eventually(
-        lambda: cluster.states(cluster.brokers[second]).get(first) == "standby",
-        timeout_s=PATIENT_S,
-    )
+    wait_for_standby(cluster, cluster.brokers[second], first)
     cluster.brokers[second].kill()
     eventually(lambda: len(cluster.contents()) == 5000, timeout_s=PATIENT_S)
     assert cluster.contents() == rows(5000)
@@ -179,7 +182,7 @@ def test_the_stream_is_purged_when_both_have_sealed(cluster: Cluster) -> None:
 
 def test_a_new_broker_copies_what_the_stream_no_longer_has(cluster: Cluster) -> None:
     new = cluster.start("b3")
-    eventually(lambda: cluster.states(new).get("b3") == "standby", timeout_s=PATIENT_S)
+    wait_for_standby(cluster, new, "b3")
     assert "copying the shard from" in new.stderr()
     others = [cluster.brokers[name] for name in ("b1", "b2")]
     for each in others:
@@ -191,9 +194,7 @@ def test_a_new_broker_copies_what_the_stream_no_longer_has(cluster: Cluster) -> 
         shutil.rmtree(cluster.directory / name)
         cluster.start(name)
     for name in ("b1", "b2"):
-        eventually(
-            lambda name=name: cluster.states(new).get(name) == "standby", timeout_s=PATIENT_S
-        )
+        wait_for_standby(cluster, new, name)
 
 
 def test_only_the_clusters_own_token_opens_the_files(cluster: Cluster) -> None:

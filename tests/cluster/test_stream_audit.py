@@ -61,6 +61,8 @@ def test_a_stream_that_lost_its_end_is_repaired_byte_for_byte(
         lambda: world.stream.last_seq >= max(lost), most_ms=NOTICED_MS + 60_000
     )
     assert world.stream.messages == before
+    repaired = sum(node.replica.findings.repaired for node in (a, b))
+    assert count <= repaired <= 2 * count
     assert any(isinstance(reason, StreamCutShort) for reason in a.endings)
     world.simulation.pass_ms(2000)
     world.must_promote("b")
@@ -100,6 +102,10 @@ def test_a_void_message_is_void_again_after_the_repair(
     assert a.image() == b.image() == image
 
 
+def wait_for_end(world: ReplicaWorld, seq: int) -> None:
+    world.simulation.wait_until(lambda: world.stream.last_seq >= seq, most_ms=NOTICED_MS)
+
+
 @pytest.mark.parametrize("step", range(1, 7))
 def test_a_broker_that_dies_while_it_repairs_is_followed_by_another(step: int) -> None:
     world = ReplicaWorld(names="abc")
@@ -116,9 +122,7 @@ def test_a_broker_that_dies_while_it_repairs_is_followed_by_another(step: int) -
         for name in "ab":
             end = world.stream.last_seq + (step if name == "a" else 1)
             end = min(end, max(before))
-            world.simulation.wait_until(
-                lambda end=end: world.stream.last_seq >= end, most_ms=NOTICED_MS
-            )
+            wait_for_end(world, end)
             world[name].kill()
         world.simulation.wait_until(lambda: world.stream.messages == before, most_ms=NOTICED_MS)
         world.simulation.pass_ms(1000)
@@ -128,9 +132,7 @@ def test_a_broker_that_dies_while_it_repairs_is_followed_by_another(step: int) -
         world.close()
 
 
-def test_only_a_leader_that_stays_short_is_believed(
-    world: ReplicaWorld, a: Node, b: Node
-) -> None:
+def test_only_a_leader_that_stays_short_is_believed(world: ReplicaWorld, a: Node, b: Node) -> None:
     """A leader that was cut off answers for some seconds from what it knew."""
     b.restart()
     world.stream.isolate(b.process)
@@ -193,9 +195,8 @@ def test_a_stream_that_was_made_anew_is_refused(
 def test_a_healthy_stream_is_compared_every_minute(world: ReplicaWorld, a: Node, b: Node) -> None:
     world.simulation.pass_ms(5 * AUDIT_MS)
     for node in (a, b):
-        audit = node.replica._audit
-        assert audit is not None
-        assert audit.audits >= 4
+        assert node.replica.findings.audits >= 4
+        assert node.replica.findings.faults == 0
     assert not a.endings
 
 

@@ -38,6 +38,20 @@ class BrokerReport(msgspec.Struct, frozen=True):
     state: BrokerState
 
 
+class CopyFigures(msgspec.Struct, frozen=True):
+    """A broker's copy of a shard. Positions are numbers of messages. `copied_bytes` of
+    `copying_bytes` are here while it copies the files of another broker."""
+
+    position: int
+    sealed: int
+    stream_first: int
+    audits: int
+    faults: int
+    repaired: int
+    copied_bytes: int
+    copying_bytes: int
+
+
 COPY_PATH = "/v1/cluster/copy"
 """The internal path from which other brokers copy sealed files."""
 

@@ -13,7 +13,13 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.api.cluster import FIRST_SHARD, BrokerReport, BrokerState, OwnerReport
+from penstock.api.cluster import (
+    FIRST_SHARD,
+    BrokerReport,
+    BrokerState,
+    CopyFigures,
+    OwnerReport,
+)
 from penstock.api.outcomes import Done
 from penstock.cluster.agreement import Agreement
 from penstock.cluster.availability import StoreAvailability
@@ -149,6 +155,21 @@ class ClusterNode:
                 is_owner = owner is not None and owner.owner == each.name
                 found.append((is_owner, -standing.sealed, each.name, each))
         return [each for *_, each in sorted(found, key=lambda item: item[:3])]
+
+    def copy_figures(self) -> CopyFigures:
+        """Describes this broker's copy for metrics."""
+        replica, progress = self.replica, self.replica.copy_progress()
+        findings = replica.findings
+        return CopyFigures(
+            replica.position(),
+            replica.sealed_seq(),
+            self._purge.first_seq,
+            findings.audits,
+            findings.faults,
+            findings.repaired,
+            0 if progress is None else progress.done_bytes,
+            0 if progress is None else progress.total_bytes,
+        )
 
     # -- the replica's listener ------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.cluster.replicated_log import Deposed, ReplicatedLog
 from penstock.cluster.shared import Bounds, SharedStream
 from penstock.cluster.standby import CopyTooOld, Standby
-from penstock.cluster.stream_audit import StreamAudit
+from penstock.cluster.stream_audit import StreamAudit, StreamFindings
 from penstock.engine.clock import Clock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.scheduler import Cancellable, Scheduler
@@ -91,6 +91,7 @@ class Replica:
         self._find_peers = find_peers
         self._sealing: Sealing | None = None
         self._audit: StreamAudit | None = None
+        self.findings = StreamFindings()
         self.furthest: Callable[[str], tuple[int, str]] = lambda identity: (0, "")
         """Returns how far any known copy of the stream with this identity goes, and whose it is."""
         self._life = 0
@@ -115,8 +116,14 @@ class Replica:
         self._log = self.standby.log
         self._sealing = self.standby.sealing
         standby = self.standby
+        standby.findings = self.findings
         self._audit = StreamAudit(
-            standby.log, self.stream, scheduler, lambda: standby.identity, standby.log.fail
+            standby.log,
+            self.stream,
+            scheduler,
+            lambda: standby.identity,
+            self.findings,
+            standby.log.fail,
         )
 
     # -- what ownership asks ---------------------------------------------------------------------

@@ -24,6 +24,7 @@ from penstock.cluster.shared import (
     Tail,
     Unanswered,
 )
+from penstock.cluster.stream_audit import StreamFindings
 from penstock.cluster.stream_errors import StreamHoldsOthers, StreamReplaced
 from penstock.cluster.stream_repair import StreamRepair
 from penstock.engine.clock import Clock
@@ -74,7 +75,7 @@ class Standby:
         """Everything was read that the stream had about a second ago."""
         self.identity = ""
         """The identity of the stream, once it is known."""
-        self.repairs = 0
+        self.findings = StreamFindings()
         self._is_replaced = False
         self._repair: StreamRepair | None = None
         self._last_end: int | None = None
@@ -148,6 +149,7 @@ class Standby:
             # It may be a leader that was cut off and answers from what it knew.
             self._short_views += 1
             if self._short_views > MOST_SHORT_VIEWS:
+                self.findings.faults += 1
                 self._repair_from(outcome.last_seq + 1)
             else:
                 self._timer_for(RETRY_MS, self._check_end)
@@ -172,7 +174,8 @@ class Standby:
         if failure is not None:
             self._end(failure)
             return
-        self.repairs += 1
+        if self._repair is not None:
+            self.findings.repaired += self._repair.appended
         self._short_views = 0
         self._check_end()
 

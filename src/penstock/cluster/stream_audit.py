@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from penstock.cluster.frame_sender import MOST_SHORT_VIEWS
 from penstock.cluster.replicated_log import ReplicatedLog
 from penstock.cluster.shared import (
@@ -27,6 +29,15 @@ AUDIT_MS = 60_000
 RETRY_MS = 500
 
 
+class StreamFindings(msgspec.Struct):
+    """What comparisons of this broker with the stream found since the process began. `faults` are
+    those after which its copy could not go on; `repaired` are messages that it appended again."""
+
+    audits: int = 0
+    faults: int = 0
+    repaired: int = 0
+
+
 class StreamAudit:
     """`identity` returns that of the stream as it was at the start, empty before it is known.
     `on_failed` is told once why the copy cannot go on."""
@@ -37,10 +48,10 @@ class StreamAudit:
         stream: SharedStream,
         scheduler: Scheduler,
         identity: Callable[[], str],
+        findings: StreamFindings,
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        self.audits = 0
-        """How often the stream had the message."""
+        self._findings = findings
         self._log = log
         self._stream = stream
         self._scheduler = scheduler
@@ -93,12 +104,13 @@ class StreamAudit:
             else:
                 self._later(RETRY_MS, self._look)
         else:
-            self.audits += isinstance(outcome, Found)
+            self._findings.audits += isinstance(outcome, Found)
             self._data = b""
             self._later(AUDIT_MS, self._begin)
 
     def _fail(self, error: BaseException) -> None:
         self.close()
+        self._findings.faults += 1
         self._on_failed(error)
 
     def _later(self, delay_ms: int, turn: Callable[[], None]) -> None:

@@ -196,6 +196,7 @@ class ClusteredBroker:
             monotonic_ms,
             settings.cluster_copy_bytes,
         )
+        dispatch.copy_figures = self._node.copy_figures
         await self._join()
         following = self._loop.create_task(self._follow_changes())
         self._broker.server.farewell = self._hand_over

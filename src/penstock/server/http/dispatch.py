@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.api.cluster import CopySource
+from penstock.api.cluster import CopyFigures, CopySource
 from penstock.api.engine import Engine
 from penstock.model.errors import (
     Internal,
@@ -94,6 +94,7 @@ class RequestDispatch:
         """Takes the requests that this broker does not serve; None: it serves all of them."""
         self.copies: CopySource | None = None
         """What other brokers of the cluster copy from."""
+        self.copy_figures: Callable[[], CopyFigures] | None = None
         self.max_body_bytes = limits.max_body_bytes
         self._no_engine = absent_engine(limits)
         self.engine = self._no_engine
