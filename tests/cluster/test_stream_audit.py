@@ -61,10 +61,10 @@ def test_a_stream_that_lost_its_end_is_repaired_byte_for_byte(
         lambda: world.stream.last_seq >= max(lost), most_ms=NOTICED_MS + 60_000
     )
     assert world.stream.messages == before
+    world.simulation.pass_ms(2000)
     repaired = sum(node.replica.findings.repaired for node in (a, b))
     assert count <= repaired <= 2 * count
     assert any(isinstance(reason, StreamCutShort) for reason in a.endings)
-    world.simulation.pass_ms(2000)
     world.must_promote("b")
     assert world.values(b) == [f"v{number}" for number in range(6)]
     world.produce(b, "new")

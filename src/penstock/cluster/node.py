@@ -243,9 +243,10 @@ class ClusterNode:
         for each in self._roster.known():
             standing = each.shards.get(FIRST_SHARD)
             if standing is not None:
-                is_live = each.name in live
+                # What is not a copy of this stream counts as none yet.
+                is_whole = standing.stream == self.replica.identity and not standing.is_copying
                 found.append(
-                    ReplicaStanding(each.name, standing.sealed, is_live, standing.is_copying)
+                    ReplicaStanding(each.name, standing.sealed, each.name in live, not is_whole)
                 )
         return found
 

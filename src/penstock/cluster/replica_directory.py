@@ -23,6 +23,7 @@ from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.copied_files import has_whole_copy, install
 from penstock.storage.data_directory import SealedFiles, open_directory
 from penstock.storage.frames import POSITION_BITS
+from penstock.storage.kept_segments import kept_segments
 from penstock.storage.lock import DirectoryLock
 from penstock.storage.log import Post, Replay, WalOptions
 from penstock.storage.segments import decode_header, list_segments, records_of, walk_frames
@@ -70,7 +71,7 @@ class ReplicaDirectory:
         self._ends_empty = False
         self._first_segment = 1
         self._identity: str | None = None
-        self.sealed_epoch = 0
+        self._sealed_epoch = 0
         """The epoch in force before the first frame of the segments."""
 
     @property
@@ -85,14 +86,28 @@ class ReplicaDirectory:
         self._identity = identity
 
     def frames(self) -> Iterator[LocalFrame]:
-        """Yields the frames that are in the segments, as they were at the start. Blocks."""
-        for number, path in list_segments(self._vfs, self._path):
+        """Yields the frames that are here as they were, of sealed segments that are kept and of
+        those that were recovered at the start. Blocks."""
+        kept = kept_segments(self._vfs, self._path)
+        yield from self._frames_of([path for number, path in kept if number < self._first_segment])
+        own = list_segments(self._vfs, self._path)
+        paths = [path for number, path in own if number >= self._first_segment]
+        epoch = self._sealed_epoch
+        for frame in self._frames_of(paths):
+            yield frame._replace(epoch=epoch)
+            epoch = frame.epoch_after(epoch)
+
+    def _frames_of(self, paths: list[str]) -> Iterator[LocalFrame]:
+        epoch = 0
+        for path in paths:
             data = self._vfs.read_file(path)
-            header = decode_header(data) if number >= self._first_segment else None
+            header = decode_header(data)
             if header is not None:
-                for frame in walk_frames(data, header):
-                    records = [bytes(record) for _, record in records_of(path, data, frame)]
-                    yield LocalFrame(frame.seq, records)
+                for found in walk_frames(data, header):
+                    records = [bytes(record) for _, record in records_of(path, data, found)]
+                    frame = LocalFrame(found.seq, records, epoch)
+                    yield frame
+                    epoch = frame.epoch_after(epoch)
 
     def open(
         self, limits: Limits, post: Post, recover: Callable[[Checkpoint], Replay]
@@ -102,7 +117,7 @@ class ReplicaDirectory:
         def begin(checkpoint: Checkpoint) -> Replay:
             self._ends_empty = checkpoint.ends_empty
             self._first_segment = checkpoint.first_segment
-            self.sealed_epoch = checkpoint.state.epoch
+            self._sealed_epoch = checkpoint.state.epoch
             return recover(checkpoint)
 
         return open_directory(

@@ -30,6 +30,7 @@ from penstock.model.errors import Unavailable
 from penstock.model.limits import MIB
 from penstock.storage.appending import AppendingLog
 from penstock.storage.frames import POSITION_BITS
+from penstock.storage.kept_segments import keep_segments
 from penstock.storage.log import WalOptions
 from penstock.storage.segment_files import SegmentFiles
 from penstock.storage.vfs import Vfs
@@ -91,6 +92,8 @@ class ReplicatedLog(AppendingLog):
         self.epoch = 0
         self.newest: tuple[int, bytes] | None = None
         """The last message that is known to be in the stream; None before the first."""
+        self._vfs = vfs
+        self._directory = directory
         self._on_ended = on_ended
         self._scheduler = scheduler
         self._sender = FrameSender(stream, scheduler)
@@ -302,6 +305,7 @@ class ReplicatedLog(AppendingLog):
         return self.files.closed()
 
     def drop_segments(self, up_to_number: int) -> None:
+        keep_segments(self._vfs, self._directory, up_to_number)
         self.files.drop(up_to_number)
 
     @property

@@ -157,15 +157,8 @@ class Standby:
             self._follow()
 
     def _repair_from(self, seq: int) -> None:
-        directory = self._directory
-        self._repair = StreamRepair(
-            self._stream,
-            self._scheduler,
-            directory.frames(),
-            directory.sealed_epoch,
-            seq,
-            self._repaired,
-        )
+        frames = self._directory.frames()
+        self._repair = StreamRepair(self._stream, self._scheduler, frames, seq, self._repaired)
         self._repair.start()
 
     def _repaired(self, failure: BaseException | None) -> None:

@@ -12,61 +12,89 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.cluster.frame_messages import encode_message
+from penstock.cluster.frame_messages import decode_message, encode_message
 from penstock.cluster.frame_sender import Fate, FrameSender
-from penstock.cluster.shared import SharedStream
+from penstock.cluster.shared import Found, LookUpOutcome, SharedStream, Unanswered
 from penstock.cluster.stream_errors import StreamCutShort, StreamHoldsOthers
 from penstock.engine.scheduler import Scheduler
 from penstock.model.records import OwnerChanged, decode_record
 from penstock.storage.frames import encode_frame
 
 VOID = b"void"
+RETRY_MS = 500
 
 logger = logging.getLogger("penstock.cluster")
 
 
 class LocalFrame(NamedTuple):
-    """A frame of the local files. It is void without records."""
+    """A frame of the local files. It is void without records. `epoch` is the one in force before
+    it, 0 if the files do not say."""
 
     seq: int
     records: list[bytes]
+    epoch: int
+
+    def fence(self) -> OwnerChanged | None:
+        """Returns the record of a fence; None for any other frame."""
+        if len(self.records) != 1:
+            return None
+        record = decode_record(self.records[0])
+        return record if isinstance(record, OwnerChanged) and record.owner else None
+
+    def epoch_after(self, epoch: int) -> int:
+        fence = self.fence()
+        return epoch if fence is None else fence.epoch
 
 
-def message_of(epoch: int, frame: LocalFrame) -> tuple[int, bytes]:
-    """Returns the epoch in force after the frame, and the message that it was. `epoch` is the one
-    in force before it."""
-    records = frame.records
-    if not records:
-        return epoch, VOID
-    first = decode_record(records[0])
-    is_fence = len(records) == 1 and isinstance(first, OwnerChanged) and bool(first.owner)
-    if is_fence and isinstance(first, OwnerChanged):
-        epoch = first.epoch
-    _, payload = encode_frame(frame.seq, 0, 0, records)
-    return epoch, encode_message(epoch, frame.seq, payload, len(records), is_fence=is_fence)
+def message_of(frame: LocalFrame, epoch: int) -> bytes | None:
+    """Returns the message that the frame was. `epoch` is the one in force before it; 0 if nobody
+    knows, which may mean that the message is not known either."""
+    if not frame.records:
+        return VOID
+    fence = frame.fence()
+    epoch = epoch if fence is None else fence.epoch
+    if not epoch:
+        return None
+    _, payload = encode_frame(frame.seq, 0, 0, frame.records)
+    count = len(frame.records)
+    return encode_message(epoch, frame.seq, payload, count, is_fence=fence is not None)
 
 
 class StreamRepair:
-    """Appends the frames from `first_seq` on. `frames` are the local ones in their order, `epoch`
-    the one in force before them. `done` gets None, or why it could not be done."""
+    """Appends the frames from `first_seq` on. `frames` are the local ones in their order. `done`
+    gets None, or why it could not be done."""
 
     def __init__(
         self,
         stream: SharedStream,
         scheduler: Scheduler,
         frames: Iterator[LocalFrame],
-        epoch: int,
         first_seq: int,
         done: Callable[[BaseException | None], None],
     ) -> None:
+        self._stream = stream
+        self._scheduler = scheduler
         self._sender = FrameSender(stream, scheduler)
         self._frames = frames
-        self._epoch = epoch
+        self._epoch = 0
         self._next_seq = first_seq
         self._done = done
+        self._is_closed = False
         self.appended = 0
 
     def start(self) -> None:
+        """Reads the epoch in force from the message before."""
+        self._stream.look_up(self._next_seq - 1, self._found_last)
+
+    def _found_last(self, outcome: LookUpOutcome) -> None:
+        if self._is_closed:
+            return
+        if isinstance(outcome, Unanswered):
+            self._scheduler.later(RETRY_MS, self.start)
+            return
+        message = decode_message(outcome.data) if isinstance(outcome, Found) else None
+        if message is not None and message.seq == self._next_seq - 1:
+            self._epoch = message.epoch
         logger.error(
             "the cluster's stream ends before message %d, which it had stored: this broker appends "
             "its own copy of that message and all later ones",
@@ -75,18 +103,23 @@ class StreamRepair:
         self._send_next()
 
     def close(self) -> None:
+        self._is_closed = True
         self._sender.stop()
 
     def _send_next(self) -> None:
         for frame in self._frames:
-            self._epoch, data = message_of(self._epoch, frame)
-            if frame.seq > self._next_seq:
+            if frame.seq < self._next_seq:
+                continue
+            # The files know better: a frame of an earlier owner may be the last in the stream.
+            epoch = frame.epoch or self._epoch
+            data = message_of(frame, epoch)
+            if frame.seq > self._next_seq or data is None:
                 # The first of them are sealed, and no longer there as they were.
                 self._done(StreamCutShort(self._next_seq + 1))
                 return
-            if frame.seq == self._next_seq:
-                self._sender.send(frame.seq, data, self._sent)
-                return
+            self._epoch = frame.epoch_after(epoch)
+            self._sender.send(frame.seq, data, self._sent)
+            return
         logger.warning(
             "the cluster's stream was repaired: this broker has appended %d messages, up to %d",
             self.appended,
