@@ -95,9 +95,7 @@ def test_what_does_not_fit_is_refused_and_lists_still_work(servers: NatsServers)
     run(servers, "full", work)
 
 
-def test_a_list_needs_no_more_than_one_page_at_a_time(servers: NatsServers) -> None:
-    """The answers are compared with those of single reads."""
-
+def test_a_long_list_is_complete(servers: NatsServers) -> None:
     async def work(services: JetStreamServices, pieces: JetStreamPieces) -> None:
         for first in range(0, 2000, 200):
             numbers = range(first, first + 200)
