@@ -23,7 +23,7 @@ _MAGIC = b"PSP1"
 _HEAD = Struct("<4sI")  # magic, CRC
 
 
-class PieceHeader(msgspec.Struct, frozen=True):
+class PartedPiece(msgspec.Struct, frozen=True):
     """Rows take `part_count` parts from number 1 on, all but the last of `part_bytes`."""
 
     piece: StagedPiece
@@ -32,15 +32,15 @@ class PieceHeader(msgspec.Struct, frozen=True):
     part_count: int
 
 
-_decoder = msgspec.msgpack.Decoder(PieceHeader)
+_decoder = msgspec.msgpack.Decoder(PartedPiece)
 
 
-def encode_header(header: PieceHeader) -> bytes:
+def encode_header(header: PartedPiece) -> bytes:
     data = msgspec.msgpack.encode(header)
     return _HEAD.pack(_MAGIC, zlib.crc32(data)) + data
 
 
-def decode_header(data: bytes) -> PieceHeader | None:
+def decode_header(data: bytes) -> PartedPiece | None:
     """Returns None for a message that is no header, or a damaged one."""
     if len(data) < _HEAD.size:
         return None

@@ -26,7 +26,7 @@ from penstock.cluster.loop_calls import ThreadCalls
 from penstock.cluster.piece_parts import (
     EPOCH_BITS,
     HEADER_PART,
-    PieceHeader,
+    PartedPiece,
     cut,
     decode_header,
     encode_header,
@@ -133,7 +133,7 @@ class SharedPieceStore:
             count = 0
             for count, data in enumerate(cut(buffers, self._part_bytes), start=1):
                 self._put(piece.number, count, data)
-            header = PieceHeader(piece, packed.content, self._part_bytes, count)
+            header = PartedPiece(piece, packed.content, self._part_bytes, count)
             encoded = encode_header(header)
             if len(encoded) > self._pieces.max_message_bytes:
                 raise Unavailable("the piece has too many partitions; send it in smaller pieces")
@@ -202,7 +202,7 @@ class SharedPieceStore:
 class SharedPieceReader:
     """Reads the slices of a piece, and keeps the last part: the next slice may begin in it."""
 
-    def __init__(self, pieces: SharedPieceStore, number: int, header: PieceHeader) -> None:
+    def __init__(self, pieces: SharedPieceStore, number: int, header: PartedPiece) -> None:
         self.piece = header.piece
         self.content = header.content
         self._pieces = pieces

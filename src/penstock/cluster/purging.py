@@ -25,7 +25,7 @@ logger = logging.getLogger("penstock.cluster")
 
 
 class ReplicaStanding(msgspec.Struct, frozen=True):
-    """What a broker announced of its copy. `sealed` is the last message in its synced files."""
+    """A broker's announcement of its copy. `sealed` is the last message in its synced files."""
 
     name: str
     sealed: int

@@ -30,7 +30,7 @@ RETRY_MS = 500
 
 
 class StreamFindings(msgspec.Struct):
-    """What comparisons of this broker with the stream found since the process began. `faults` are
+    """Results of comparing this broker with the stream since the process began. `faults` are
     those after which its copy could not go on; `repaired` are messages that it appended again."""
 
     audits: int = 0

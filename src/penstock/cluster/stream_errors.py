@@ -1,4 +1,4 @@
-"""What a broker finds wrong with the stream, with what an operator can do about it."""
+"""Faults that a broker finds in the stream, each with what an operator can do about it."""
 
 from __future__ import annotations
 

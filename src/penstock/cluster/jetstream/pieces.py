@@ -143,7 +143,7 @@ class _Pages:
         self._subjects: set[str] = set()
         self._offset = 0
         self._first: tuple[int, int, int] | None = None
-        """What the first page says of the stream."""
+        """The state of the stream that the first page told."""
 
     def read(self) -> None:
         body = {"subjects_filter": f"{self._prefix}*.*", "offset": self._offset}

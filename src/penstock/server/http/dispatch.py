@@ -93,7 +93,7 @@ class RequestDispatch:
         self.forwarder: Forwarder | None = None
         """Takes the requests that this broker does not serve; None: it serves all of them."""
         self.copies: CopySource | None = None
-        """What other brokers of the cluster copy from."""
+        """The sealed files that other brokers of the cluster copy."""
         self.copy_figures: Callable[[], CopyFigures] | None = None
         self.max_body_bytes = limits.max_body_bytes
         self._no_engine = absent_engine(limits)
