@@ -48,8 +48,14 @@ class Writer:
             serving = [n for n in self.world.nodes.values() if n.replica.engine is not None]
             if serving:
                 return max(serving, key=lambda node: node.replica.serving_epoch)
-            self.disturb("promote")
-            self.world.simulation.pass_ms(200)
+            node = self.world[self.draw.choice(list(self.world.nodes))]
+            if node.replica.standby is not None:
+                outcomes = self.world.promote(node.name)
+                for _ in range(300):
+                    if outcomes:
+                        break
+                    self.world.simulation.pass_ms(100)
+            self.world.simulation.pass_ms(100)
 
     def disturb(self, kind: str = "") -> None:
         kind = kind or self.draw.choices(["none", "promote", "kill"], [40, 1, 1])[0]

@@ -13,6 +13,7 @@ from penstock.cluster.stream_errors import StreamCutShort, StreamHoldsOthers, St
 from penstock.cluster.stream_repair import VOID
 from penstock.model.records import TopicCreated, encode_record
 from penstock.storage.frames import encode_frame
+from penstock.storage.log import WalOptions
 from tests.cluster.members import ClusterWorld
 from tests.cluster.replicas import Node, ReplicaWorld
 from tests.cluster.simulated_stream import SimulatedStream
@@ -162,6 +163,41 @@ def test_a_stream_that_goes_on_from_a_shorter_end_is_refused(
     assert isinstance(b.replica.failure, StreamHoldsOthers)
     assert "move its data directory away" in str(b.replica.failure)
     assert not b.replica.is_caught_up()
+
+
+def test_a_standby_compares_its_newest_message_before_it_takes_over(
+    world: ReplicaWorld, a: Node, b: Node
+) -> None:
+    last = world.stream.last_seq
+    _, payload = encode_frame(last, 0, 0, [encode_record(TopicCreated(1, 99, "other", 1))])
+    world.stream.messages[last] = encode_message(1, last, payload, 1)
+    refused = world.promote("b")
+    world.simulation.wait_until(lambda: bool(refused), most_ms=1000)
+    assert isinstance(refused[0], StreamHoldsOthers)
+    assert world.stream.last_seq == last
+
+
+def test_messages_that_are_sealed_already_are_appended_again() -> None:
+    world = ReplicaWorld(options=WalOptions(segment_bytes=16 * 1024, reserve_bytes=0))
+    try:
+        a = world.must_promote("a")
+        world.must(a.engine.create_topic, "t", 1)
+        for number in range(40):
+            world.produce(a, f"v{number} ".ljust(600, "x"))
+        for node in world.nodes.values():
+            assert node.replica._log is not None
+            node.replica._log.roll()
+        world.simulation.pass_ms(3000)
+        last = world.stream.last_seq
+        assert all(node.replica.sealed_seq() == last for node in world.nodes.values())
+        before = dict(world.stream.messages)
+        lose(world.stream, 5)
+        for node in world.nodes.values():
+            node.restart()
+        wait_for_end(world, last)
+        assert world.stream.messages == before
+    finally:
+        world.close()
 
 
 @pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "with the same messages"])

@@ -13,8 +13,8 @@ from penstock.api.outcomes import Done
 from penstock.cluster.frame_messages import encode_message
 from penstock.cluster.frame_sender import MOST_SHORT_VIEWS, Fate, FrameSender
 from penstock.cluster.replicated_log import Deposed
-from penstock.cluster.shared import BoundsOutcome, Unanswered
-from penstock.cluster.stream_errors import StreamCutShort
+from penstock.cluster.shared import BoundsOutcome, Found, LookUpOutcome, Unanswered
+from penstock.cluster.stream_errors import StreamCutShort, StreamHoldsOthers
 from penstock.model.errors import PenstockError
 from penstock.model.records import OwnerChanged, encode_record
 from penstock.storage.frames import encode_frame
@@ -44,6 +44,7 @@ class Promotion:
         self._sender = FrameSender(replica.stream, replica.scheduler)
         self._fence = b""
         self._short_views = 0
+        self._is_compared = False
 
     def start(self) -> None:
         self._replica.stream.bounds(self._found_end)
@@ -85,6 +86,9 @@ class Promotion:
             replica.scheduler.later(RETRY_MS, self._append)
         elif standby.chain.epoch > self._epoch:
             self.end(Deposed())
+        elif not self._is_compared and standby.log.newest is not None:
+            newest = standby.log.newest
+            replica.stream.look_up(newest[0], lambda outcome: self._compare(newest, outcome))
         else:
             seq = standby.log.seq
             replica.clock.start_at(standby.state.last_ts)
@@ -93,6 +97,19 @@ class Promotion:
             _, payload = encode_frame(seq, 0, 0, [record])
             self._fence = encode_message(self._epoch, seq, payload, 1, is_fence=True)
             self._sender.send(seq, self._fence, lambda fate: self._sent(seq, fate))
+
+    def _compare(self, newest: tuple[int, bytes], outcome: LookUpOutcome) -> None:
+        """Compares the newest message here with the stream. If the stream ends before it, the fence
+        finds no place."""
+        if self._done is None:
+            return
+        if isinstance(outcome, Unanswered):
+            self._replica.scheduler.later(RETRY_MS, self._append)
+        elif isinstance(outcome, Found) and outcome.data != newest[1]:
+            self._standby.log.fail(StreamHoldsOthers(newest[0]))
+        else:
+            self._is_compared = True
+            self._append()
 
     def _sent(self, seq: int, fate: Fate) -> None:
         if self._done is None:
