@@ -19,7 +19,14 @@ from penstock.engine.embedded import EmbeddedEngine
 from penstock.model.errors import PenstockError
 from penstock.model.limits import Limits
 from penstock.storage.log import WalOptions
-from tests.cluster.replicas import LEASE_MS, SMALL, LifeScheduler, Node, ReplicaWorld
+from tests.cluster.replicas import (
+    LEASE_MS,
+    SMALL,
+    LifeScheduler,
+    Node,
+    ReplicaWorld,
+    SimulatedPeer,
+)
 from tests.cluster.simulated_keys import SimulatedKeys
 from tests.cluster.simulated_service import Faults
 from tests.cluster.simulation import SimulatedProcess
@@ -85,6 +92,11 @@ class Member(Node):
             lambda: LifeScheduler(self.process),
             self._open,
             node,
+            copier=self.make_copier(),
+            find_peers=lambda first_seq: [
+                SimulatedPeer(self.world, self.world[each.name])
+                for each in node.copy_peers(first_seq)
+            ],
         )
 
     @property

@@ -91,6 +91,16 @@ def stream_config(
     )
 
 
+def pieces_config(
+    names: ClusterNames, purpose: str, cluster_id: str, max_bytes: int, replicas: int
+) -> StreamConfig:
+    """Staged pieces: a subject for each part, which keeps its last message. What is over
+    `max_bytes` is refused."""
+    config = stream_config(names, purpose, cluster_id, max_bytes, replicas)
+    subjects = (f"{config.subjects[0]}.>",)
+    return msgspec.structs.replace(config, subjects=subjects, max_msgs_per_subject=1)
+
+
 def bucket_config(names: ClusterNames, replicas: int) -> StreamConfig:
     """A bucket as tools for buckets expect it, but for direct reads."""
     return StreamConfig(
