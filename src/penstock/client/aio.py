@@ -1,7 +1,7 @@
 """The client for asyncio.
 
-Sends the calls that `requests`, `registry`, `access`, `ranges`, `journal` and `tokens` build, and
-hands their answers back. Must not know what a call means.
+Sends the calls that `requests`, `registry`, `access`, `cluster`, `ranges`, `journal` and `tokens`
+build, and hands their answers back. Must not know what a call means.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import access, journal, ranges, registry, requests, tokens
+from penstock.client import access, cluster, journal, ranges, registry, requests, tokens
 from penstock.client.addresses import AddressBook
 from penstock.client.aio_feeds import AsyncLineStream, AsyncOpenRows
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
@@ -133,6 +133,10 @@ class AsyncClient:
     describe_token = _operation(tokens.describe_token)
     rotate_token = _operation(tokens.rotate_token)
     revoke_token = _operation(tokens.revoke_token)
+    describe_cluster = _operation(cluster.describe_cluster)
+    move_shard = _operation(cluster.move_shard)
+    drain_broker = _operation(cluster.drain_broker)
+    remove_broker = _operation(cluster.remove_broker)
     version = _operation(requests.version)
     health = _operation(requests.health)
     ready = _operation(requests.ready)

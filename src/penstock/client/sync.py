@@ -1,8 +1,8 @@
 # Generated from aio.py by scripts/generate_sync_client.py: edit that, run this.
 """The client for blocking code.
 
-Sends the calls that `requests`, `registry`, `access`, `ranges`, `journal` and `tokens` build, and
-hands their answers back. Must not know what a call means.
+Sends the calls that `requests`, `registry`, `access`, `cluster`, `ranges`, `journal` and `tokens`
+build, and hands their answers back. Must not know what a call means.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import access, journal, ranges, registry, requests, tokens
+from penstock.client import access, cluster, journal, ranges, registry, requests, tokens
 from penstock.client.addresses import AddressBook
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
@@ -134,6 +134,10 @@ class Client:
     describe_token = _operation(tokens.describe_token)
     rotate_token = _operation(tokens.rotate_token)
     revoke_token = _operation(tokens.revoke_token)
+    describe_cluster = _operation(cluster.describe_cluster)
+    move_shard = _operation(cluster.move_shard)
+    drain_broker = _operation(cluster.drain_broker)
+    remove_broker = _operation(cluster.remove_broker)
     version = _operation(requests.version)
     health = _operation(requests.health)
     ready = _operation(requests.ready)

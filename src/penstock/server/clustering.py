@@ -19,7 +19,9 @@ from penstock.cluster.agreement import CLUSTER_FORMAT, Agreement
 from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
+from penstock.cluster.jetstream.report import describe_stream
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
+from penstock.cluster.jetstream.setup import ClusterNames
 from penstock.cluster.lease import MIN_TTL_MS, LeaseTimes
 from penstock.cluster.node import ClusterNode, identity_of
 from penstock.cluster.probe import TcpProbe
@@ -32,6 +34,7 @@ from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import LoopScheduler, Scheduler
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.broker import Broker, open_broker
+from penstock.server.cluster_commands import ClusterCommands
 from penstock.server.listening import STOPPING, address_of, listen
 from penstock.server.router_hook import make_router
 from penstock.server.settings import Settings
@@ -173,6 +176,16 @@ class ClusteredBroker:
         self._node = self._make_node(services, stream, settings.advertise or address, capabilities)
         self._broker = await open_broker(
             settings, token, self._node, give_back=trim_memory, listener=listener
+        )
+        self._broker.dispatch.cluster = ClusterCommands(
+            self._node,
+            self._broker,
+            capabilities.durability,
+            partial(
+                describe_stream,
+                services.connection,
+                ClusterNames(settings.cluster_name).stream(SHARD),
+            ),
         )
         await self._join()
         following = self._loop.create_task(self._follow_changes())

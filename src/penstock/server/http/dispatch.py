@@ -28,6 +28,7 @@ from penstock.server.http.open_streams import OpenStreams
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:
+    from penstock.api.cluster import ClusterControl
     from penstock.server.forwarding.forwarder import Forwarder
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
@@ -91,6 +92,7 @@ class RequestDispatch:
         self.follower: Follower | None = None
         self.forwarder: Forwarder | None = None
         """Takes the requests that this broker does not serve; None: it serves all of them."""
+        self.cluster: ClusterControl | None = None
         self.max_body_bytes = limits.max_body_bytes
         self._no_engine = absent_engine(limits)
         self.engine = self._no_engine
