@@ -13,6 +13,7 @@ from typing import Self
 
 import click
 
+from penstock.cli.cluster_demo import demo
 from penstock.cli.connection import json_flag, with_client
 from penstock.cli.terminal import CommandFailed, printable, show, show_json, show_table, size
 from penstock.client.cluster import ClusterDescription, ShardOwner
@@ -29,6 +30,9 @@ PROBE_PAUSE_S = 0.002
 @click.group()
 def cluster() -> None:
     """Show and run a cluster of brokers. See docs/cluster.md."""
+
+
+cluster.add_command(demo)
 
 
 @cluster.command()

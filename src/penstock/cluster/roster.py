@@ -51,7 +51,7 @@ class Announcement(msgspec.Struct, frozen=True):
         return self.life_id == me.life_id
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownBroker(msgspec.Struct, frozen=True):
     """A broker as this one knows it. `age_ms` is the time since its announcement changed last, or
     since this broker began to watch."""
 
@@ -103,11 +103,11 @@ class Roster:
             if seen.at_ms >= since_ms and not seen.announcement.has_left
         ]
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownBroker]:
         """Returns every broker that has an announcement, in the order of their names."""
         now_ms, live = self._monotonic_ms(), {each.name for each in self.live()}
         return [
-            Known(seen.announcement, name in live, now_ms - seen.at_ms)
+            KnownBroker(seen.announcement, name in live, now_ms - seen.at_ms)
             for name, seen in sorted(self._seen.items())
         ]
 

@@ -1,4 +1,4 @@
-"""What an operator asks of a cluster: to move the shard, to drain a broker, to forget one.
+"""The commands of an operator to a cluster: move the shard, drain a broker, forget one.
 
 Invariant: the server has stopped serving before the node hands the shard over, so that nothing is
 accepted that nobody answers. Must not know HTTP, nor how owners are chosen.

@@ -47,7 +47,7 @@ class DrainBody(StrictBody):
     broker: Annotated[Name, required("The name of the broker that is to own nothing.")] = ""
 
 
-class HandOver(msgspec.Struct):
+class MovingShards(msgspec.Struct):
     """The shards whose owner hands them over, and who owns them until then."""
 
     shards: list[OwnerReport]
@@ -58,16 +58,14 @@ _drain_decoder = msgspec.json.Decoder(DrainBody)
 
 
 def describe_cluster(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
+    wants_log = truth(request.params(), "log")
     forwarder, control = dispatch.forwarder, dispatch.cluster
     if forwarder is None:
         reply.send_json(200, ClusterMap("", [], []))
         return
     owners = forwarder.owners
     found = ClusterMap(owners.name, owners.brokers(), owners.owners(), owners.cluster)
-    if control is None:
-        reply.send_json(200, found)
-        return
-    found.durability = control.durability
+    found.durability = "" if control is None else control.durability
 
     def described(outcome: LogReport | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
@@ -76,24 +74,24 @@ def describe_cluster(dispatch: RequestDispatch, request: Request, reply: Reply) 
             found.log = outcome
         reply.send_json(200, found)
 
-    if truth(request.params(), "log"):
+    if wants_log and control is not None:
         control.describe_log(described)
     else:
         reply.send_json(200, found)
 
 
 def move_shard(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    control, to = _control(dispatch), decode_body(_move_decoder, request.body).to
-    owner = control.move(clean_name(to, "to"))
+    to = clean_name(decode_body(_move_decoder, request.body).to, "to")
+    owner = _control(dispatch).move(to)
     _note(dispatch, "cluster.move", to, f"shard {owner.shard} from {owner.owner}")
-    reply.send_json(202, HandOver([owner]))
+    reply.send_json(202, MovingShards([owner]))
 
 
 def drain_broker(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    control, name = _control(dispatch), decode_body(_drain_decoder, request.body).broker
-    owner = control.drain(clean_name(name, "broker"))
+    name = clean_name(decode_body(_drain_decoder, request.body).broker, "broker")
+    owner = _control(dispatch).drain(name)
     _note(dispatch, "cluster.drain", name, "" if owner is None else f"shard {owner.shard}")
-    reply.send_json(202, HandOver([] if owner is None else [owner]))
+    reply.send_json(202, MovingShards([] if owner is None else [owner]))
 
 
 def remove_broker(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -121,7 +119,7 @@ def _note(dispatch: RequestDispatch, action: str, name: str, detail: str) -> Non
 
 _MOVES = Answer(
     "The hand-over has begun. The list is empty if the broker owned nothing.",
-    HandOver,
+    MovingShards,
     {"shards": [{"shard": 0, "owner": "b1", "url": "http://10.0.0.1:8080", "epoch": 7}]},
 )
 
