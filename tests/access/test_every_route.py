@@ -31,6 +31,7 @@ CHECKED_MESSAGES = [each for each in MESSAGES if isinstance(each.access, Handler
 
 OPEN_ROUTES = {
     "GET /v1/version",
+    "GET /v1/cluster",
     "GET /v1/healthz",
     "GET /v1/livez",
     "GET /v1/readyz",
