@@ -314,8 +314,7 @@ def test_a_durable_subscription_goes_on_without_a_gap_or_a_repeat(
     ):
         begin = other.stream("log").publish("0")
         assert begin is not None
-        start = {"start": begin} if name is None else {"name": name, "start": begin}
-        with roaming.stream("log").subscribe(**start, wait_s=WAIT_S) as events:  # type: ignore[call-overload]
+        with roaming.stream("log").events(name=name, start=begin, wait_s=WAIT_S) as events:
             seen = [next(events)]
             for number in range(1, 20):
                 if number % 5 == 0:
