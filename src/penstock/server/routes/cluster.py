@@ -184,6 +184,7 @@ ENDPOINTS = (
                 },
             )
         },
+        errors=(400,),
     ),
     Endpoint(
         route="POST /v1/cluster/move",
