@@ -219,6 +219,7 @@ def test_a_broker_that_the_shard_is_moved_to_is_drained_no_longer() -> None:
 
 def test_a_broker_that_is_stopped_while_it_hands_over_still_releases_the_lease() -> None:
     world, owner = cluster()
+    world.probes_are_blind = True
     owner.node.move("", yields=False)
     steps = owner.stop()
     world.simulation.wait_until(lambda: "left" in steps, DRAIN_MS + RELEASE_MS + 2000)
