@@ -37,7 +37,6 @@ OPEN_ROUTES = {
     "GET /v1/readyz",
     "GET /v1/access/check",
     "GET /v1/access/self",
-    "GET /v1/cluster",
     "POST /v1/felix",
     "POST /v1/transactions",
     "GET /v1/felix/ws",

@@ -10,8 +10,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest

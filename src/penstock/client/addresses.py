@@ -47,7 +47,7 @@ class MappedOwner(msgspec.Struct):
 
 
 class ClusterAddresses(msgspec.Struct):
-    """What a client needs of the map of a cluster."""
+    """The part of the map of a cluster that a client needs."""
 
     name: str = ""
     brokers: list[MappedBroker] = []
