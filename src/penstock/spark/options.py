@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from penstock.client.addresses import addresses_of
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import ARCHIVE_GROUP
@@ -240,6 +241,16 @@ def _with_full_paths(values: dict[str, Any]) -> dict[str, Any]:
 # -- kinds of values -------------------------------------------------------------------------------
 
 
+def _urls(text: str) -> str:
+    """Checks the addresses of one broker, or those of a cluster between commas."""
+    given = ",".join(_url(each) for each in text.split(","))
+    try:
+        addresses_of(given)
+    except InvalidArgument as error:
+        raise WrongValue(f"is refused: {error.message}") from None
+    return given
+
+
 def _url(text: str) -> str:
     try:
         parts = urlsplit(text.strip())
@@ -299,7 +310,7 @@ _OFFSETS = Kind(
     "log=journal a position",
     parse_offsets,
 )
-_URL = Kind(f"an address like {DEFAULT_URL}", _url)
+_URL = Kind(f"an address like {DEFAULT_URL}", _urls)
 _TOKEN = Kind("the broker's token", _token)
 _TOPICS = list_of(TOPIC, "a topic, several with commas between, or a pattern like orders-*")
 _STREAMS = list_of(TOPIC, "a stream, several with commas between, or a pattern like orders-*")

@@ -109,6 +109,9 @@ class StreamState(msgspec.Struct, frozen=True):
 
 class PeerReport(msgspec.Struct, frozen=True):
     name: str = ""
+    current: bool = False
+    offline: bool = False
+    lag: int = 0
 
 
 class PlacementReport(msgspec.Struct, frozen=True):
