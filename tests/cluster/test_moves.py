@@ -1,4 +1,4 @@
-"""An owner that moves its shard to another broker, by simulation: who gets it, what becomes of it."""
+"""An owner that moves its shard to another broker, by simulation: who gets it, and what follows."""
 
 from __future__ import annotations
 
