@@ -1,4 +1,4 @@
-"""An owner that moves its shard to another broker, by simulation: who gets it, and what is lost."""
+"""An owner that moves its shard to another broker, by simulation: who gets it, and what follows."""
 
 from __future__ import annotations
 
