@@ -117,7 +117,8 @@ class Leases:
         return ended
 
     def give(self, entry: Unfinished, consumer: int) -> None:
-        """The entry was delivered to this consumer. Its lease begins later, with `extend`."""
+        """Notes that the entry was delivered to this consumer. Its lease begins later, with
+        `extend`."""
         if entry in self._of:
             self._forget(entry)
         self._of[entry] = Lease(entry, consumer)
@@ -129,8 +130,8 @@ class Leases:
         self._timers.set(lease, until)
 
     def settle(self, entry: Unfinished) -> int:
-        """A record changed the entry, or finished it: its lease or alarm ends, and if it is WAITING
-        now an alarm is set. Returns the consumer that had it, or NO_CONSUMER."""
+        """Ends the lease or alarm of an entry that a record changed or finished. If it is WAITING
+        now, an alarm is set. Returns the consumer that had it, or NO_CONSUMER."""
         consumer = self._forget(entry)
         if entry.state == WAITING and is_unfinished(entry):
             alarm = self._of[entry] = Lease(entry, until=entry.retry_at)
@@ -138,7 +139,7 @@ class Leases:
         return consumer
 
     def drop(self, entries: Iterable[Unfinished]) -> None:
-        """The group of these entries is gone."""
+        """Forgets these entries, because their group is gone."""
         for entry in entries:
             self._forget(entry)
 

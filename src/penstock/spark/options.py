@@ -213,7 +213,7 @@ class SinkSettings(BrokerSettings):
     producer_id: str = ""
     txn: str = ""
     txn_batch: int | None = None
-    """If it is None, the txn has one batch only."""
+    """The number of the batch in the txn. None: the txn has one batch only."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:

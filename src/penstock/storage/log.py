@@ -58,7 +58,7 @@ class LogListener(Protocol):
         ...
 
     def rolled(self) -> None:
-        """A segment was closed: `closed_segments` has one more."""
+        """Called when a segment was closed: `closed_segments` has one more."""
         ...
 
 
@@ -88,7 +88,7 @@ class Log(Protocol):
     is_shared: bool
     """Other brokers follow this log, and one of them may take over."""
     failed: BaseException | None
-    """Why nothing is written any more."""
+    """The reason why nothing is written any more."""
     commits: int
     commit_seconds: float
     last_commit_seconds: float
@@ -174,7 +174,7 @@ class Log(Protocol):
 
     @property
     def first_position(self) -> int:
-        """Everything below it has been dropped."""
+        """The position below which everything has been dropped."""
         ...
 
     @property

@@ -179,13 +179,13 @@ class Claim:
             budget.grant()
 
     def filled(self) -> None:
-        """The connection is above its high-water mark."""
+        """Called when the connection is above its high-water mark."""
         self._budget.filled(self)
         if not self.held_bytes and self.is_answering():
             self.hold(self.transport.get_write_buffer_size())
 
     def drained(self) -> None:
-        """The connection accepts bytes again."""
+        """Called when the connection accepts bytes again."""
         self._budget.drained(self)
 
     def close(self) -> None:

@@ -172,7 +172,8 @@ class JwtKeys:
             _log.error("the keys for JWTs stay as they were: %s", error.message)
 
     def ask_for_unknown(self) -> bool:
-        """A token names a key that is not there. Returns whether the keys are being fetched."""
+        """Called when a token names a key that is not there. Returns whether the keys are being
+        fetched."""
         if not self.is_url:
             return False
         if self._monotonic() - self._fetched_at >= UNKNOWN_KEY_INTERVAL_S:
