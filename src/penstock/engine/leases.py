@@ -76,7 +76,7 @@ class Timers:
             lease.tick = NO_TICK
 
     def next_ms(self) -> int | None:
-        """The time of the earliest bucket; None with nothing set."""
+        """Returns the time of the earliest bucket; None with nothing set."""
         while self._ticks and self._ticks[0] not in self._buckets:
             heapq.heappop(self._ticks)
         return self._ticks[0] * TICK_MS if self._ticks else None
@@ -148,7 +148,7 @@ class Leases:
         return NO_CONSUMER if lease is None else lease.consumer
 
     def end_of(self, entry: Unfinished) -> int:
-        """When the lease of this entry in flight ends; 0 if it has not begun."""
+        """Returns when the lease of this entry in flight ends; 0 if it has not begun."""
         return self._of[entry].until
 
     def ready(self, progress: Progress, most: int) -> list[Unfinished]:
@@ -162,7 +162,7 @@ class Leases:
         return [entry for _, entry in islice(heapq.merge(at_once, later, key=itemgetter(0)), most)]
 
     def next_ms(self) -> int | None:
-        """When `ended` will have something to return; None with nothing set."""
+        """Returns when `ended` will have something to return; None with nothing set."""
         return self._timers.next_ms()
 
     def ended(self, now_ms: int) -> list[Unfinished]:

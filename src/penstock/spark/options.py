@@ -127,7 +127,7 @@ class SourceSettings(BrokerSettings):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> SourceSettings:
-        """`use` is None while Spark asks only for the schema."""
+        """Reads the options. `use` is None while Spark asks only for the schema."""
         given = _named(options, _SOURCE, use)
         values = _read(given, _SOURCE)
         log = _log_of(given, values)

@@ -49,12 +49,13 @@ class LogListener(Protocol):
     goes on."""
 
     def durable(self, seq: int) -> None:
-        """Every frame up to `seq` is as durable as the log promises. Sequences only rise; not
-        every one is reported."""
+        """Called when every frame up to `seq` is as durable as the log promises. Sequences only
+        rise; not every one is reported."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """The log cannot be written any more. Called once; `durable` is not called after it."""
+        """Called once, when the log cannot be written any more. `durable` is not called after
+        it."""
         ...
 
     def rolled(self) -> None:
@@ -107,7 +108,7 @@ class Log(Protocol):
         ...
 
     def append_one(self, record: bytes) -> int:
-        """`append` for a single record."""
+        """Appends a single record, like `append`."""
         ...
 
     def commit(self) -> None:

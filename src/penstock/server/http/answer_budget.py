@@ -62,7 +62,7 @@ class AnswerBudget:
         return len(self._waiting)
 
     def tick(self, now: float) -> None:
-        """Once a second: closes connections that have stalled for too long."""
+        """Closes connections that have stalled for too long. Called once a second."""
         for claim, acceptance in list(self._full.items()):
             if not claim.is_answering():
                 self._full[claim] = _Acceptance(claim.transport, now)

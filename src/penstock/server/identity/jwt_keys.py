@@ -153,7 +153,7 @@ class JwtKeys:
         self.keys = tuple(self._read(_read_file(self.source)))
 
     def tick(self) -> None:
-        """Once a second: reads a file that has changed, fetches a URL when it is time."""
+        """Reads a file that has changed, or fetches a URL when it is time. Called once a second."""
         if self.is_url:
             if self._monotonic() - self._fetched_at >= self._refresh_s:
                 self._begin_refresh()

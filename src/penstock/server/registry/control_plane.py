@@ -184,7 +184,8 @@ class Follower:
             mirror.is_new = False
 
     async def _ask_changes(self) -> RemoteChanges | None:
-        """None: a snapshot is needed, since a restarted control plane may have lost changes."""
+        """Asks for the changes since the last sync. Returns None if a snapshot is needed, since a
+        restarted control plane may have lost changes."""
         mirror = self._mirror
         query = f"since={mirror.revision}&epoch={mirror.epoch}"
         try:

@@ -96,8 +96,8 @@ class _Pattern:
             self.methods[method] = guarded(endpoint)
 
     def matches(self, parts: list[bytes]) -> bool:
-        """`parts` are as many as the pattern has. A handler with a scope refuses empty names
-        itself, and says which."""
+        """Returns whether a path matches. `parts` are as many as the pattern has. A handler with a
+        scope refuses empty names itself, and says which."""
         if any(parts[at] != literal for at, literal in self._literals):
             return False
         return bool(self.scope) or all(parts[at] for at in self._names_at)
