@@ -128,7 +128,7 @@ class SourceSettings(BrokerSettings):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> SourceSettings:
-        """`use` is None while Spark asks only for the schema."""
+        """Reads the options. `use` is None while Spark asks only for the schema."""
         given = _named(options, _SOURCE, use)
         values = _read(given, _SOURCE)
         log = _log_of(given, values)
@@ -214,7 +214,7 @@ class SinkSettings(BrokerSettings):
     producer_id: str = ""
     txn: str = ""
     txn_batch: int | None = None
-    """If it is None, the txn has one batch only."""
+    """The number of the batch in the txn. None: the txn has one batch only."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:
