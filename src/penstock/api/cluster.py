@@ -1,4 +1,4 @@
-"""Who owns which shard: what a server must know of the cluster to forward requests.
+"""The owners of shards and the brokers: what a server needs to forward requests.
 
 The cluster's own code implements `OwnerMap`. All its methods answer at once from memory, and all
 calls are made on the loop's thread. Must not know how owners are chosen, or how requests travel.
@@ -64,7 +64,7 @@ class LogReport(msgspec.Struct, frozen=True):
 
 
 class ClusterControl(Protocol):
-    """What an operator may ask of the cluster. `durability` says what a success means."""
+    """The part of a cluster that operators use. `durability` says what a success means."""
 
     durability: str
 

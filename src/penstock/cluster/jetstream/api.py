@@ -73,7 +73,7 @@ class ConsumerAnswer(ApiAnswer, frozen=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True):
-    """What Penstock sets or looks at. JetStream's own words."""
+    """Members of a stream's configuration that Penstock sets or checks, named as in JetStream."""
 
     name: str = ""
     subjects: tuple[str, ...] = ()
