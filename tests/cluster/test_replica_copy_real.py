@@ -43,7 +43,7 @@ class Cluster:
 
     def _new(self, name: str) -> BrokerProcess:
         monitors = ",".join(node.monitor_url for node in self.servers.nodes)
-        broker = BrokerProcess(
+        return BrokerProcess(
             self.directory / name,
             "--access-control",
             "--token-file",
@@ -58,8 +58,6 @@ class Cluster:
                 "PENSTOCK_NAME": name,
             },
         )
-        broker.is_copy = False
-        return broker
 
     def states(self, broker: BrokerProcess) -> dict[str, str]:
         try:
