@@ -12,6 +12,7 @@ import json
 import secrets
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +33,20 @@ NATS_TIMEOUT_S = 30.0
 
 
 class MemberProcess(BrokerProcess):
-    """One broker of a cluster. `name` is its name there."""
+    """One broker of a cluster. `name` is its name there; `ca` signs its certificate, if it has
+    one."""
 
-    def __init__(self, name: str, data_dir: Path, *flags: str, **options: Any) -> None:
+    def __init__(
+        self, name: str, data_dir: Path, *flags: str, ca: Path | None = None, **options: Any
+    ) -> None:
         super().__init__(data_dir, *flags, **options)
         self.name = name
+        self._ca = ca
+
+    def new_client(self, **options: Any) -> httpx.Client:
+        if self._ca is not None:
+            options = {"verify": ssl.create_default_context(cafile=str(self._ca))} | options
+        return super().new_client(**options)
 
     def pause(self) -> None:
         """SIGSTOP. Returns when the process has stopped: it may still run for a moment."""

@@ -213,7 +213,9 @@ class Admission:
             sender=self._sender_of(scope, outcome),
         )
         verdict.until_ms = self._until_ms(outcome)
-        verdict.is_of_connection = credential is not None and credential is certificate
+        # Without a bearer credential it depends on whether the connection has a certificate.
+        is_bare = principal is UNVERIFIED and not credentials
+        verdict.is_of_connection = is_bare or (credential is not None and credential is certificate)
         verdict.cross_site_refusal = _check_site(verdict, origin)
         return verdict
 
