@@ -121,7 +121,7 @@ class AddressBook:
             self._last_good = address
 
     def failed(self, address: str) -> None:
-        """The address did not answer: another one is better for a while."""
+        """Notes that the address did not answer: another one is better for a while."""
         with self._lock:
             before = self._failures.get(address)
             length_s = FIRST_AVOIDED_S if before is None else 2 * before.length_s
@@ -129,13 +129,13 @@ class AddressBook:
             self._is_doubted = True
 
     def refused(self, address: str) -> None:
-        """The broker answered that it cannot serve now."""
+        """Notes that the broker answered that it cannot serve now."""
         with self._lock:
             self._avoid(address, FIRST_AVOIDED_S)
             self._is_doubted = True
 
     def doubt(self) -> None:
-        """The owner may be another one: reads the map before the next request."""
+        """Reads the map before the next request, because the owner may be another one."""
         with self._lock:
             self._is_doubted = True
 

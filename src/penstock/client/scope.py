@@ -17,7 +17,7 @@ from penstock.model.scopes import DEFAULT_SCOPE, Scope
 from penstock.model.tenancy import DEFAULT
 
 _MARK = "\x1c"
-"""No name has it, so the broker refuses a mark that was not replaced."""
+"""A character that no name has, so the broker refuses a mark that was not replaced."""
 
 UNKNOWN: Scope = (f"{_MARK}tenant", f"{_MARK}namespace")
 """The tenant and namespace of a credential, until the broker was asked for them."""

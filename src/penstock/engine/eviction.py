@@ -19,12 +19,13 @@ LOOK_ENTRIES = 50_000
 """The partitions, and the unfinished entries of their groups, that one round visits: at most a few
 milliseconds of the loop. The next round goes on with the other partitions."""
 LOOK_BYTES = 4 * MIB
-"""When so much was added since the last round, the next one does not wait for the second to end."""
+"""After this many added bytes the next round begins at once, before its second is over."""
 TAIL_SHARE = 8
 """`tail_bytes` is at most this part of `memory_bytes`: under pressure finished messages go first.
 """
 GIVE_BACK_BYTES = 32 * MIB
-"""When memory in use has shrunk by so much, the allocator is asked to give free pages back."""
+"""The bytes by which memory in use must shrink before the allocator is asked to give free pages
+back."""
 
 
 class Eviction:

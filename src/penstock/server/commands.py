@@ -199,7 +199,7 @@ def delivery_of(
     offset: int | None,
     delivery_id: str | None,
 ) -> Settle:
-    """The delivery of a named subscription that is to be settled."""
+    """Returns the delivery of a named subscription that is to be settled."""
     check_offset(offset)
     name, owner = clean_name(name, "name"), clean_name(owner, "owner")
     return Settle(engine.streams.log_name(path), name, 0, offset or 0, owner, delivery_id or "")

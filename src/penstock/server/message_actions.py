@@ -104,8 +104,8 @@ def publish_batch(engine: Engine, path: Path, body: PublishBatchBody, done: Done
 def published(
     ack: str, count: int, request_id: RequestId, offset: int | None
 ) -> PublishOk | list[PublishOk] | None:
-    """The answer to a batch that was published. `offset` is that of its first event, if the stream
-    is durable."""
+    """Returns the answer to a batch that was published. `offset` is that of its first event, if the
+    stream is durable."""
     if ack == "none":
         return None
     if ack == "per_message":

@@ -203,7 +203,8 @@ def _path_parameters(endpoint: Endpoint) -> list[Json]:
 
 
 def _query_parameters(endpoint: Endpoint) -> list[Json]:
-    """The members that a request may have in its query: beside its body, or instead of one."""
+    """Describes the members that a request may have in its query: beside its body, or instead of
+    one."""
     return [
         _query_parameter(endpoint, name, dict(schema), name in required_members(shape))
         for shape in endpoint.query

@@ -39,14 +39,16 @@ def schemas_of(requests: Iterable[Any], answers: Iterable[Any]) -> dict[str, Jso
 
 @cache
 def required_members(shape: Any) -> tuple[str, ...]:
-    """The members that a request must have; of several shapes, those that all must have."""
+    """Returns the members that a request must have; for several shapes, the members that all of
+    them must have."""
     each = [schemas_of([one], ())[one.__name__]["required"] for one in get_args(shape) or (shape,)]
     return tuple(name for name in each[0] if all(name in names for names in each))
 
 
 @cache
 def plain_members(shape: Any) -> dict[str, Json]:
-    """The schemas of the members that are one text, number or flag, as a query can have them."""
+    """Returns the schemas of the members that are one text, number or flag, as a query can have
+    them."""
     members: dict[str, Json] = schemas_of([shape], ())[shape.__name__]["properties"]
     for member in members.values():
         kinds = [kind for kind in member.pop("anyOf", ()) if kind != {"type": "null"}]

@@ -167,7 +167,8 @@ def _move(vfs: Vfs, old_place: str, old: str, new_place: str, new: str) -> None:
 
 
 def _remove_old(vfs: Vfs, directory: str) -> None:
-    """The manifest goes first: without it, what is left is never taken for a directory."""
+    """Removes an old copy, its manifest first: without it, what is left is never taken for a
+    directory."""
     remove_if_there(vfs, os.path.join(directory, MANIFEST_NAME))
     vfs.fsync_dir(directory)
     segments = {os.path.basename(path) for _, path in list_segments(vfs, directory)}

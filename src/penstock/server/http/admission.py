@@ -90,8 +90,9 @@ class RequestVerdict(msgspec.Struct):
 
 
 class Admission:
-    """With an `authenticator` every request needs a credential, and has a principal. Without one,
-    requests need the `token`, if there is one."""
+    """Checks the heads of requests, and finds out who sends them. With an `authenticator` every
+    request needs a credential, and has a principal. Without one, requests need the `token`, if
+    there is one."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ STALLED_TIMEOUT_MS = 60_000
 SLOWEST_BYTES_S = 16 * KIB
 """A slower reader holds memory that others wait for."""
 GIVE_BACK_BYTES = 32 * MIB
-"""When this much less is in use than before, memory goes back to the system."""
+"""The bytes by which use must shrink before memory goes back to the system."""
 
 _log = logging.getLogger("penstock.server")
 

@@ -230,7 +230,7 @@ class EventFeed(StreamedResponse[FeedSource]):
 def open_feed(
     dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
 ) -> EventFeed:
-    """The feed in the format that the request asks for; nothing is sent yet."""
+    """Returns the feed in the format that the request asks for; nothing is sent yet."""
     form, heartbeat_ms = feed_format(dispatch, request, params)
     return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)
 

@@ -355,7 +355,7 @@ def checked_url(url: str) -> str:
 
 
 def _via(request: Request) -> list[str]:
-    """The brokers that have forwarded the request so far."""
+    """Returns the brokers that have forwarded the request so far."""
     return [instance for instance in request.params().get("via", "").split(",") if instance]
 
 

@@ -91,8 +91,8 @@ def size(name: str, value: int | str) -> int:
 
 
 def read_config(body: Body, members: dict[str, tuple[str, Read]], now: C | None, default: C) -> C:
-    """The config that the body asks for, given the config now. `members` has, for each member of
-    the body, its name in the config and how it is read."""
+    """Returns the config that the body asks for, given the config now. `members` has, for each
+    member of the body, its name in the config and how it is read."""
     values = {}
     for member, (name, read) in members.items():
         value = getattr(body, member)

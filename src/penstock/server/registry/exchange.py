@@ -200,7 +200,7 @@ def send_list(
     answer_of: AnswerOf,
     list_of: Callable[[list[T]], msgspec.Struct],
 ) -> Done[list[Entry]]:
-    """A callback that sends the entries of this kind as one list."""
+    """Returns a callback that sends the entries of this kind as one list."""
 
     def found(entries: list[Entry]) -> None:
         exchange.reply.when_room(SHOWN_BYTES * len(entries), lambda: send(entries))

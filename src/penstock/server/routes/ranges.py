@@ -312,7 +312,7 @@ def columns_of(params: dict[str, str]) -> tuple[str, ...]:
 
 
 def format_of(params: dict[str, str]) -> tuple[RangeFormat, bytes]:
-    """The format that was asked for, and its content type."""
+    """Returns the format that was asked for, and its content type."""
     name = params.get("format") or "arrow"
     if name not in _FORMATS:
         raise InvalidArgument(f"unknown format {name!r}; there are {', '.join(_FORMATS)}")

@@ -175,8 +175,8 @@ def _handle(
 
 
 def _request_id(request: Request) -> RequestId:
-    """The `request_id` of a request that was refused, if it can be read: from the query where the
-    body is bare bytes."""
+    """Returns the `request_id` of a request that was refused, if it can be read: from the query
+    where the body is bare bytes."""
     if b"raw=" not in request.query:
         return request_id_of(request.body) if request.body else None
     try:

@@ -109,7 +109,8 @@ _LISTS: dict[type, tuple[str, ...]] = {
 
 
 def _items(message: Message | Refused) -> int:
-    """How many items a message counts for: an array is decided in one turn, as a batch is."""
+    """Returns how many items a message counts for: an array is decided in one turn, as a batch
+    is."""
     count = 0
     for name in _LISTS.get(type(message), ()):
         raw: msgspec.Raw = getattr(message, name)
@@ -137,7 +138,7 @@ def decode_body(decoder: msgspec.json.Decoder[AnyBody], data: bytes) -> AnyBody:
 
 
 def query_request_id(params: dict[str, str]) -> str | None:
-    """The `request_id` of a request whose body is bare bytes: a text, in the query."""
+    """Returns the `request_id` of a request whose body is bare bytes: a text, in the query."""
     request_id = params.get("request_id")
     if request_id is not None:
         check_request_id(request_id)
@@ -187,7 +188,7 @@ def _explanation(error: Exception, within: str) -> str:
 
 
 def request_id_of(data: bytes | msgspec.Raw) -> RequestId:
-    """The `request_id` of a message that may be wrong, if it has one."""
+    """Returns the `request_id` of a message that may be wrong, if it has one."""
     try:
         request_id = _head.decode(data).request_id
     except (msgspec.DecodeError, ValueError, RecursionError):
