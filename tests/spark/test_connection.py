@@ -16,7 +16,7 @@ from penstock.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.spark.broker import Broker, Patience
+from penstock.spark.broker import BrokerConnection, Patience
 from penstock.spark.logs import TopicPartition
 from penstock.spark.options import BrokerSettings, SourceSettings
 from penstock.spark.planning import TaskSlice
@@ -33,21 +33,24 @@ WRONG = json_answer(404, b'{"error":"NOT_FOUND","message":"no such topic"}')
 
 def test_a_broker_that_comes_back_answers():
     with canned(AWAY, FULL, b"", json_answer(200, b"{}")) as server:
-        with Broker(server.settings(retry_s=20)) as broker:
+        with BrokerConnection(server.settings(retry_s=20)) as broker:
             assert broker.call("GET", "/v1/topics") == b"{}"
         assert len(server.requests) == 4
 
 
 def test_what_waiting_cannot_mend_is_raised_at_once():
     with canned(WRONG) as server:
-        broker = Broker(server.settings(retry_s=60))
+        broker = BrokerConnection(server.settings(retry_s=60))
         with broker, pytest.raises(NotFound, match="no such topic"):
             broker.call("GET", "/v1/topics/x")
 
 
 @pytest.mark.parametrize(("answer", "kind"), [(AWAY, Unavailable), (FULL, ResourceExhausted)])
 def test_a_broker_that_stays_away_is_given_up_after_retry_seconds(answer: bytes, kind: Any):
-    with canned(*[answer] * 100) as server, Broker(server.settings(retry_s=0.3)) as broker:
+    with (
+        canned(*[answer] * 100) as server,
+        BrokerConnection(server.settings(retry_s=0.3)) as broker,
+    ):
         begun = time.monotonic()
         with pytest.raises(kind, match=r"tried for 0\.3 s \(option retrySeconds\)"):
             broker.call("GET", "/v1/topics")
@@ -56,7 +59,7 @@ def test_a_broker_that_stays_away_is_given_up_after_retry_seconds(answer: bytes,
 
 def test_nobody_there_is_said_with_the_address():
     url = f"http://127.0.0.1:{free_port()}"
-    broker = Broker(BrokerSettings(url=url, retry_s=0.1))
+    broker = BrokerConnection(BrokerSettings(url=url, retry_s=0.1))
     with broker, pytest.raises(Unavailable, match=f"no broker answers at {url}.*penstock serve"):
         broker.call("GET", "/v1/topics")
 
@@ -64,7 +67,7 @@ def test_nobody_there_is_said_with_the_address():
 def test_a_wrong_token_is_said_at_once_and_not_shown():
     refusal = json_answer(401, b'{"error":"UNAUTHENTICATED","message":"no"}')
     with canned(refusal, refusal) as server:
-        broker = Broker(server.settings(retry_s=60, token="s3cret"))
+        broker = BrokerConnection(server.settings(retry_s=60, token="s3cret"))
         with broker, pytest.raises(Unauthenticated, match="does not take the token") as failure:
             broker.call("GET", "/v1/topics")
         with pytest.raises(Unauthenticated):
@@ -76,14 +79,14 @@ def test_a_wrong_token_is_said_at_once_and_not_shown():
 
 def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure():
     kept = json_answer(200, b"{}").replace(b"connection: close\r\n", b"")
-    with canned(kept, kept) as server, Broker(server.settings(retry_s=0)) as broker:
+    with canned(kept, kept) as server, BrokerConnection(server.settings(retry_s=0)) as broker:
         assert broker.call("GET", "/v1/topics") == b"{}"
         assert broker.call("GET", "/v1/topics") == b"{}"
 
 
 def test_a_copy_of_a_broker_connects_anew():
     with canned(json_answer(200, b"{}")) as server:
-        broker = Broker(server.settings())
+        broker = BrokerConnection(server.settings())
         with pickle.loads(pickle.dumps(broker)) as copy:
             assert copy.call("GET", "/") == b"{}"
 
@@ -92,7 +95,7 @@ def test_a_stream_that_breaks_off_is_never_taken_for_a_whole_one():
     whole = offsets_stream([0, 1, 2], [5, 6])
     answers = [rows_answer(whole[:size]) for size in range(len(whole))]
     with canned(*answers, rows_answer(whole)) as server:
-        broker = Broker(server.settings())
+        broker = BrokerConnection(server.settings())
         for _ in answers:
             with broker.rows("/rows", {}) as rows, pytest.raises(Unavailable, match="broke off"):
                 list(rows)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError, Unavailable
-from penstock.spark.broker import Broker, Patience
+from penstock.spark.broker import BrokerConnection, Patience
 from penstock.spark.options import BrokerSettings
 from penstock.spark.staging import ProducerBatch, RowPiece, StagedPart
 
@@ -18,7 +18,7 @@ COMMIT = ("POST", "/v1/writes/p%2Fq/7/commit")
 PRODUCER = ("GET", "/v1/writes/p%2Fq")
 
 
-class ScriptedBroker(Broker):
+class ScriptedBroker(BrokerConnection):
     """Answers each call from its list; the last of a list is answered again."""
 
     def __init__(self, answers: dict[tuple[str, str], list[Answer]]) -> None:

@@ -93,7 +93,7 @@ class Patience:
         return Unavailable(text)
 
 
-class Broker:
+class BrokerConnection:
     """A connection to a broker. Not for several threads."""
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -103,11 +103,11 @@ class Broker:
         self._client: Client | None = None
         self._has_answered = False
 
-    def __reduce__(self) -> tuple[type[Broker], tuple[BrokerSettings]]:
+    def __reduce__(self) -> tuple[type[BrokerConnection], tuple[BrokerSettings]]:
         """Makes a copy that has not connected yet."""
-        return Broker, (self._settings,)
+        return BrokerConnection, (self._settings,)
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> BrokerConnection:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -20,12 +20,12 @@ import httptools
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES
-from penstock.server.http.admission import Headers, RequestVerdict, check_request_line
 from penstock.server.http.bodies import MAX_WAITING_BYTES, RequestBodies
 from penstock.server.http.connection_place import ConnectionPlace
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.flow import LINGER_BYTES, LINGER_S, FlowControl
 from penstock.server.http.head_cache import CacheableRequest
+from penstock.server.http.request_headers import Headers, RequestVerdict, check_request_line
 from penstock.server.http.requests import Request, origin_form
 from penstock.server.http.response_order import MAX_PIPELINED, Reply, ResponseOrder
 from penstock.server.identity.certificates import certificate_of

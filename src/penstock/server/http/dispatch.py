@@ -21,10 +21,11 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB, Limits
 from penstock.server.http.absent_engine import absent_engine
-from penstock.server.http.admission import Admission, AdmissionCache, RequestVerdict
+from penstock.server.http.admission import Admission, AdmissionCache
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.head_cache import MAX_HEADS, HeadCache
 from penstock.server.http.open_streams import OpenStreams
+from penstock.server.http.request_headers import RequestVerdict
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from penstock.server.registry.entries import (
     whole_number,
 )
 from penstock.server.registry.exchange import (
-    Exchange,
+    RegistryRequest,
     change,
     changing,
     create,
@@ -136,7 +136,7 @@ def cache_answer(entry: Entry, limits: Limits) -> CacheAnswer:
 
 
 @changing
-def create_cache(exchange: Exchange) -> None:
+def create_cache(exchange: RegistryRequest) -> None:
     body = exchange.body(_cache_decoder)
     tenant, namespace, name = exchange.path(body.name)
     config = cache_config(body)
@@ -145,13 +145,13 @@ def create_cache(exchange: Exchange) -> None:
 
 
 @reading
-def list_caches(exchange: Exchange) -> None:
+def list_caches(exchange: RegistryRequest) -> None:
     done = send_list(exchange, "cache", cache_answer, CacheList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
 @reading
-def describe_cache(exchange: Exchange) -> None:
+def describe_cache(exchange: RegistryRequest) -> None:
     path = exchange.path()
 
     def found(entry: Entry) -> None:
@@ -167,7 +167,7 @@ def describe_cache(exchange: Exchange) -> None:
 
 
 @changing
-def change_cache(exchange: Exchange) -> None:
+def change_cache(exchange: RegistryRequest) -> None:
     body = exchange.body(_settings_decoder)
     change(exchange, "cache", lambda entry: cache_config(body, entry.cache), cache_answer)
 

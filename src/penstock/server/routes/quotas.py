@@ -25,7 +25,7 @@ from penstock.server.registry.entries import (
     size,
     whole_number,
 )
-from penstock.server.registry.exchange import Exchange, changing, reading
+from penstock.server.registry.exchange import RegistryRequest, changing, reading
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.entry_endpoints import NAMESPACE, TENANT
 from penstock.server.websocket.messages import Body
@@ -150,12 +150,12 @@ def quota_answer(report: QuotaReport) -> QuotaAnswer:
     )
 
 
-def _path(exchange: Exchange) -> Path:
+def _path(exchange: RegistryRequest) -> Path:
     tenant, namespace, _ = exchange.path()
     return tenant, namespace, ""
 
 
-def _report(exchange: Exchange) -> None:
+def _report(exchange: RegistryRequest) -> None:
     def send(report: QuotaReport) -> None:
         exchange.send(200, quota_answer(report))
 
@@ -163,12 +163,12 @@ def _report(exchange: Exchange) -> None:
 
 
 @reading
-def describe_quota(exchange: Exchange) -> None:
+def describe_quota(exchange: RegistryRequest) -> None:
     _report(exchange)
 
 
 @changing
-def change_quota(exchange: Exchange) -> None:
+def change_quota(exchange: RegistryRequest) -> None:
     """If somebody else has changed it meanwhile, begins again, so that no change is lost."""
     body = exchange.body(_decoder)
     if exchange.is_followed():

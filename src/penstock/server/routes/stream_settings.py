@@ -32,7 +32,7 @@ from penstock.server.registry.entries import (
     whole_number,
 )
 from penstock.server.registry.exchange import (
-    Exchange,
+    RegistryRequest,
     change,
     changing,
     create,
@@ -192,7 +192,7 @@ def stream_answer(entry: Entry, limits: Limits) -> StreamAnswer:
     )
 
 
-def _body(exchange: Exchange, decoder: msgspec.json.Decoder[S]) -> S:
+def _body(exchange: RegistryRequest, decoder: msgspec.json.Decoder[S]) -> S:
     """An answer shows the retention under two names; a body may have only one of them."""
     try:
         return exchange.body(decoder)
@@ -204,7 +204,7 @@ def _body(exchange: Exchange, decoder: msgspec.json.Decoder[S]) -> S:
 
 
 @changing
-def create_stream(exchange: Exchange) -> None:
+def create_stream(exchange: RegistryRequest) -> None:
     body = _body(exchange, _stream_decoder)
     tenant, namespace, name = exchange.path(body.name)
     config = stream_config(body)
@@ -213,13 +213,13 @@ def create_stream(exchange: Exchange) -> None:
 
 
 @reading
-def list_streams(exchange: Exchange) -> None:
+def list_streams(exchange: RegistryRequest) -> None:
     done = send_list(exchange, "stream", stream_answer, StreamList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
 @reading
-def describe_stream(exchange: Exchange) -> None:
+def describe_stream(exchange: RegistryRequest) -> None:
     path = exchange.path()
 
     def found(entry: Entry) -> None:
@@ -235,7 +235,7 @@ def describe_stream(exchange: Exchange) -> None:
 
 
 @changing
-def change_stream(exchange: Exchange) -> None:
+def change_stream(exchange: RegistryRequest) -> None:
     body = _body(exchange, _settings_decoder)
     change(exchange, "stream", lambda entry: stream_config(body, entry.stream), stream_answer)
 

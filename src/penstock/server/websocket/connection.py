@@ -47,7 +47,7 @@ from penstock.server.websocket.framing import (
 from penstock.server.websocket.message_timer import MessageTimer
 from penstock.server.websocket.messages import (
     Message,
-    Refused,
+    RefusedMessage,
 )
 from penstock.server.websocket.response_order import MessageOrder, MessageReply
 
@@ -284,7 +284,7 @@ class WebSocketConnection(asyncio.Protocol):
         try:
             messages = decode_many(payload)
         except PenstockError as error:
-            MessageReply(self._order, [Refused(error)], len(payload)).done(error)
+            MessageReply(self._order, [RefusedMessage(error)], len(payload)).done(error)
             return
         self._turn_left -= len(messages)
         reply = MessageReply(self._order, messages, len(payload), is_array=True)
@@ -300,7 +300,7 @@ class WebSocketConnection(asyncio.Protocol):
         message = frame.message if isinstance(frame, BinaryPublish) else frame
         self._perform(frame, MessageReply(self._order, [message], len(payload)).done)
 
-    def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
+    def _perform(self, message: Message | BinaryPublish | RefusedMessage, done: Done) -> None:
         """Runs a message. Every outcome is a reply; a defect is logged."""
         try:
             if self._principal is not None:

@@ -26,7 +26,7 @@ from penstock.model.errors import (
     Unavailable,
 )
 from penstock.model.units import parse_duration_ms
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen, choose
@@ -245,7 +245,7 @@ def _supervise(
 
 def check_broker(settings: BrokerSettings) -> None:
     """Checks, before Spark starts, that the broker answers and accepts the token."""
-    with Broker(replace(settings, retry_s=FIRST_TRY_S)) as broker:
+    with BrokerConnection(replace(settings, retry_s=FIRST_TRY_S)) as broker:
         try:
             broker.call("GET", "/v1/topics")
         except Unauthenticated as error:

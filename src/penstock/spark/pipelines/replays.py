@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import FailedPrecondition
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.table import Table
 from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
@@ -175,7 +175,7 @@ class Replay:
 
     def _last_chunk(self, pending: Pending) -> int:
         """Returns the last chunk that the broker has committed; -1 before the first."""
-        with Broker(self._run.broker) as broker:
+        with BrokerConnection(self._run.broker) as broker:
             return ProducerBatch(broker, pending.txn, 0).last_committed()
 
     def _note(self, rows: DataFrame, pending: Pending) -> None:
