@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.api.consumers import Sink
 from penstock.api.durability import Health
-from penstock.api.messages import Produce, ProduceOutcome, Router, Settle, SettleOutcome
+from penstock.api.messages import Produce, ProduceOutcome, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
 from penstock.api.outcomes import Done
 from penstock.api.topics import NO_RETRIES, RetryDefaults, TopicReport
@@ -39,7 +39,7 @@ from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
 from penstock.engine.quotas import Reservation
 from penstock.engine.report import report_topic
-from penstock.engine.routing import RoutingGate, route_many
+from penstock.engine.routing import route_many
 from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
@@ -50,13 +50,11 @@ T = TypeVar("T")
 
 
 class EmbeddedEngine:
-    def __init__(self, parts: Parts, router: Router | None = None) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.capabilities = parts.capabilities
         self.limits = parts.state.limits
-        self.routing = (
-            RoutingGate(parts.state, router, parts.ledger.now_ms) if router is not None else None
-        )
+        self.routing = parts.routing
         self.maintenance = Maintenance(parts)
         self._state = parts.state
         self._ledger = parts.ledger
@@ -71,7 +69,6 @@ class EmbeddedEngine:
         self.writes = parts.writes
         self.effects = parts.effects
         self.transactions = parts.transactions
-        self.transactions.routing = self.routing
         self.quotas = parts.quotas
         self.tokens = parts.tokens
         self.access = parts.access

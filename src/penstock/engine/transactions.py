@@ -61,9 +61,10 @@ class TransactionCommands:
         check_memory: Callable[[], None],
         quotas: Quotas,
         streams: Streams,
+        routing: RoutingGate | None,
     ) -> None:
         self._streams = streams
-        self.routing: RoutingGate | None = None
+        self._routing = routing
         self._state = state
         self._ledger = ledger
         self._dispatcher = dispatcher
@@ -74,14 +75,14 @@ class TransactionCommands:
         self._quotas = quotas
 
     def commit(self, command: TransactionCommand, done: Done[_Results]) -> None:
-        if self.routing is None:
+        if self._routing is None:
             self._commit(command, command.operations, done)
             return
         produces = [each for each in command.operations if isinstance(each, Produce)]
         if not produces or self._is_known(command):
             self._commit(command, command.operations, done)
             return
-        route_many(self.routing, produces, partial(self._routed, command, done))
+        route_many(self._routing, produces, partial(self._routed, command, done))
 
     def _is_known(self, command: TransactionCommand) -> bool:
         now_ms = self._ledger.now_ms()

@@ -11,6 +11,7 @@ exists or not. Must not know rules: the engine decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from penstock.server.http.requests import Notes, Request, path_name
 if TYPE_CHECKING:
     from penstock.server.http.dispatch import RequestDispatch
     from penstock.server.http.response_order import Reply
+    from penstock.server.http.streamed_response import Guard
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -212,6 +214,13 @@ def guard(needs: Needs, dispatch: RequestDispatch, request: Request, reply: Repl
     """Raises unless the principal of the request may do what its path says."""
     scope, name = resource_in_path(needs.kind, request)
     check_request(dispatch, request, reply, needs, scope, name)
+
+
+def guard_of(needs: Needs, dispatch: RequestDispatch, request: Request, reply: Reply) -> Guard:
+    """Returns the guard of a stream that the request opens: None if there is nobody to check."""
+    if request.notes.principal is None:
+        return None
+    return partial(guard, needs, dispatch, request, reply)
 
 
 def check_request(

@@ -20,7 +20,7 @@ from penstock.model.streams import Lag
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
-from penstock.server.http.streamed_response import StreamedResponse, check_streamable
+from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
 from penstock.server.websocket.answers import Ok, lag_answer, subscribed_answer
 from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
@@ -132,8 +132,10 @@ class EventFeed(StreamedResponse[FeedSource]):
     """The sink of a subscription or a watch. Every `check_s` it checks that the reader can still
     be reached."""
 
-    def __init__(self, reply: Reply, form: FeedFormat, heartbeat_ms: int, check_s: float) -> None:
-        super().__init__(reply, form.head, heartbeat_ms, form.heartbeat)
+    def __init__(
+        self, reply: Reply, guard: Guard, form: FeedFormat, heartbeat_ms: int, check_s: float
+    ) -> None:
+        super().__init__(reply, guard, form.head, heartbeat_ms, form.heartbeat)
         self._form = form
         self._check_s = check_s
         self._next_check: asyncio.TimerHandle | None = None
@@ -228,11 +230,15 @@ class EventFeed(StreamedResponse[FeedSource]):
 
 
 def open_feed(
-    dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
+    dispatch: RequestDispatch,
+    request: Request,
+    params: dict[str, str],
+    reply: Reply,
+    guard: Guard,
 ) -> EventFeed:
     """The feed in the format that the request asks for; nothing is sent yet."""
     form, heartbeat_ms = feed_format(dispatch, request, params)
-    return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)
+    return EventFeed(reply, guard, form, heartbeat_ms, dispatch.ws_ping_s)
 
 
 def feed_format(

@@ -15,7 +15,7 @@ from penstock.model.item import EventItem
 from penstock.model.streams import SubscribeNamed
 from penstock.server.http.feeds import FeedFormat
 from penstock.server.http.responses import typed_error
-from penstock.server.http.streamed_response import StreamedResponse
+from penstock.server.http.streamed_response import Guard, StreamedResponse
 from penstock.server.named_events import encode_lines, encode_sse
 from penstock.server.websocket.answers import named_answer
 
@@ -28,9 +28,14 @@ class NamedFeed(StreamedResponse[Consumer]):
     """The sink of a consumer of a stream."""
 
     def __init__(
-        self, reply: Reply, form: FeedFormat, heartbeat_ms: int, command: SubscribeNamed
+        self,
+        reply: Reply,
+        guard: Guard,
+        form: FeedFormat,
+        heartbeat_ms: int,
+        command: SubscribeNamed,
     ) -> None:
-        super().__init__(reply, form.head, heartbeat_ms, form.heartbeat)
+        super().__init__(reply, guard, form.head, heartbeat_ms, form.heartbeat)
         self._form = form
         self._command = command
         self._id = ""

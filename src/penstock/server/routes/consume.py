@@ -14,7 +14,7 @@ from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import NDJSON_TYPE
-from penstock.server.http.streamed_response import check_streamable
+from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import (
     Count,
     GroupName,
@@ -53,12 +53,13 @@ def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     body = _reader.read(request)
     prefetch = _not_negative(body.prefetch, "prefetch")
     heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
-    stream = ConsumeStream(reply, NDJSON_TYPE, heartbeat_ms)
     topic, group = request.full_name(body.topic), clean_name(body.group, "group")
     owner = clean_name(body.owner, "owner")
+    guard: Guard = None
     if request.notes.principal is not None:
-        stream.guard = partial(check_consume, dispatch, request, topic)
-        stream.guard()
+        guard = partial(check_consume, dispatch, request, topic)
+        guard()
+    stream = ConsumeStream(reply, guard, NDJSON_TYPE, heartbeat_ms)
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
     reply.when_first(
         lambda: dispatch.engine.open_consumer(

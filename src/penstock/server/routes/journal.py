@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -23,7 +24,7 @@ from penstock.model.splits import Splits
 from penstock.server.access import HandlerNeeds, Needs, journal_reach
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, truth
-from penstock.server.http.streamed_response import check_streamable
+from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Count, Position, StrictBody, limits, optional, required
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.ranges import (
@@ -127,9 +128,10 @@ def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
             reach=reach,
         ),
     )
-    stream = RangeStream(reply, content_type)
+    guard: Guard = None
     if request.notes.principal is not None:
-        stream.guard = lambda: _check_reach(dispatch, request, reach)
+        guard = partial(_check_reach, dispatch, request, reach)
+    stream = RangeStream(reply, guard, content_type)
     reply.when_first(lambda: dispatch.engine.journal.open(wanted, stream.opened))
 
 

@@ -29,11 +29,11 @@ from penstock.model.ranges import (
     TopicOffsets,
 )
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Splits
-from penstock.server.access import Filtered, Needs, audit_tenant, guard, seen, sees
+from penstock.server.access import Filtered, Needs, audit_tenant, guard_of, seen, sees
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
-from penstock.server.http.streamed_response import check_streamable
+from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Position, limits, optional
 from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
 
@@ -119,15 +119,15 @@ class RangeStream:
 
     is_answer = True
 
-    def __init__(self, reply: Reply, content_type: bytes) -> None:
+    def __init__(self, reply: Reply, guard: Guard, content_type: bytes) -> None:
+        """`guard` is called before each piece."""
         self._reply = reply
         self._content_type = content_type
         self._connection: HttpConnection | None = None
         self._range: Range | None = None
         self._left = _NOTHING
         self._is_reading = False
-        self.guard: Callable[[], None] | None = None
-        """Raises once the reader may not go on; asked before each piece."""
+        self._guard = guard
 
     def opened(self, outcome: Range | PenstockError) -> None:
         if isinstance(outcome, PenstockError):
@@ -154,7 +154,7 @@ class RangeStream:
             self._left = self._left[WRITE_BYTES:] or _NOTHING
         if self._left or self._is_reading or connection.flow.write_paused:
             return
-        if self.guard is not None and not self._is_allowed(self.guard, connection):
+        if self._guard is not None and not self._is_allowed(self._guard, connection):
             return
         self._is_reading = True
         if source.is_over():
@@ -232,18 +232,8 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
             to_ms=not_negative(params, "to_ms"),
         ),
     )
-    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    stream = RangeStream(reply, guard_of(_READ, dispatch, request, reply), content_type)
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
-
-
-def guarded_stream(
-    needs: Needs, content_type: bytes, dispatch: RequestDispatch, request: Request, reply: Reply
-) -> RangeStream:
-    """Returns a stream that breaks off once the principal may no longer read."""
-    stream = RangeStream(reply, content_type)
-    if request.notes.principal is not None:
-        stream.guard = partial(guard, needs, dispatch, request, reply)
-    return stream
 
 
 def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str, asked: str) -> str:

@@ -23,7 +23,7 @@ from penstock.model.ranges import (
 )
 from penstock.model.splits import SplitRequest, Splits
 from penstock.model.tenancy import Path
-from penstock.server.access import Needs
+from penstock.server.access import Needs, guard_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
 from penstock.server.http.requests import Request, decode_body, required_index
 from penstock.server.http.streamed_response import check_streamable
@@ -33,11 +33,11 @@ from penstock.server.routes.ranges import (
     AllSplitRows,
     Columns,
     Format,
+    RangeStream,
     SplitRows,
     TimeMs,
     columns_of,
     format_of,
-    guarded_stream,
     not_negative,
     split_sizes,
 )
@@ -111,7 +111,7 @@ def read_events(path: Path, dispatch: RequestDispatch, request: Request, reply: 
             to_ms=not_negative(params, "to_ms"),
         ),
     )
-    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    stream = RangeStream(reply, guard_of(_READ, dispatch, request, reply), content_type)
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
 
 
