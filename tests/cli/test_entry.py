@@ -183,23 +183,6 @@ def test_a_watch_ends_with_its_timeout_its_cache_or_ctrl_c(
                 assert watcher.err.read().startswith(b"Error: NOT_FOUND: ")
 
 
-def test_what_is_not_there_is_named(penstock: Run) -> None:
-    """felix-87, 88, 92."""
-    unknown = "cache scope not found: 'default/default/nowhere'"
-    for words, text in (
-        (("get", "c", "k", "--tenant", "x"), "unknown tenant 'x'"),
-        (("get", "c", "k", "--namespace", "y"), "unknown namespace 'y' of tenant 'default'"),
-        (("get", "nowhere", "k"), unknown),
-        (("put", "nowhere", "k", "v"), unknown),
-        (("delete", "nowhere", "k"), unknown),
-        (("incr", "nowhere", "k"), unknown),
-        (("watch", "nowhere"), unknown),
-    ):
-        done = penstock("cache", *words)
-        assert (done.code, done.out) == (1, "")
-        assert done.err == f"Error: NOT_FOUND: {text}\n"
-
-
 @pytest.mark.parametrize(
     "words",
     [

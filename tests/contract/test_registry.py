@@ -133,6 +133,7 @@ def test_a_guarantee_without_its_storage_is_refused(place: Place, body: dict[str
     reply = place.create("streams", name="s", **body)
     assert "durable stream" in assert_typed_error(reply, 400, "INVALID_ARGUMENT")
     assert place.get("streams") == {"streams": []}
+    assert place.create("streams", name="s", **body | {"durable": True}).status_code == 201
 
 
 @pytest.mark.parametrize(

@@ -208,34 +208,6 @@ def test_a_publish_reaches_the_engine_whole_and_is_answered_by_its_ack() -> None
         ]
 
 
-def test_a_batch_is_acked_once_or_for_each() -> None:
-    """felix-38, felix-39"""
-    batch = SCOPE | {"stream": "s", "payloads": ["QQ==", "", "Qg=="], "request_id": "r"}
-    whole = performed(engine_with(), "publish_batch", **batch)
-    assert as_json(whole) == {"type": "publish_ok", "count": 3, "request_id": "r"}
-    each = performed(engine_with(), "publish_batch", **batch, ack="per_message")
-    assert as_json(each) == [
-        {"type": "publish_ok", "index": index, "request_id": "r"} for index in range(3)
-    ]
-    assert performed(engine_with(), "publish_batch", **batch, ack="none") is None
-
-
-def test_an_error_is_an_answer_even_when_no_ack_is_wanted() -> None:
-    """felix-37"""
-    error = NotFound("no")
-    engine = engine_with(error)
-    assert performed(engine, "publish", **SCOPE, stream="s", payload="", ack="none") is error
-
-
-@pytest.mark.parametrize("target", ["sessions:u", "cache:", "cache:s", "cache::k", 5])
-def test_a_bad_target_fails_the_whole_publish(target: Any) -> None:
-    """felix-84"""
-    engine = engine_with()
-    outcome = performed(engine, "publish", **SCOPE, stream="s", payload="", invalidate=[target])
-    assert isinstance(outcome, InvalidArgument)
-    assert engine.asked == []
-
-
 def test_lists_are_bounded_and_say_which_item_is_wrong() -> None:
     batch = SCOPE | {"stream": "s"}
     assert "payloads is required" in refusal("publish_batch", **batch, payloads=None)
