@@ -205,7 +205,7 @@ def test_a_command_that_cannot_be_is_exit_code_2(penstock: Run, words: tuple[str
 
 def test_a_duration_that_is_none_is_explained(penstock: Run) -> None:
     done = penstock("cache", "put", "default", "k", "v", "--ttl", "soon")
-    assert "'soon' is no duration; it looks like 250ms, 60s" in done.err
+    assert "'soon' is not allowed; it takes a duration such as 250ms, 60s" in done.err
     done = penstock("cache", "put", "default", "k", "v", "--ttl", "60")
     assert "60 of what? Say 60s, or 60ms" in done.err
 

@@ -273,8 +273,16 @@ def test_cache_answers_have_the_members_of_the_wire() -> None:
     ("kind", "members", "message"),
     [
         ("cache_put", {"key": "k"}, "value is required"),
-        ("cache_put", {"key": "k", "value": "", "ttl_ms": -1}, "ttl_ms must be 0 or more"),
-        ("cache_put", {"key": "k", "value": "", "if_version": -1}, "if_version must be 0"),
+        (
+            "cache_put",
+            {"key": "k", "value": "", "ttl_ms": -1},
+            "ttl_ms must be a whole number, 0 to",
+        ),
+        (
+            "cache_put",
+            {"key": "k", "value": "", "if_version": -1},
+            "if_version must be a whole number, 0",
+        ),
         ("cache_get_many", {}, "keys is required"),
         ("cache_get_many", {"keys": ["k"] * 10_001}, "keys has more than 10000"),
         ("cache_txn", {}, "ops is required"),

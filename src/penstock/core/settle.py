@@ -19,6 +19,7 @@ from penstock.core.stream_logs import no_subscription
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument
 from penstock.model.limits import MAX_BACKOFF_MS
+from penstock.model.options import check_number
 from penstock.model.records import DEAD, Extended, Finished, Released
 from penstock.model.scopes import is_stream_log, plain_name
 
@@ -66,8 +67,8 @@ def decide_nack(
 ) -> Released:
     """Returns the record of a failed attempt. `delay_ms` replaces the backoff; `dead` gives the
     message up at once. After the lease has ended, only the reason changes, not the retry time."""
-    if delay_ms is not None and not 0 <= delay_ms <= MAX_BACKOFF_MS:
-        raise InvalidArgument(f"delay_ms must be between 0 and {MAX_BACKOFF_MS}")
+    if delay_ms is not None:
+        check_number("delay_ms", delay_ms, 0, MAX_BACKOFF_MS)
     if dead and delay_ms is not None:
         raise InvalidArgument("dead and delay_ms exclude each other")
     topic, progress = _find(state, command)

@@ -13,6 +13,7 @@ import msgspec
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.model.tenancy import DEFAULT, Kind, Path
 from penstock.server.declaration_errors import check_tables, wrong_value
 from penstock.server.members import Count, Name, StrictBody, optional, required
@@ -177,7 +178,7 @@ def _entry_path(body: DeclaredStream | DeclaredCache | DeclaredTopic) -> Path:
 
 
 def topic_path(topic: DeclaredTopic) -> Path:
-    if topic.partitions is not None and not 1 <= topic.partitions <= MAX_PARTITIONS:
-        raise InvalidArgument(f"partitions must be 1 to {MAX_PARTITIONS}")
+    if topic.partitions is not None:
+        check_number("partitions", topic.partitions, 1, MAX_PARTITIONS)
     clean_name(topic.name, "name")
     return _entry_path(topic)

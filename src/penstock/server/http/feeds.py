@@ -16,6 +16,7 @@ import msgspec
 from penstock.api.caches import WatchHandle
 from penstock.api.streams import Subscription
 from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
+from penstock.model.options import check_number
 from penstock.model.streams import Lag
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
@@ -253,6 +254,4 @@ def feed_format(
     heartbeat_ms = whole_number(params, "heartbeat_ms")
     if heartbeat_ms is None:
         heartbeat_ms = SSE_HEARTBEAT_MS if form.is_sse else 0
-    if not 0 <= heartbeat_ms <= MAX_HEARTBEAT_MS:
-        raise InvalidArgument(f"heartbeat_ms must be 0 to {MAX_HEARTBEAT_MS}")
-    return form, heartbeat_ms
+    return form, check_number("heartbeat_ms", heartbeat_ms, 0, MAX_HEARTBEAT_MS)

@@ -8,17 +8,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.model.limits import MAX_OFFSET, Limits
+from penstock.model.options import whole_number
 from penstock.model.tenancy import CacheConfig, Entry, EvictionPolicy
 from penstock.server.members import optional
 from penstock.server.registry.entries import (
+    SIZE,
     Bytes,
     BytesText,
     EntryName,
     Read,
     as_it_is,
+    read_as,
     read_config,
-    size,
-    whole_number,
 )
 from penstock.server.registry.exchange import (
     RegistryRequest,
@@ -100,8 +101,8 @@ _cache_decoder = msgspec.json.Decoder(CacheBody)
 _settings_decoder = msgspec.json.Decoder(CacheSettingsBody)
 
 _MEMBERS: dict[str, tuple[str, Read]] = {
-    "max_entries": ("max_entries", whole_number(1, MAX_OFFSET)),
-    "max_bytes": ("max_bytes", size),
+    "max_entries": ("max_entries", read_as(whole_number(1, MAX_OFFSET))),
+    "max_bytes": ("max_bytes", SIZE),
     "eviction_policy": ("eviction_policy", as_it_is),
     "durable": ("durable", as_it_is),
 }

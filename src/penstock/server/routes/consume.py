@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.model.errors import InvalidArgument
 from penstock.model.item import Item
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.server.access import HandlerNeeds, check_consume
 from penstock.server.commands import lease_of
 from penstock.server.http.consume import ConsumeStream
@@ -51,8 +51,8 @@ _reader = BodyOrQuery(ConsumeBody)
 def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
     body = _reader.read(request)
-    prefetch = _not_negative(body.prefetch, "prefetch")
-    heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
+    prefetch = check_number("prefetch", body.prefetch or 0, 0, 2**31)
+    heartbeat_ms = check_number("heartbeat_ms", body.heartbeat_ms or 0, 0, 2**31)
     topic, group = request.full_name(body.topic), clean_name(body.group, "group")
     owner = clean_name(body.owner, "owner")
     guard: Guard = None
@@ -66,12 +66,6 @@ def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
             topic, group, owner, lease_ms, prefetch, stream, stream.opened
         )
     )
-
-
-def _not_negative(value: int | None, name: str) -> int:
-    if value is not None and not 0 <= value <= 2**31:
-        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
-    return value or 0
 
 
 ENDPOINTS = (

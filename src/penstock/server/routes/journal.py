@@ -23,7 +23,7 @@ from penstock.model.journal import (
 from penstock.model.splits import Splits
 from penstock.server.access import HandlerNeeds, Needs, journal_reach
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, truth
+from penstock.server.http.requests import Request, decode_body, not_negative, truth
 from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Count, Position, StrictBody, limits, optional, required
 from penstock.server.routes.endpoint import Answer, Endpoint
@@ -36,7 +36,6 @@ from penstock.server.routes.ranges import (
     TimeMs,
     columns_of,
     format_of,
-    not_negative,
     split_sizes,
 )
 

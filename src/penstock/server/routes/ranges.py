@@ -17,7 +17,7 @@ import msgspec
 from penstock.api.ranges import Range
 from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
-from penstock.model.limits import KIB, MAX_OFFSET, MAX_POSITION
+from penstock.model.limits import KIB, MAX_OFFSET
 from penstock.model.ranges import (
     PIECE_BYTES,
     NamedOffsets,
@@ -31,7 +31,7 @@ from penstock.model.ranges import (
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Splits
 from penstock.server.access import Filtered, Needs, audit_tenant, guard_of, seen, sees
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, whole_number
+from penstock.server.http.requests import Request, not_negative, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
 from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Position, limits, optional
@@ -337,13 +337,6 @@ def _partition(text: str) -> int:
     if index is None:
         raise InvalidArgument("partition must be a whole number")
     return index
-
-
-def not_negative(params: dict[str, str], name: str) -> int | None:
-    number = whole_number(params, name)
-    if number is not None and not 0 <= number <= MAX_POSITION:
-        raise InvalidArgument(f"{name} must be between 0 and {MAX_POSITION}")
-    return number
 
 
 ENDPOINTS = (

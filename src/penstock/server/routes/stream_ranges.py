@@ -25,7 +25,7 @@ from penstock.model.splits import SplitRequest, Splits
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs, guard_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, required_index
+from penstock.server.http.requests import Request, decode_body, not_negative, required_index
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Count, Position, StrictBody, optional, required
 from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
@@ -38,7 +38,6 @@ from penstock.server.routes.ranges import (
     TimeMs,
     columns_of,
     format_of,
-    not_negative,
     split_sizes,
 )
 from penstock.server.routes.streams import STREAM

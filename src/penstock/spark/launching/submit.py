@@ -25,7 +25,7 @@ from penstock.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.model.units import parse_duration_ms
+from penstock.model.options import Option, duration_ms
 from penstock.spark.broker import BrokerConnection
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
@@ -126,14 +126,13 @@ def pairs(texts: Sequence[str], flag: str) -> tuple[tuple[str, str], ...]:
     return found
 
 
+_EVERY = Option("every", duration_ms().described("seconds, or a duration such as 500ms, 10s or 5m"))
+
+
 def seconds(text: str) -> float:
     """Parses a duration; a number without a unit is seconds."""
-    ms = parse_duration_ms(f"{text.strip()}s" if text.strip().isdigit() else text)
-    if ms is None:
-        raise InvalidArgument(
-            f"--every {text!r} is no duration; it takes one like 500ms, 10s or 5m"
-        )
-    return ms / 1000
+    given = f"{text.strip()}s" if text.strip().isdigit() else text
+    return int(_EVERY.read(given, "--every")) / 1000
 
 
 def execute(launch: Launch, token: str | None = None) -> int:
