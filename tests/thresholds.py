@@ -68,7 +68,7 @@ ENGINE = (
     Threshold("engine.pages", "PAGE_MSGS", 3),
     Threshold("engine.ranges", "PIECE_ROWS", 5),
     Threshold("engine.retention", "RECLAIM_CHUNKS", 1),
-    Threshold("engine.ledger", "LOT_BYTES", 2 * KIB),
+    Threshold("engine.append_batch", "BATCH_BYTES", 2 * KIB),
     Threshold("engine.sealing", "MANY_REMOVED_BYTES", 2 * KIB),
     Threshold("engine.sealing", "IDLE_ROUNDS", 2),
     Threshold("engine.sealing", "MAX_REST_ROUNDS", 1),

@@ -23,7 +23,6 @@ from penstock.model.errors import (
     NotYet,
     OutOfRange,
     PenstockError,
-    Unavailable,
 )
 from penstock.model.journal import (
     JournalArchive,
@@ -159,8 +158,7 @@ class JournalCommands:
                 raise NotYet(f"the journal ends at {self.next}; {next_} cannot be archived yet")
             if self._has_rows(self._state.journal_archived, next_):
                 record = JournalArchived(self._ledger.now_ms(), next_)
-                if not self._ledger.record(record):
-                    raise Unavailable("the disk is full; nothing can be recorded")
+                self._ledger.must_record(record)
             outcome: JournalArchive | PenstockError = JournalArchive(self._state.journal_archived)
         except PenstockError as error:
             outcome = error

@@ -21,7 +21,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.partition_index import PartitionIndex
 from penstock.engine.window import Window
-from penstock.model.errors import NotFound, PenstockError, Unavailable
+from penstock.model.errors import NotFound, PenstockError
 from penstock.model.progress import Reached
 from penstock.model.records import Advanced
 from penstock.model.scopes import noun_of, plain_name
@@ -76,8 +76,7 @@ class ProgressCommands:
             topic, targets = outcome
             if only_new and group in topic.groups:
                 targets = []
-            decided = self._ledger.attempt(lambda: self._decide(topic, targets, group))
-            self._ledger.answer(done, decided)
+            self._ledger.decide(lambda: self._decide(topic, targets, group), done)
 
         self._lookups.run(look, counted)
 
@@ -110,8 +109,8 @@ class ProgressCommands:
             if group is not None
             for entry in below(group.progress[record.partition], record.next)
         ]
-        if records and not self._ledger.record_together(records):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        if records:
+            self._ledger.must_record(*records)
         for entry in entries:
             self._dispatcher.left_flight(entry)
         progress = topic.groups[name].progress
