@@ -53,8 +53,8 @@ STORAGE = (
     Threshold("storage.history_reader", "OPEN_FILES", 2, "HistoryReader.__init__", "open_files"),
     Threshold("storage.history_reader", "PAGE_BYTES", 4 * KIB, "HistoryReader.read", "max_bytes"),
     Threshold("storage.row_stream", "STEP_ROWS", 3),
-    Threshold("storage.wal_reader", "_GAP_BYTES", 64),
-    Threshold("storage.wal_reader", "_RUN_BYTES", 2 * KIB),
+    Threshold("storage.segment_files", "_GAP_BYTES", 64),
+    Threshold("storage.segment_files", "_RUN_BYTES", 2 * KIB),
     # Pieces of an Arrow write.
     Threshold("storage.staging", "SLICE_ROWS", 4),
     Threshold("storage.staging", "SLICE_BYTES", 4 * KIB),

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.engine.seal_requests import MIN_REST_MS
+from penstock.engine.sealing import MIN_REST_MS
 from penstock.model.access import TopicPattern, TopicReach
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (

@@ -28,7 +28,7 @@ from penstock.server.http.head_cache import CacheableRequest
 from penstock.server.http.request_headers import Headers, RequestVerdict, check_request_line
 from penstock.server.http.requests import Request, origin_form
 from penstock.server.http.response_order import MAX_PIPELINED, Reply, ResponseOrder
-from penstock.server.identity.certificates import certificate_of
+from penstock.server.identity.credentials import certificate_of
 from penstock.server.websocket import upgrade
 
 

@@ -1,9 +1,10 @@
 """Feeds: the events of a stream or a cache over plain HTTP, as NDJSON or server-sent events.
 
 A feed takes events only while its connection is below the high-water mark. What a slow reader does
-not read waits, and overflows, in its own subscription or watch. The first line says that the feed
-has begun; if the broker ends it, the last line says why. A feed ends when its reader disconnects,
-or when the reader could not be reached twice in a row.
+not read waits, and overflows, in its own subscription or watch; the consumer of a named
+subscription is paused, and gets nothing. The first line says that the feed has begun; if the broker
+ends it, the last line says why. A feed ends when its reader disconnects, or when the reader could
+not be reached twice in a row.
 """
 
 from __future__ import annotations
@@ -14,21 +15,93 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from penstock.api.caches import WatchHandle
+from penstock.api.consumers import Consumer
 from penstock.api.streams import Subscription
-from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
+from penstock.model.errors import (
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    Unavailable,
+)
+from penstock.model.item import EventItem
 from penstock.model.options import check_number
-from penstock.model.streams import Lag
+from penstock.model.streams import Lag, SubscribeNamed
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
 from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
-from penstock.server.websocket.answers import Ok, lag_answer, subscribed_answer
+from penstock.server.named_events import encode_lines, encode_sse
+from penstock.server.websocket.answers import Ok, lag_answer, named_answer, subscribed_answer
 from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
+
+
+class NamedFeed(StreamedResponse[Consumer]):
+    """The sink of a consumer of a stream."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        guard: Guard,
+        form: FeedFormat,
+        heartbeat_ms: int,
+        command: SubscribeNamed,
+    ) -> None:
+        super().__init__(reply, guard, form.head, heartbeat_ms, form.heartbeat)
+        self._form = form
+        self._command = command
+        self._id = ""
+        self._stream_id = 0
+
+    def send_opening(self, connection: HttpConnection, source: Consumer) -> None:
+        self._id = f"n{source.id}"
+        self._stream_id = source.topic_id
+        opening = named_answer(self._id, self._command, source)
+        connection.write_chunk(self._form.encode("subscribed", opening))
+
+    def begin(self, connection: HttpConnection, source: Consumer) -> None:
+        if connection.flow.write_paused:
+            source.pause()
+
+    # -- called by the engine ----------------------------------------------------------------
+
+    def write(self, items: list[EventItem]) -> None:
+        if self._connection is not None:
+            self._connection.write_chunk(self._encode(items))
+
+    def _encode(self, items: list[EventItem]) -> bytes:
+        if self._form.is_sse:
+            return encode_sse(self._id, self._stream_id, items)
+        return encode_lines(self._id, items)
+
+    def end(self, reason: str) -> None:
+        source = self._source
+        is_gone = source is not None and source.closed
+        self.refuse(NotFound(reason) if is_gone else Unavailable(reason))
+
+    def refuse(self, error: PenstockError) -> None:
+        connection = self._connection
+        self.detach()
+        if connection is not None:
+            body = typed_error(error, subscription_id=self._id)
+            connection.write_chunk(self._form.encode("error", body))
+            connection.end_stream()
+
+    # -- called by the connection --------------------------------------------------------------
+
+    def pause(self) -> None:
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self._source.resume()
+
 
 MAX_HEARTBEAT_MS = 3_600_000
 SSE_HEARTBEAT_MS = 15_000

@@ -1,20 +1,27 @@
-"""Consume: opens the stream of a consumer; http/consume.py is the stream itself."""
+"""Consume: opens the stream of a consumer, which has one item a line.
+
+While the connection is above its high-water mark the consumer is paused: the engine hands nothing
+to it, and deliveries that were already recorded for it go back to their group.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
+from penstock.api.consumers import Consumer
+from penstock.model.errors import PermissionDenied
 from penstock.model.item import Item
 from penstock.model.names import clean_name
 from penstock.model.options import check_number
 from penstock.server.access import HandlerNeeds, check_consume
 from penstock.server.commands import lease_of
-from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import NDJSON_TYPE
-from penstock.server.http.streamed_response import Guard, check_streamable
+from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
 from penstock.server.members import (
     Count,
     GroupName,
@@ -28,7 +35,48 @@ from penstock.server.queries import BodyOrQuery
 from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
+    from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class ConsumeStream(StreamedResponse[Consumer]):
+    """The sink of a consumer."""
+
+    def begin(self, connection: HttpConnection, source: Consumer) -> None:
+        if connection.flow.write_paused:
+            source.pause()
+        if self._heartbeat_s:
+            self.beat()
+
+    # -- called by the engine ----------------------------------------------------------------
+
+    def write(self, items: list[Item]) -> None:
+        if self._connection is not None:
+            self._connection.write_chunk(_encode_lines(items))
+
+    def end(self, reason: str) -> None:
+        connection = self._connection
+        self.detach()
+        if connection is not None:
+            connection.end_stream()
+
+    # -- called when access rules change ---------------------------------------------------------
+
+    def refuse(self, error: PermissionDenied) -> None:
+        """Ends the stream. A line cannot say why; the next request of the consumer is told."""
+        self.end(error.message)
+
+    # -- called by the connection --------------------------------------------------------------
+
+    def pause(self) -> None:
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self._source.resume()
 
 
 class ConsumeBody(StrictBody):

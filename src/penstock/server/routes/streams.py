@@ -16,8 +16,7 @@ from penstock.model.tenancy import Path
 from penstock.server.access import Needs, guard_of
 from penstock.server.commands import check_unnamed, named_of, start_of, subscribe_of
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.feeds import feed_format, open_feed
-from penstock.server.http.named_feed import NamedFeed
+from penstock.server.http.feeds import NamedFeed, feed_format, open_feed
 from penstock.server.http.requests import Request, check_raw_only, truth, whole_number
 from penstock.server.http.responses import encode_json
 from penstock.server.members import Count, LeaseTime, limits, optional
