@@ -96,7 +96,7 @@ ENGINE = (
 SERVER = (
     Threshold("server.http.head_cache", "MAX_HEADS", 4),
     Threshold("server.line_bodies", "STEP_LINES", 3),
-    Threshold("server.routes.ranges", "WRITE_BYTES", 2 * KIB),
+    Threshold("server.http.range_stream", "WRITE_BYTES", 2 * KIB),
     Threshold("server.routes.router", "MAX_KNOWN", 4),
     Threshold("server.commands", "MAX_KNOWN_PATHS", 4),
     Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),

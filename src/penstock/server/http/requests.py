@@ -124,7 +124,11 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"invalid JSON body: {error}") from error
+        raise wrong_json(error) from error
+
+
+def wrong_json(error: Exception) -> InvalidArgument:
+    return InvalidArgument(f"invalid JSON body: {error}")
 
 
 def whole_number(params: dict[str, str], name: str) -> int | None:

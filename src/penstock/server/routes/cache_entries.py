@@ -10,11 +10,12 @@ import msgspec
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs, guard_of
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.range_stream import RangeStream
 from penstock.server.http.requests import Request
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.routes.caches import CACHE
 from penstock.server.routes.endpoint import Answer, Endpoint
-from penstock.server.routes.ranges import Columns, Format, RangeStream, columns_of, format_of
+from penstock.server.routes.ranges import Columns, Format, columns_of, format_of
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply

@@ -23,6 +23,7 @@ from penstock.model.journal import (
 from penstock.model.splits import Splits
 from penstock.server.access import HandlerNeeds, Needs, journal_reach
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
+from penstock.server.http.range_stream import RangeStream
 from penstock.server.http.requests import Request, decode_body, not_negative, truth
 from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Count, Position, StrictBody, limits, optional, required
@@ -31,7 +32,6 @@ from penstock.server.routes.ranges import (
     AllSplitRows,
     Columns,
     Format,
-    RangeStream,
     SplitRows,
     TimeMs,
     columns_of,
