@@ -60,7 +60,7 @@ def chunks(broker: Broker) -> list[list[tuple[Any, ...]]]:
     logs = [window.log(topic.id, p.index) for topic in topics for p in topic.partitions]
     return [
         [
-            (c.first, c.base, c.last, c.last_ts, c.msgs, c.bytes, list(c.places), c.messages)
+            (c.first, c.base, c.last, c.last_ts, c.msgs, c.bytes, list(c.positions), c.messages)
             for c in log.chunks
         ]
         for log in logs

@@ -35,7 +35,7 @@ from penstock.model.access import (
     AccessVerdict,
     ResourceKind,
     Role,
-    TopicReach,
+    VisibleTopics,
 )
 from penstock.model.errors import PermissionDenied
 from penstock.model.permissions import BUILT_IN_ROLES, Permission
@@ -81,7 +81,7 @@ class AccessCommands:
     def sees_scope(self, principal: Principal, tenant_id: str, namespace: str = "") -> bool:
         return sees_scope(self._access, principal, tenant_id, namespace)
 
-    def topics_within(self, principal: Principal, permission: Permission) -> TopicReach | None:
+    def topics_within(self, principal: Principal, permission: Permission) -> VisibleTopics | None:
         return topics_within(self._access, principal, permission)
 
     def explain(

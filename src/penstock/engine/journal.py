@@ -63,7 +63,7 @@ class SealedJournal:
 
 
 class JournalCommands:
-    """`refusal` says why there is no journal; empty if there is one. `freshen` calls back once all
+    """`refusal` says why there is no journal; empty if there is one. `catch_up` calls back once all
     that is durable now can be read."""
 
     def __init__(
@@ -71,7 +71,7 @@ class JournalCommands:
         log: Log,
         reader: JournalReader | None,
         index: SealedJournal,
-        freshen: Callable[[Then], None],
+        catch_up: Callable[[Then], None],
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
@@ -81,7 +81,7 @@ class JournalCommands:
             NO_DISK if reader is None else "" if state.limits.journal_retention_ms else TURNED_OFF
         )
         self._index = index
-        self._freshen = freshen
+        self._catch_up = catch_up
         self._log = log
         self._reader = reader
         self._state = state
@@ -121,7 +121,7 @@ class JournalCommands:
         if self.refusal:
             done(FailedPrecondition(self.refusal))
         elif fresh:
-            self._freshen(report)
+            self._catch_up(report)
         else:
             self._ledger.when_durable(report)
 

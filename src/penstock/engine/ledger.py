@@ -178,12 +178,12 @@ class Ledger:
         if also is not None:
             encoded.append(encode_record(also))
         lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
-        places = list(accumulate(lengths, initial=0))
-        if not self._fits(places[-1]):
+        starts = list(accumulate(lengths, initial=0))
+        if not self._fits(starts[-1]):
             return None
         runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
-        for message, size, place in zip(messages, sizes, places, strict=False):
-            runs[message.topic_id, message.partition].append((message, size, place))
+        for message, size, at in zip(messages, sizes, starts, strict=False):
+            runs[message.topic_id, message.partition].append((message, size, at))
         start = -1
         try:
             start = self.append(encoded)

@@ -96,10 +96,10 @@ class Producing:
         store(message, size)
         self._quotas.take(scope, 1, size, is_kept=True, keys=keys)
 
-    def mark(self, places: Iterable[tuple[int, int]]) -> None:
+    def mark(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Marks partitions with new messages, which are in the log already, for dispatch."""
         try:
-            for topic_id, partition in places:
+            for topic_id, partition in partitions:
                 topic = self._state.topics_by_id[topic_id]
                 if topic.groups:
                     self._dispatcher.mark_topic(topic, partition)

@@ -13,7 +13,7 @@ from functools import partial
 
 from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
-from penstock.core.progress_rules import ProgressTarget, below, check_reach, decide_progress
+from penstock.core.progress_rules import ProgressTarget, below, check_not_past_end, decide_progress
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.disk_lookups import DiskLookups
@@ -66,7 +66,7 @@ class ProgressCommands:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
             found = find_topic(self._state, topic, topic_id)
-            check_reach(found, reached)
+            check_not_past_end(found, reached)
             return partial(_count, found, [self._counter(found, each) for each in reached])
 
         def counted(outcome: _Counted | PenstockError) -> None:

@@ -29,7 +29,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.producing import Producing
 from penstock.engine.quotas import Quotas
-from penstock.engine.routing import RoutingGate, route_many
+from penstock.engine.routing import PendingRoutes, route_many
 from penstock.engine.streams import Streams
 from penstock.model.errors import PenstockError
 from penstock.model.scopes import Scope
@@ -61,7 +61,7 @@ class TransactionCommands:
         check_memory: Callable[[], None],
         quotas: Quotas,
         streams: Streams,
-        routing: RoutingGate | None,
+        routing: PendingRoutes | None,
     ) -> None:
         self._streams = streams
         self._routing = routing
@@ -120,7 +120,7 @@ class TransactionCommands:
             try:
                 wall_ms = ledger.wall_ms() if _has_deadline(operations) else now_ms
                 draft = decide_transaction(state, command, operations, now_ms, wall_ms)
-                if draft.places:
+                if draft.partitions:
                     self._check_memory()
                 use = self._use_of(draft) if self._quotas.is_active else None
                 if use is not None:
@@ -155,8 +155,8 @@ class TransactionCommands:
             self._dispatcher.left_flight(entry)
             if entry.state == DYING:
                 self._dead_letters.add(entry)
-        if draft.places:
-            self._producing.mark(draft.places)
+        if draft.partitions:
+            self._producing.mark(draft.partitions)
         for stream, (command, offset) in zip(followers, draft.published, strict=True):
             stream.stored(command.payloads, offset)
         countdowns: list[Countdown] = []
@@ -167,7 +167,7 @@ class TransactionCommands:
 
     def _use_of(self, draft: TransactionDraft) -> _Use:
         stored: defaultdict[Scope, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for (topic_id, _), (msgs, nbytes) in draft.places.items():
+        for (topic_id, _), (msgs, nbytes) in draft.partitions.items():
             scope = self._state.topics_by_id[topic_id].scope
             stored[scope] = (stored[scope][0] + msgs, stored[scope][1] + nbytes)
         growth = draft.caches.growth() if draft.caches is not None else {}

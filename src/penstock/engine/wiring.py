@@ -24,7 +24,7 @@ from penstock.engine.quotas import Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
-from penstock.engine.routing import RoutingGate
+from penstock.engine.routing import PendingRoutes
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.sealing import Sealing
@@ -66,7 +66,7 @@ class Parts:
         sealed = self.sealed = storage.sealed
         history = sealed.history if sealed is not None else None
         ledger = self.ledger = Ledger(state, log, window, clock, scheduler)
-        self.routing = None if router is None else RoutingGate(state, router, ledger.now_ms)
+        self.routing = None if router is None else PendingRoutes(state, router, ledger.now_ms)
         self.pages = Pages(window, log, history, scheduler)
         self.leases = Leases()
         opened = ScopeCounts()

@@ -19,7 +19,7 @@ import msgspec
 from penstock.api.access import AccessPart
 from penstock.api.effects import EffectCommand
 from penstock.api.messages import Produce, Settle
-from penstock.model.access import BROKER_SCOPE, ResourceKind, TopicReach
+from penstock.model.access import BROKER_SCOPE, ResourceKind, VisibleTopics
 from penstock.model.audit import AUDIT_TOPIC, Actor
 from penstock.model.errors import PermissionDenied
 from penstock.model.names import clean_name
@@ -302,13 +302,13 @@ def seen(
     return [each for each in found if sees(access, notes, kind, *place(each))]
 
 
-def journal_reach(access: AccessPart, notes: Notes) -> TopicReach | None:
+def visible_topics(access: AccessPart, notes: Notes) -> VisibleTopics | None:
     """Returns the topics and streams whose rows of the journal the principal may read; None means
     all. Raises if there are none."""
     principal = notes.principal
     if principal is None:
         return None
-    reach = access.topics_within(principal, "journal")
-    if reach is not None and not reach.patterns:
+    visible = access.topics_within(principal, "journal")
+    if visible is not None and not visible.patterns:
         raise denied(principal, "journal", "topic", notes.scope, "*")
-    return reach
+    return visible

@@ -313,7 +313,7 @@ class Channels:
         path, name, owner = channel.path, channel.command.name, channel.command.owner
         left = [
             delivery_of(self._engine, path, name, owner, each.offset, each.delivery_id)
-            for each in channel.drain()
+            for each in channel.take_all()
         ]
         if left:
             self._engine.release_many(left, lambda _: None)

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.model.errors import Internal, InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import KIB, MIB
 from penstock.server.http.answer_budget import Claim
-from penstock.server.http.connection_place import ConnectionPlace
+from penstock.server.http.connection_slot import ConnectionSlot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.responses import encode_json, typed_error
@@ -87,9 +87,9 @@ class WebSocketConnection(asyncio.Protocol):
         is_binary: bool,
         is_write_paused: bool = False,
         notes: Notes = NO_NOTES,
-        place: ConnectionPlace | None = None,
+        slot: ConnectionSlot | None = None,
     ) -> None:
-        self._place = place
+        self._slot = slot
         self._principal = principal = notes.principal
         self._dispatch = dispatch
         self._connections = connections
@@ -144,8 +144,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._answers.close()
         self._out.clear()
         self._connections.discard(self)
-        if self._place is not None:
-            self._place.leave()
+        if self._slot is not None:
+            self._slot.leave()
         self._dispatch.sockets -= 1
         self._dispatch.body_bytes -= self._counted_bytes
         self._set_watchdog(None)

@@ -66,7 +66,7 @@ class NamedChannel(Channel):
     def send_end(self, error: PenstockError) -> None:
         self._outlet.send_text(encode_json(subscribe_error(error, subscription_id=self.id)))
 
-    def drain(self) -> list[EventItem]:
+    def take_all(self) -> list[EventItem]:
         """Returns the deliveries that have not left, which then never do."""
         left = list(self._waiting)
         self._waiting.clear()

@@ -152,7 +152,7 @@ class HandOver:
             is_binary=SUBPROTOCOLS[self._handshake.subprotocol],
             is_write_paused=is_write_paused,
             notes=notes,
-            place=connection.place,
+            slot=connection.slot,
         ).start(self.rest)
 
 
