@@ -32,14 +32,14 @@ def positions(window: Window) -> list[int]:
     ids=["near each other", "not so near", "in chunks of their own"],
 )
 def test_evicted_messages_keep_their_positions_in_as_few_bytes_as_hold_them(
-    positions: list[int], bytes_each: list[int]
+    places: list[int], bytes_each: list[int]
 ):
     window = Window(memory_bytes=0)
     window.open_topic(1, 1)
-    for offset, place in enumerate(positions):
+    for offset, place in enumerate(places):
         window.add(message(offset), 1, place)
-    assert positions(window) == positions
+    assert positions(window) == places
     window.evict()
-    assert positions(window) == positions
+    assert positions(window) == places
     assert all(chunk.messages is None for chunk in chunks(window))
     assert [chunk.positions.itemsize for chunk in chunks(window)] == bytes_each
