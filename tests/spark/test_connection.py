@@ -16,7 +16,7 @@ from penstock.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.spark.broker import BrokerConnection, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.logs import TopicPartition
 from penstock.spark.options import BrokerSettings, SourceSettings
 from penstock.spark.planning import TaskSlice
@@ -149,44 +149,44 @@ class Watch:
 
 def test_patience_lasts_as_long_as_it_says_and_pauses_grow():
     watch = Watch()
-    patience = Patience(30, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(30, lambda: watch.now, watch.sleep)
     with pytest.raises(Unavailable):
-        bear_for_ever(patience, Unavailable("away"))
+        wait_for_ever(retry_time, Unavailable("away"))
     assert watch.now == pytest.approx(130)
     assert watch.pauses[0] < 0.1 < max(watch.pauses) <= 2
 
 
 def test_progress_renews_patience():
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     with pytest.raises(Unavailable):
-        bear_for_ever(patience, Unavailable("away"))
-    patience.renew()
-    patience.bear(Unavailable("away"))
+        wait_for_ever(retry_time, Unavailable("away"))
+    retry_time.renew()
+    retry_time.wait_after(Unavailable("away"))
 
 
 def test_a_full_broker_is_not_asked_before_it_said():
     watch = Watch()
-    patience = Patience(30, lambda: watch.now, watch.sleep)
-    patience.bear(ResourceExhausted("full", limit="x", retry_after_ms=3000))
+    retry_time = RetryTime(30, lambda: watch.now, watch.sleep)
+    retry_time.wait_after(ResourceExhausted("full", limit="x", retry_after_ms=3000))
     assert watch.pauses == [3.0]
 
 
 def test_a_debt_that_is_paid_back_is_waited_for():
     """Longer than the patience: a large batch may have used up the rate of a minute."""
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     began, debt_ms = watch.now, 60_000
     while (left_ms := debt_ms - int((watch.now - began) * 1000)) > 0:
-        patience.bear(refused_by_quota(left_ms))
+        retry_time.wait_after(refused_by_quota(left_ms))
     assert watch.now - began < 70
 
 
 def test_a_quota_without_room_is_not_waited_for_for_ever():
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     with pytest.raises(ResourceExhausted, match="retrySeconds"):
-        bear_for_ever(patience, refused_by_quota(1000))
+        wait_for_ever(retry_time, refused_by_quota(1000))
     assert watch.now == pytest.approx(105)
 
 
@@ -194,6 +194,6 @@ def refused_by_quota(retry_after_ms: int) -> ResourceExhausted:
     return ResourceExhausted("full", limit="x", reason="quota", retry_after_ms=retry_after_ms)
 
 
-def bear_for_ever(patience: Patience, error: PenstockError) -> None:
+def wait_for_ever(retry_time: RetryTime, error: PenstockError) -> None:
     while True:
-        patience.bear(error)
+        retry_time.wait_after(error)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError, Unavailable
-from penstock.spark.broker import BrokerConnection, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.options import BrokerSettings
 from penstock.spark.staging import ProducerBatch, RowPiece, StagedPart
 
@@ -29,8 +29,8 @@ class ScriptedBroker(BrokerConnection):
         self.queries: list[Mapping[str, str | int] | None] = []
         self.now = 0.0
 
-    def patience(self) -> Patience:
-        return Patience(self.retry_s, lambda: self.now, self._sleep)
+    def retry_time(self) -> RetryTime:
+        return RetryTime(self.retry_s, lambda: self.now, self._sleep)
 
     def call(
         self,
@@ -40,7 +40,7 @@ class ScriptedBroker(BrokerConnection):
         body: bytes = b"",
         content_type: str = "",
         query: Mapping[str, str | int] | None = None,
-        patience: Patience | None = None,
+        retry_time: RetryTime | None = None,
     ) -> bytes:
         self.asked.append((method, path))
         self.bodies.append(body)

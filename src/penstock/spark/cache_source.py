@@ -54,7 +54,7 @@ def _entries(
     broker: BrokerConnection, path: str, query: dict[str, str | int]
 ) -> Iterator[pa.RecordBatch]:
     """Waits for a broker that is away, until the first entries have arrived."""
-    patience = broker.patience()
+    retry_time = broker.retry_time()
     has_begun = False
     while True:
         try:
@@ -69,4 +69,4 @@ def _entries(
                     f"the snapshot of the cache broke off, and the next one would be of another "
                     f"moment; read it again ({error})"
                 ) from error
-            patience.bear(error)
+            retry_time.wait_after(error)

@@ -22,7 +22,7 @@ from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage, Strea
 from penstock.model.scopes import Scope
 from penstock.model.splits import Split, Splits
 from penstock.spark.bounds import LogName
-from penstock.spark.broker import BrokerConnection, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 
 T = TypeVar("T")
@@ -176,17 +176,17 @@ def splits(
 def publish(broker: BrokerConnection, group: str, positions: Positions) -> None:
     """Publishes that the group has done everything below the positions. For the journal, the group
     is always the archive. Tries once."""
-    once = Patience(0)
+    once = RetryTime(0)
     if JOURNAL in positions:
         body = encode({"next": positions[JOURNAL]})
-        broker.call("POST", "/v1/journal/archived", body=body, patience=once)
+        broker.call("POST", "/v1/journal/archived", body=body, retry_time=once)
     by_topic: dict[tuple[str, int], list[dict[str, int]]] = {}
     for place, position in sorted(positions.items()):
         if place.stream_in is not None:
             path = stream_path(place.stream_in, place.topic)
             body = encode({"next": position, "stream_id": place.topic_id or None})
             path = f"{path}/subscriptions/{segment(group)}/progress"
-            broker.call("POST", path, body=body, patience=once)
+            broker.call("POST", path, body=body, retry_time=once)
         elif place != JOURNAL:
             done = by_topic.setdefault((place.topic, place.topic_id), [])
             done.append({"partition": place.partition, "next": position})
@@ -195,7 +195,7 @@ def publish(broker: BrokerConnection, group: str, positions: Positions) -> None:
         if topic_id:
             progress["topic_id"] = topic_id
         path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
-        broker.call("POST", path, body=encode(progress), patience=once)
+        broker.call("POST", path, body=encode(progress), retry_time=once)
 
 
 class RecordLog:

@@ -53,7 +53,7 @@ def _read_slice(
 ) -> Iterator[pa.RecordBatch]:
     place = one.place
     shape = Shape(request.settings.log, request.schema, place.topic, place.partition)
-    patience = broker.patience()
+    retry_time = broker.retry_time()
     at = one.start
     while at < one.end:
         try:
@@ -61,13 +61,13 @@ def _read_slice(
                 for batch in stream:
                     if batch.num_rows:
                         at = shape.last_position(batch) + 1
-                        patience.renew()
+                        retry_time.renew()
                         yield shape.fit(batch)
             return
         except (OutOfRange, NotFound) as error:
             at = _position_after_loss(broker, request.settings, one, at, error)
         except PenstockError as error:
-            patience.bear(error)
+            retry_time.wait_after(error)
 
 
 def _position_after_loss(

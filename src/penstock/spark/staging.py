@@ -94,12 +94,12 @@ class ProducerBatch:
             if one.pieces
         ]
         body = encode({"parts": parts, "once": once})
-        answer, patience, done = self._ask_to_commit(body), self._broker.patience(), -1
+        answer, retry_time, done = self._ask_to_commit(body), self._broker.retry_time(), -1
         while answer.status == STORING:
             if answer.done > done:
-                patience.renew()
+                retry_time.renew()
                 done = answer.done
-            patience.bear(Unavailable(self._unfinished(answer)))
+            retry_time.wait_after(Unavailable(self._unfinished(answer)))
             answer = self._ask_to_commit(body)
         return answer
 

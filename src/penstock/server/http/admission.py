@@ -21,9 +21,15 @@ from penstock.model.principals import UNVERIFIED, Principal
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import DEFAULT
 from penstock.server.http.forwarded_head import forwarded_head
-from penstock.server.http.request_headers import Headers, RequestVerdict, SortedHeaders
+from penstock.server.http.request_headers import (
+    NO_SCOPE,
+    Headers,
+    RequestScope,
+    RequestVerdict,
+    SortedHeaders,
+    read_scope,
+)
 from penstock.server.http.requests import Notes
-from penstock.server.http.scope_headers import NO_SCOPE, RequestScope, read_scope
 from penstock.server.identity.authenticator import Authentication
 from penstock.server.identity.credentials import Credential, wall_ms
 
