@@ -21,12 +21,12 @@ from penstock.storage.vfs import Vfs
 from tests.broker_process import eventually
 from tests.soak.faults import FAILING_WRITE, KILL, REST, STOP, Faults
 from tests.soak.journal_checks import JournalChecks
+from tests.soak.namespace_load import NamespaceChecks, NamespaceLoad, NamespaceModel
 from tests.soak.process import SoakBroker
 from tests.soak.queue_admin import Churn, Effects, Publisher
 from tests.soak.queue_checks import QueueChecks
 from tests.soak.queue_load import Consumer, Features, Producer, Setting, until_lost
 from tests.soak.queue_model import QueueModel, Topic
-from tests.soak.stream_load import StreamChecks, StreamLoad, StreamModel
 
 WORKERS, REPORTS = "workers", "reports"
 TOPICS = 3
@@ -70,13 +70,13 @@ class Soak:
         self.rng = random.Random(seed)
         self.broker = SoakBroker(directory)
         self.model = QueueModel()
-        self.streams = StreamModel(self.model)
+        self.namespace = NamespaceModel(self.model)
         self.faults = Faults(self.broker, self.rng)
         self.counts: Counter[str] = Counter()
         self._say = say
         self._queue_checks = QueueChecks(self.broker, self.model)
         self._journal_checks = JournalChecks(self.broker, self.model)
-        self._stream_checks = StreamChecks(self.broker, self.streams)
+        self._namespace_checks = NamespaceChecks(self.broker, self.namespace)
         self._made = 0
         self._lives = 0
         self._is_new_life = True
@@ -112,7 +112,7 @@ class Soak:
         self._note({"seed": self.seed})
         self._start()
         self._features = self._find_features()
-        self._stream_checks.set_up()
+        self._namespace_checks.set_up()
         for _ in range(TOPICS):
             self._make_topic()
 
@@ -189,7 +189,7 @@ class Soak:
                 works += [Consumer(setting, topic, group, f"{name}-{n}").run() for n in range(2)]
             works.append(Publisher(setting, topic, REPORTS).run())
             works.append(Effects(setting, topic, WORKERS).run())
-        return works + StreamLoad(setting, self.streams).works()
+        return works + NamespaceLoad(setting, self.namespace).works()
 
     # -- the broker's lives ---------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Soak:
         self._queue_checks.check(with_audit=self.model.round % LONG_LOOK_EVERY == 0)
         if self.model.round % LONG_LOOK_EVERY == 1:
             self._journal_checks.check()
-        self._stream_checks.check(has_restarted=has_restarted)
+        self._namespace_checks.check(has_restarted=has_restarted)
 
     def _storing(self) -> int:
         """Batches of rows that are committed and not stored whole."""
