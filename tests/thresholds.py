@@ -102,7 +102,7 @@ SERVER = (
     Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),
     Threshold("server.websocket.events", "MAX_BURST_EVENTS", 4),
     Threshold("server.websocket.channel", "FIRST_FRAME_EVENTS", 2),
-    Threshold("server.websocket.named_channel", "MAX_WAITING", 2),
+    Threshold("server.websocket.channel", "MAX_WAITING", 2),
 )
 
 SPARK = (

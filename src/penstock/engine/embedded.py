@@ -33,7 +33,7 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.engine.consumers import OpenConsumer
-from penstock.engine.ledger import no_room
+from penstock.engine.ledger import disk_full
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
 from penstock.engine.quotas import Reservation
@@ -390,7 +390,7 @@ def _released(
 ) -> PenstockError | None:
     if isinstance(outcome, PenstockError):
         return outcome
-    return no_room() if outcome in kept else None
+    return disk_full() if outcome in kept else None
 
 
 def _only(outcome: list[PenstockError | None] | PenstockError) -> PenstockError | None:

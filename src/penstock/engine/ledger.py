@@ -124,7 +124,7 @@ class Ledger:
         """Records these as one. Raises Unavailable if there is no room, not even in the reserve."""
         is_one = len(records) == 1
         if not (self.record(records[0]) if is_one else self.record_together(records)):
-            raise no_room()
+            raise disk_full()
 
     def store(self, message: Stored, size: int, *, reserve: bool = False) -> None:
         """Appends and applies a new message: the hot path of produce."""
@@ -378,6 +378,6 @@ class Ledger:
         self._listener.failed(self.failure)
 
 
-def no_room() -> Unavailable:
+def disk_full() -> Unavailable:
     """Returns the refusal of what found no room in the log, not even in the reserve."""
     return Unavailable("the disk is full; nothing can be recorded until there is room")
