@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -12,9 +13,9 @@ from penstock.model.errors import InvalidArgument
 from penstock.model.options import (
     UTC_MOMENT,
     Kind,
+    Moment,
     Option,
     duration_ms,
-    moment_at,
     size_bytes,
 )
 from penstock.model.units import parse_size
@@ -61,11 +62,12 @@ MILLISECONDS = Duration(bare_ms=True)
 def moment_ms(text: str, option: str) -> int:
     """Parses a time, or how long ago it was, into milliseconds since 1970."""
     try:
-        found = Option(option, UTC_MOMENT).read(text, option)
+        found: Moment = Option(option, UTC_MOMENT).read(text, option)
     except InvalidArgument as error:
         raise CommandFailed(error.message) from error
-    moment = moment_at(found, datetime.now(UTC))
-    return 0 if moment is None else max(0, int(moment.timestamp() * 1000))
+    if isinstance(found, timedelta):
+        return max(0, time.time_ns() // 1_000_000 - found // timedelta(milliseconds=1))
+    return int(found.timestamp() * 1000)
 
 
 class Size(click.ParamType[int]):
