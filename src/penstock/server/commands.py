@@ -151,8 +151,8 @@ def subscription_of(path: Path, message: SubscribeMessage) -> Subscribe | Subscr
 
 
 def check_stream_id(stream_id: int | None) -> None:
-    if stream_id is not None and not 0 <= stream_id <= MAX_POSITION:
-        raise InvalidArgument("stream_id must be a whole number, 0 or more")
+    if stream_id is not None:
+        check_number("stream_id", stream_id, 0, MAX_POSITION)
 
 
 def check_unnamed(**given: str | int | None) -> None:
