@@ -35,6 +35,9 @@ PROMPT_S = 10.0
 PATIENCE = {"PENSTOCK_ROUTER_TIMEOUT_MS": "20000"}
 """Gives a router that is started beside other work the time it needs. Flags override it."""
 
+IS_CLUSTER = os.environ.get("PENSTOCK_TEST_CLUSTER") == "1"
+"""Makes every broker of the tests a cluster of two, as cluster/alternating.py describes."""
+
 _ADDRESS = re.compile(r"(https?)://127\.0\.0\.1:(\d+)")
 
 T = TypeVar("T")
@@ -65,6 +68,13 @@ class BrokerProcess:
 
     is_copy = True
 
+    def __new__(cls, *arguments: Any, **options: Any) -> BrokerProcess:
+        if cls is BrokerProcess and IS_CLUSTER:
+            from tests.cluster.alternating import AlternatingBroker
+
+            return object.__new__(AlternatingBroker)
+        return object.__new__(cls)
+
     def __init__(
         self,
         data_dir: Path | None,
@@ -79,10 +89,10 @@ class BrokerProcess:
         self.flags = flags
         self.host = host
         self.env = dict(env or {})
-        self.port = 0
         self.scheme = "http"
         self.safe_path = False
         self._port = port
+        self._listens_at = 0
         self.process: RunningBroker | None = None
         # Files, not pipes: nobody has to read them for the broker to go on.
         self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 - close() ends it
@@ -96,7 +106,7 @@ class BrokerProcess:
             output.seek(0)
             output.truncate()
         self.process = self._start_copy() if self._may_be_a_copy() else self._start_fresh()
-        self.port = self._wait_for_address(self.process)
+        self._listens_at = self._wait_for_address(self.process)
         self._client = self.new_client()
         return self
 
@@ -135,7 +145,7 @@ class BrokerProcess:
 
     def keep_port(self) -> None:
         """Lets later starts listen where this one does."""
-        self._port = self.port
+        self._port = self._listens_at
 
     def pause(self) -> None:
         """SIGSTOP: connections stay, and nothing is answered."""
@@ -159,6 +169,10 @@ class BrokerProcess:
         self._stderr.close()
 
     # -- looking at it ------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        return self._listens_at
 
     @property
     def url(self) -> str:

@@ -36,12 +36,13 @@ from penstock.server.identity.credentials import Credential
 from penstock.server.pages import WebPages
 from penstock.server.routes.table import ROUTES, path_route
 from penstock.storage.log import WalOptions
+from tests.access.scope_reading import remembering
 from tests.websocket import WebSocket
 
 T = TypeVar("T")
 
 ROOT = Principal("root", is_admin=True)
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class NamedAdmission(Admission):
@@ -50,6 +51,7 @@ class NamedAdmission(Admission):
     def __init__(self) -> None:
         super().__init__(loopback_only=True)
         self.principals = {ROOT.name: ROOT}
+        self.remembers_reads = False
 
     def judge(
         self, headers: Headers, http_version: str, certificate: Credential | None = None
@@ -60,9 +62,14 @@ class NamedAdmission(Admission):
         scope = read_scope([each for each in headers if each[0] in SCOPE_HEADERS], principal)
         if isinstance(scope, PenstockError):
             verdict.refusal, scope = scope, NO_SCOPE
-        verdict.notes = msgspec.structs.replace(
-            verdict.notes, principal=principal, scope=scope.scope
+        notes = msgspec.structs.replace(
+            verdict.notes,
+            principal=principal,
+            scope=scope.scope,
+            tenant=scope.tenant,
+            namespace=scope.namespace,
         )
+        verdict.notes = remembering(notes) if self.remembers_reads else notes
         return verdict
 
 

@@ -49,6 +49,42 @@ def test_roles_and_tenants_of_others_cannot_be_told_from_none(server: AccessServ
     assert removals[0].json() == removals[1].json()
 
 
+def test_tenants_and_namespaces_cannot_be_probed_by_lists(server: AccessServer) -> None:
+    """felix-96: a list in a place that nobody may see is refused as one in a place that there is
+    not."""
+    server.must("root", "POST", "/v1/tenants", {"tenant_id": "secret"})
+    server.must("root", "POST", "/v1/tenants/secret/namespaces", {"namespace": "prod"})
+    server.must("root", "POST", "/v1/tenants/default/namespaces", {"namespace": "hidden"})
+    free = server.know(Principal("list-spy"))
+    bound = server.know(Principal("list-spy-admin", tenant_id="default", is_admin=True))
+    guest = server.know(Principal("list-guest", tenant_id="default"))
+    server.grant(guest, "read", namespace="default")
+
+    def refusal(who: str, path: str, asked: str) -> tuple[int, str]:
+        reply = server.ask(who, "GET", path)
+        return reply.status_code, reply.text.replace(asked, "*")
+
+    for who in (free, bound, guest):
+        for rest in ("", "/prod/streams", "/prod/caches", "/none/streams"):
+            answers = {
+                refusal(who, f"/v1/tenants/{tenant}/namespaces{rest}", tenant)
+                for tenant in ("secret", "nobody")
+            }
+            assert [status for status, _ in answers] == [403], answers
+    for kind in ("streams", "caches"):
+        answers = {
+            refusal(guest, f"/v1/tenants/default/namespaces/{namespace}/{kind}", namespace)
+            for namespace in ("hidden", "nowhere")
+        }
+        assert [status for status, _ in answers] == [403], answers
+    for who in (bound, guest):
+        names = server.must(who, "GET", "/v1/tenants/default/namespaces")["namespaces"]
+        assert names
+        server.must(who, "GET", "/v1/tenants/default/namespaces/default/streams")
+    unknown = server.ask(bound, "GET", "/v1/tenants/default/namespaces/nowhere/streams")
+    assert unknown.status_code == 404
+
+
 def test_ids_of_transactions_cannot_be_probed(server: AccessServer) -> None:
     operations = [{"op": "produce", "topic": "probed", "value": "v"}]
     server.must("root", "POST", "/v1/topics", {"name": "probed"})

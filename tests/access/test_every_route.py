@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -16,8 +17,10 @@ from penstock.model.principals import Principal
 from penstock.server.access import Filtered, HandlerNeeds, Needs, Open
 from penstock.server.message_actions import MESSAGES
 from penstock.server.message_description import MessageDescription
+from penstock.server.openapi import build_document
 from penstock.server.routes.endpoint import Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
+from tests.access.scope_reading import READ
 from tests.access.server import AccessServer
 from tests.websocket import BINARY
 
@@ -75,7 +78,7 @@ def example_path(endpoint: Endpoint) -> str:
     return re.sub(r"\{(\w+)\}", example, endpoint.path)
 
 
-def send(server: AccessServer, who: str, endpoint: Endpoint) -> httpx.Response:
+def send(server: AccessServer, who: str, endpoint: Endpoint, **more_headers: str) -> httpx.Response:
     """Sends the endpoint's own example; of a stream only the head is read."""
     path, body = example_path(endpoint), None
     if endpoint.query_only or (endpoint.body is None and endpoint.example):
@@ -85,7 +88,7 @@ def send(server: AccessServer, who: str, endpoint: Endpoint) -> httpx.Response:
         body = json.dumps(endpoint.example).encode()
     if endpoint.path == "/v1/idempotency":
         path += "?topic=orders&group=g&key=k"
-    headers = {"Authorization": f"Bearer {who}", "X-Penstock-Tenant": "default"}
+    headers = {"Authorization": f"Bearer {who}", "X-Penstock-Tenant": "default"} | more_headers
     if endpoint.path == "/v1/access/rules/{rule}":
         path = f"/v1/access/rules/{server.grant('victim', 'read')}"
     elif endpoint.path.startswith("/v1/tokens"):
@@ -195,6 +198,46 @@ def test_metrics_need_their_permission(server: AccessServer) -> None:
         assert server.ask(who, "GET", "/metrics").status_code == 403
     server.grant("scraper", "metrics", resource="broker")
     assert server.ask("scraper", "GET", "/metrics").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def read_parts(server: AccessServer) -> Iterator[Callable[[Endpoint], set[str]]]:
+    """Sends the endpoint's example, and tells which parts of the request's scope were read."""
+
+    def send_and_tell(endpoint: Endpoint) -> set[str]:
+        example = endpoint.example
+        if isinstance(example, dict):
+            # A body that names the tenant itself needs no header.
+            example = {name: value for name, value in example.items() if name != "tenant_id"}
+        READ.clear()
+        # What was read of a head that had been sent before is not asked again.
+        send(server, "root", msgspec.structs.replace(endpoint, example=example), test="reads")
+        return set(READ)
+
+    server.admission.remembers_reads = True
+    yield send_and_tell
+    server.admission.remembers_reads = False
+
+
+DOCUMENT = build_document()
+REFUSES_SCOPE = "POST /v1/journal/archived"
+"""The archived position is that of all tenants: a request that names one is refused."""
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=names(list(ENDPOINTS)))
+def test_the_document_has_the_scope_headers_that_a_route_reads(
+    read_parts: Callable[[Endpoint], set[str]], endpoint: Endpoint
+) -> None:
+    """Of every route, a new one too: whoever reads the scope of a request says so."""
+    read = read_parts(endpoint)
+    operation = DOCUMENT["paths"][endpoint.path][endpoint.method.lower()]
+    documented = {each["name"] for each in operation.get("parameters", [])}
+    headers = {"X-Penstock-Tenant": "tenant", "X-Penstock-Namespace": "namespace"}
+    shown = {part for header, part in headers.items() if header in documented}
+    if endpoint.route == REFUSES_SCOPE:
+        assert (read, shown) == ({"tenant", "namespace"}, set())
+    else:
+        assert shown == read
 
 
 # -- messages --------------------------------------------------------------------------------------

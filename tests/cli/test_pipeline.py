@@ -81,7 +81,7 @@ def test_the_options_of_replay_say_what_they_take() -> None:
     [
         (["archiv"], 2, "there is no pipeline 'archiv'"),
         (["nowhere.py"], 2, "there is no file nowhere.py"),
-        (["archive", "--master", "moon://x"], 2, "--master 'moon://x' is none that Spark knows"),
+        (["archive", "--master", "moon://x"], 2, "--master 'moon://x' is not a master of Spark"),
         (["archive", "--set", "topics"], 2, "--set 'topics' has no value"),
         (
             ["archive", "--set", "topcs=a"],

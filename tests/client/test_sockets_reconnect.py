@@ -302,7 +302,7 @@ def test_without_a_connection_requests_fail_in_time(proxy: TcpProxy) -> None:
         with pytest.raises(Unavailable, match="cache_put was not sent") as failure:
             socket.cache("default").put("not-sent", "v")
         assert not isinstance(failure.value, OutcomeUnknown)
-        with pytest.raises(Unavailable, match="subscription is not open"):
+        with pytest.raises(Unavailable, match="could not open the subscription"):
             socket.stream("default").subscribe().open()
         proxy.allow()
         is_back(socket)

@@ -127,11 +127,13 @@ class NatsServers:
         *,
         sync: str = "always",
         max_payload: int = MAX_PAYLOAD,
+        max_file_store: str = "2GB",
         extra: str = "",
         has_jetstream: bool = True,
     ) -> None:
         self._settings = {"max_payload": max_payload, "extra": extra}
         self._sync = sync
+        self._max_file_store = max_file_store
         self._has_jetstream = has_jetstream
         self._directory = directory
         self._count = count
@@ -230,7 +232,7 @@ class NatsServers:
         if not self._has_jetstream:
             return ""
         store = json.dumps(str(node.directory / "js"))
-        limits = f"sync_interval: {self._sync}, max_file_store: 2GB"
+        limits = f"sync_interval: {self._sync}, max_file_store: {self._max_file_store}"
         return f"jetstream {{ store_dir: {store}, {limits} }}\n"
 
 

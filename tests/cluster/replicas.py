@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.api.messages import Produce, Settle
-from penstock.cluster.replica import Replica
+from penstock.cluster.copying import Copier, FileGone, PeerFailed
+from penstock.cluster.pieces import SharedPieceStore
+from penstock.cluster.replica import FindPeers, Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.core.comparison import comparable
 from penstock.core.image import StateImage, take_image
@@ -23,6 +25,9 @@ from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, Limits
 from penstock.model.records import Message
 from penstock.storage.log import WalOptions
+from penstock.storage.manifest import MANIFEST_NAME
+from tests.cluster.relay import RelayedCalls, run_relayed
+from tests.cluster.simulated_pieces import SimulatedPieces
 from tests.cluster.simulated_service import Faults
 from tests.cluster.simulated_stream import SimulatedStream
 from tests.cluster.simulation import SimulatedProcess, Simulation
@@ -55,7 +60,8 @@ class LifeScheduler:
             work()
 
     def in_background(self, work: Turn) -> None:
-        self.in_thread(work)
+        if not self._is_closed:
+            run_relayed(work)
 
     def close(self) -> None:
         self._is_closed = True
@@ -96,9 +102,15 @@ class Node:
             lambda: LifeScheduler(self.process),
             self._open,
             self,
+            copier=self.make_copier(),
+            find_peers=self.world.peers_of(self),
         )
         self.replica.open()
         simulation.settled.append(self._is_settled)
+
+    def make_copier(self) -> Copier:
+        options = self._options
+        return Copier(self.vfs, self.directory, options.segment_bytes, options.reserve_bytes)
 
     def _open(
         self, scheduler: Scheduler, ended: Callable[[BaseException], None]
@@ -108,11 +120,17 @@ class Node:
             self.directory,
             self._options,
             self.handle,
+            SharedPieceStore(
+                self.world.pieces.handle(self.process), scheduler, RelayedCalls(scheduler)
+            ),
             scheduler,
             "simulated",
-            is_current=lambda: self.is_current,
+            is_current=self._may_read_from_memory,
             on_ended=ended,
         )
+
+    def _may_read_from_memory(self) -> bool:
+        return self.is_current
 
     def _is_settled(self) -> bool:
         """Says whether the threads of its log have nothing to do."""
@@ -141,12 +159,20 @@ class Node:
         self._abandon()
         self.vfs = survivor
 
+    def crash(self, flavour: str, seed: int) -> None:
+        """The machine stops: what was not synced may be gone."""
+        self.process.kill()
+        survivor = self.vfs.crash(flavour, seed)
+        self._abandon()
+        self.vfs = survivor
+
     def restart(self) -> None:
         self.kill()
         self.start()
 
     def _abandon(self) -> None:
-        self.world.simulation.settled.remove(self._is_settled)
+        if self._is_settled in self.world.simulation.settled:
+            self.world.simulation.settled.remove(self._is_settled)
         if self.replica._log is not None:
             self.replica._log.close()
 
@@ -187,13 +213,31 @@ class ReplicaWorld:
         names: str = "ab",
         options: WalOptions = SMALL,
         limits: Limits | None = None,
+        are_copied: bool = True,
     ) -> None:
+        """`are_copied` False: a node that was left behind finds nobody to copy from."""
+        self.are_copied = are_copied
+        self.before_read: Callable[[Node, str], None] = lambda node, name: None
+        """Called before a node's file is read by another node."""
+        self.files_of: Callable[[Node], dict[str, bytes]] = files_of
+        """What other nodes find on a node's disk."""
         self.simulation = Simulation(seed)
         self.stream = SimulatedStream(self.simulation, faults)
+        self.pieces = SimulatedPieces(self.simulation, faults)
         self.epochs: list[tuple[int, str]] = []
         self.epoch = 0
         limits = limits or Limits(lease_ms=LEASE_MS)
         self.nodes = {name: Node(self, name, options, limits) for name in names}
+
+    def peers_of(self, node: Node) -> FindPeers | None:
+        """Whom a node copies from. None: nobody."""
+        if not self.are_copied:
+            return None
+        return lambda first_seq: [
+            SimulatedPeer(self, other)
+            for other in self.nodes.values()
+            if other is not node and not other.process.is_dead and not other.process.is_paused
+        ]
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -272,3 +316,33 @@ class ReplicaWorld:
             found += [str(message.value) for message in new]
             cursor = new[-1].offset + 1
         return found
+
+
+class SimulatedPeer:
+    """The `PeerFiles` of another node. It answers at once."""
+
+    def __init__(self, world: ReplicaWorld, node: Node) -> None:
+        self.name = node.name
+        self._world = world
+        self._node = node
+        self.reads = 0
+
+    def manifest(self) -> bytes:
+        return self._read(MANIFEST_NAME, 0, 1 << 40)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return self._read(name, offset, length)
+
+    def _read(self, name: str, offset: int, length: int) -> bytes:
+        node = self._node
+        self._world.before_read(node, name)
+        if node.process.is_dead:
+            raise PeerFailed("no connection")
+        data = self._world.files_of(node).get(f"{node.directory}/{name}")
+        if data is None:
+            raise FileGone(name)
+        return data[offset : offset + length]
+
+
+def files_of(node: Node) -> dict[str, bytes]:
+    return {path: node.vfs.content(path) for path in node.vfs.paths()}

@@ -62,10 +62,16 @@ class SimulatedKeys(Service):
         for key, value, reply in proposed[:committed]:
             reply(self.set(key, value))
 
-    def isolate(self, process: SimulatedProcess) -> None:
-        """From now on this process talks to an old leader: it reads old values, and what it puts
-        is lost."""
-        self._seen_by_isolated[process] = dict(self.entries)
+    def make_anew(self) -> None:
+        """Somebody deletes the whole store, and it is made again: empty, with low revisions."""
+        self.entries.clear()
+        self._revision = 0
+        self._proposed.clear()
+
+    def isolate(self, process: SimulatedProcess, seen: dict[str, Entry] | None = None) -> None:
+        """From now on this process talks to an old leader: it reads old values (`seen`, or those
+        of now), and what it puts is lost."""
+        self._seen_by_isolated[process] = dict(self.entries if seen is None else seen)
 
     def rejoin(self, process: SimulatedProcess) -> None:
         if self._seen_by_isolated.pop(process, None) is not None:
@@ -142,7 +148,7 @@ class KeysHandle:
 
     def get(self, key: str, done: Callable[[Entry | Unanswered | None], None]) -> None:
         self.keys.request(
-            self.process, "get", lambda reply: self.keys.get(self.process, key, reply), done
+            self.process, f"get {key}", lambda reply: self.keys.get(self.process, key, reply), done
         )
 
     def put(
@@ -155,7 +161,7 @@ class KeysHandle:
         def work(reply: Reply) -> None:
             self.keys.put(self.process, key, value, revision, reply)
 
-        self.keys.request(self.process, "put", work, done)
+        self.keys.request(self.process, f"put {key}", work, done)
 
     def watch(self, prefix: str, changed: Callable[[str, Entry | None], None]) -> _Watch:
         return self.keys.open_watch(self.process, prefix, changed)

@@ -90,7 +90,8 @@ class Service:
         self._plans: list[_Plan] = []
 
     def plan(self, fate: Fate, kind: str = "", process: SimulatedProcess | None = None) -> None:
-        """Decides what becomes of the next request, of this kind and process if they are named."""
+        """Decides what becomes of the next request of this process, if it is named, and of a kind
+        that begins so: "put" or "put shard.0"."""
         self._plans.append(_Plan(fate, kind, process))
 
     def leave(self) -> None:
@@ -136,7 +137,7 @@ class Service:
 
     def _fate(self, kind: str, process: SimulatedProcess) -> Fate:
         for plan in self._plans:
-            if plan.kind in ("", kind) and plan.process in (None, process):
+            if kind.startswith(plan.kind) and plan.process in (None, process):
                 self._plans.remove(plan)
                 return plan.fate
         drawn = self.simulation.random.random()

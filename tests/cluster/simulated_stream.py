@@ -45,7 +45,7 @@ class SimulatedStream(Service):
         self.last_seq = 0
         self.is_full = False
         """A full stream stores nothing, and the caller is not told why in a form it knows."""
-        self.room_bytes = 1 << 40
+        self.max_bytes = 1 << 40
         self.identity = "simulated"
         self.strays = 0
         self._leader = _Leader(self)
@@ -203,7 +203,10 @@ class _Leader:
 
     def _bounds(self) -> Bounds:
         first_seq = min(self._stream.first_seq, self.last_seq + 1)
-        return Bounds(first_seq, self.last_seq, self._stream.room_bytes, self._stream.identity)
+        stream = self._stream
+        used = sum(map(len, stream.messages.values())) if stream.max_bytes < 1 << 40 else 0
+        room = max(0, stream.max_bytes - used)
+        return Bounds(first_seq, self.last_seq, room, stream.identity, used)
 
 
 class StreamHandle:

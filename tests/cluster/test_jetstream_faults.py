@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.api.messages import Produce
+from penstock.cluster.jetstream.pieces import JetStreamPieces
 from penstock.cluster.jetstream.stream import JetStreamStream
+from penstock.cluster.loop_calls import LoopCalls
+from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.replica import Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
 from penstock.cluster.shared import Stored
@@ -19,7 +22,7 @@ from penstock.core.invariants import check
 from penstock.core.state import BrokerState
 from penstock.engine.clock import SystemClock
 from penstock.engine.scheduler import LoopScheduler
-from penstock.model.limits import Limits
+from penstock.model.limits import MIB, Limits
 from penstock.model.records import Message
 from penstock.storage.log import WalOptions
 from tests.cluster.jetstream_world import JetStreamBroker, JetStreamWorld
@@ -98,8 +101,9 @@ def test_a_tail_on_a_server_that_is_paused_goes_on_at_another(jetstream: JetStre
 class ReplicaOfTest:
     """A replica of a broker, whose local files are in memory. It is its own listener."""
 
-    def __init__(self, name: str, broker: JetStreamBroker) -> None:
+    def __init__(self, name: str, broker: JetStreamBroker, pieces: JetStreamPieces) -> None:
         self.name = name
+        self._pieces = pieces
         self.endings: list[Any] = []
         self._loop = asyncio.get_running_loop()
         self._stream: JetStreamStream = broker.stream
@@ -123,6 +127,7 @@ class ReplicaOfTest:
             f"/{self.name}",
             WalOptions(segment_bytes=1 << 20, reserve_bytes=0),
             self._stream,
+            SharedPieceStore(self._pieces, scheduler, LoopCalls(scheduler)),
             scheduler,
             "tested",
             is_current=lambda: True,
@@ -183,7 +188,10 @@ def test_the_owner_keeps_all_and_a_standby_has_the_same_state_after_the_leader_w
     brokers = [jetstream.broker(behind_proxy=False) for _ in range(2)]
 
     async def replicas() -> list[ReplicaOfTest]:
-        return [ReplicaOfTest(name, each) for name, each in zip("ab", brokers, strict=True)]
+        return [
+            ReplicaOfTest(name, each, await each.services.pieces("pieces-0", MIB))
+            for name, each in zip("ab", brokers, strict=True)
+        ]
 
     owner, standby = jetstream.run(replicas())
     promoted: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -11,8 +12,10 @@ from penstock.api.topics import TopicReport
 from penstock.cluster.frame_messages import encode_message
 from penstock.cluster.replicated_log import Deposed
 from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.limits import MIB
 from penstock.model.records import TopicCreated, encode_record
 from penstock.storage.frames import encode_frame
+from penstock.storage.log import WalOptions
 from tests.cluster.replicas import LEASE_MS, Node, ReplicaWorld
 from tests.cluster.simulated_service import Fate
 
@@ -59,6 +62,16 @@ def test_a_standby_that_is_promoted_has_everything_that_was_acknowledged(
     world.must_promote("b")
     assert world.values(b) == [f"v{number}" for number in range(10)]
     assert world.produce(b, "new") == 10
+
+
+def test_a_command_of_several_frames_is_answered_without_another_one() -> None:
+    """Two frames are full before the first is sent, and the third is not."""
+    with closing(ReplicaWorld(options=WalOptions(segment_bytes=8 * MIB, reserve_bytes=0))) as world:
+        node = world.must_promote("a")
+        world.must(node.engine.create_topic, "t", 1)
+        batch = [Produce("t", "", "x" * 9000, None) for _ in range(260)]
+        outcomes = world.must(node.engine.produce_many, batch)
+    assert [outcome.offset for outcome in outcomes] == list(range(260))
 
 
 def test_a_deposed_owner_acknowledges_nothing_and_becomes_a_standby(
@@ -268,16 +281,17 @@ def test_a_standby_that_restarts_goes_on_from_its_own_files(
     assert b.image() == a.image()
 
 
-def test_a_copy_that_is_too_old_says_so_and_serves_nothing(
+def test_a_copy_that_is_too_old_serves_nothing_while_there_is_nobody_to_copy_from(
     world: ReplicaWorld, a: Node, b: Node
 ) -> None:
+    world.are_copied = False
     b.kill()
     for number in range(5):
         world.produce(a, f"v{number}")
     world.stream.drop_before(world.stream.last_seq)
     b.start()
     world.simulation.pass_ms(1000)
-    assert "begins with message" in str(b.replica.failure)
+    assert "no live broker" in str(b.replica.failure)
     assert not b.replica.is_caught_up()
     refused = world.promote("b")
     world.simulation.wait_until(lambda: bool(refused))

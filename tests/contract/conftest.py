@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import IS_CLUSTER, BrokerProcess
 from tests.contract.checks import new_name
 from tests.contract.http_router import HttpRouter
 
@@ -22,6 +22,26 @@ SMALL_SEGMENTS = {"PENSTOCK_SEGMENT_BYTES": str(8 * 2**20)}
 
 StartBroker = Callable[..., BrokerProcess]
 MakeTopic = Callable[..., str]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what cannot hold for a cluster, if the brokers are clusters."""
+    if IS_CLUSTER:
+        from tests.cluster.embedded_only import reason_for
+
+        for item in items:
+            if "tests/contract/" in item.nodeid and (reason := reason_for(item.nodeid)):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended_clusters() -> Iterator[None]:
+    """Lets the NATS servers forget the clusters of a module, if its brokers were clusters."""
+    yield
+    if IS_CLUSTER:
+        from tests.cluster.alternating import forget_clusters
+
+        forget_clusters()
 
 
 @pytest.fixture(scope="module")

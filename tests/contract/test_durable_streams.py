@@ -104,6 +104,24 @@ def test_acks_are_checked(ns: Namespace) -> None:
     assert_typed_error(unknown, 409, "FAILED_PRECONDITION")
 
 
+def test_named_subscriptions_are_measured(ns: Namespace) -> None:
+    """felix-131"""
+    stream = ns.create_stream(delivery="at_least_once")
+    with ns.subscribe(stream, "name=billing") as feed:
+        ns.publish(stream, b"a", b"b", b"c")
+        items = [item.members for item in feed.take(3)]
+        assert settle(ns, stream, "ack", feed, items[0]).status_code == 204
+        shown = ns.broker.client.get("/metrics").text
+    of = f'namespace="default",stream="{stream}"'
+    tenant = 'tenant_id="default"'
+    for line in (
+        f"penstock_stream_delivered_total{{{of},{tenant}}} 3.0",
+        f'penstock_subscription_lag{{{of},subscription="billing",{tenant}}} 2.0',
+        f'penstock_subscription_unacked{{{of},subscription="billing",{tenant}}} 2.0',
+    ):
+        assert line in shown, line
+
+
 def test_errors_of_streams_speak_of_subscriptions(ns: Namespace) -> None:
     """Neither of groups nor of topics, which users of streams have not met."""
     stream = ns.create_stream(delivery="at_least_once")

@@ -23,6 +23,9 @@ EMPTY = {
     "stream_retention": None,
     "connections": None,
     "idempotency_keys": None,
+    "groups": None,
+    "streams": None,
+    "caches": None,
 }
 
 

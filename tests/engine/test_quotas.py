@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.api.messages import Settle
 from penstock.engine.limited_scope import RECOUNT_MS, RateBucket, UseMargin
 from penstock.model.caching import Delete, Watch
-from penstock.model.errors import ResourceExhausted
+from penstock.model.errors import OutOfRange, ResourceExhausted
 from penstock.model.scopes import Scope, full_name, stream_log_name
-from penstock.model.streams import Subscribe
+from penstock.model.streams import Start, Subscribe, SubscribeNamed
 from tests.engine.cache_harness import Watcher
+from tests.engine.durable_stream_harness import EventReader
+from tests.engine.harness import Reader
 from tests.engine.quota_harness import OTHER, PROD, Tenants, quota_of
 from tests.engine.stream_harness import Listener
 from tests.storage.faulty_vfs import FaultyVfs
@@ -202,6 +206,38 @@ def test_events_older_than_the_cap_are_removed_from_a_durable_stream() -> None:
     tenants.publish_kept(PROD)
     tenants.pass_ms(120_000)
     assert log.partitions[0].first_offset >= 1
+
+
+def test_the_cap_waits_for_what_a_group_or_a_name_has_not_finished() -> None:
+    """felix-101: however old it is. A limit on the backlog bounds it, and once it is finished or
+    its group deleted, the cap removes it; whoever asks for it then is told."""
+    tenants = Tenants(FaultyVfs())
+    tenants.add_durable(PROD)
+    topic, log_name = full_name(PROD, "t"), stream_log_name((*PROD, "d"))
+    tenants.limit(PROD, stream_retention=5000, backlog_msgs=6)
+    reader, named = Reader(topic, "g", "o"), EventReader(log_name, "n", "o")
+    engine = tenants.engine
+    tenants.must(engine.open_consumer, topic, "g", "o", 1000, 1, reader)
+    wanted = SubscribeNamed(path=(*PROD, "d"), name="n", owner="o", prefetch=1)
+    tenants.must(engine.streams.consume, wanted, named)
+    for _ in range(3):
+        assert tenants.send(PROD) == quota_of(tenants.publish_kept(PROD)) == ""
+    tenants.pass_ms(600_000)
+    found = [tenants.state.topics[name].partitions[0] for name in (topic, log_name)]
+    assert [each.first_offset for each in found] == [0, 0]
+    assert tenants.send(PROD) == quota_of(tenants.publish_kept(PROD)) == "backlog_msgs"
+    assert tenants.ack(reader, reader.items[-1]) is None
+    item = named.items[-1]
+    command = Settle(log_name, "n", 0, item.offset, "o", item.delivery_id)
+    assert tenants.call(engine.ack, command) is None
+    tenants.pass_ms(60_000)
+    assert [each.first_offset for each in found] == [1, 1], "only what is finished"
+    tenants.must(engine.delete_group, topic, "g")
+    tenants.must(engine.delete_group, log_name, "n")
+    tenants.pass_ms(60_000)
+    assert [each.first_offset for each in found] == [3, 3]
+    late = msgspec.structs.replace(wanted, start=Start("offset", 1))
+    assert isinstance(tenants.call(engine.streams.consume, late, named), OutOfRange)
 
 
 def test_quotas_survive_a_restart() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.core.invariants import check
 from penstock.model.caching import Delete, Put, Watch
 from penstock.model.envelope import Envelope
 from penstock.model.errors import PenstockError
-from penstock.model.scopes import Scope, full_name, is_stream_log
-from penstock.model.streams import Publish, Subscribe
-from penstock.model.tenancy import CacheConfig, Entry
+from penstock.model.progress import Reached
+from penstock.model.scopes import Scope, full_name, is_stream_log, stream_log_name
+from penstock.model.streams import Publish, Start, Subscribe, SubscribeNamed
+from penstock.model.tenancy import CacheConfig, Entry, Kind, StreamConfig
 from tests.engine.cache_harness import Watcher
 from tests.engine.harness import Reader
 from tests.engine.quota_harness import OTHER, PROD, Tenants
@@ -23,6 +25,8 @@ from tests.storage.faulty_vfs import FaultyVfs
 TEST: Scope = ("acme", "test")
 SCOPES = (PROD, TEST, OTHER)
 STEPS = 120
+LIMITED = {"groups": 4, "streams": 5, "caches": 4}
+"""Limits that nothing may pass: what counts for these is created by commands only."""
 
 
 class History:
@@ -37,7 +41,7 @@ class History:
         self.open: list[tuple[Scope, Any]] = []
         self.readers: list[Reader] = []
         limits = {"topics": 4, "idempotency_keys": 5, "subscribe_connections": 4}
-        limits |= {"disk_bytes": 4000, "backlog_msgs": 30, "publish_rate_limit": 50}
+        limits |= LIMITED | {"disk_bytes": 4000, "backlog_msgs": 30, "publish_rate_limit": 50}
         for scope in (*SCOPES, ("acme", "")):
             self.tenants.limit(scope, **limits)
 
@@ -46,6 +50,7 @@ class History:
             self.produce, self.produce, self.publish, self.settle_some, self.put, self.drop_key,
             self.consume, self.subscribe, self.watch, self.close, self.topic, self.drop_topic,
             self.drop_group, self.drop_namespace, self.restart, self.fail, self.wait, self.stream,
+            self.name, self.advance, self.drop_name, self.cache,
         ]  # fmt: skip
         self.dice.choice(actions)()
 
@@ -92,6 +97,39 @@ class History:
         open_consumer = self.tenants.engine.open_consumer
         self.keep(scope, self.call(open_consumer, name, group, "o", 1000, 5, reader))
 
+    def name(self) -> None:
+        """Joins a named subscription, which is created if it is new."""
+        scope, name = self.scope(), self.dice.choice("mn")
+        start = Start(self.dice.choice(["earliest", "latest", "offset"]), self.dice.randint(0, 9))
+        command = SubscribeNamed(
+            path=(*scope, "d"), name=name, owner="o", start=start, lease_ms=1000, prefetch=5
+        )
+        reader = Reader(stream_log_name((*scope, "d")), name, "o")
+        self.keep(scope, self.call(self.tenants.engine.streams.consume, command, reader))
+
+    def advance(self) -> None:
+        """Publishes the progress of a group or a name, which is created if it is new."""
+        scope, reached = self.scope(), self.dice.randint(0, 5)
+        if self.dice.random() < 0.5:
+            name = self.dice.choice("mn")
+            self.call(self.tenants.engine.streams.advance, (*scope, "d"), name, reached)
+        else:
+            topic, group = full_name(scope, "t"), self.dice.choice("gh")
+            self.call(self.tenants.engine.set_progress, topic, group, [Reached(0, reached)])
+
+    def drop_name(self) -> None:
+        log = stream_log_name((*self.scope(), "d"))
+        self.call(self.tenants.engine.delete_group, log, self.dice.choice("mn"))
+
+    def cache(self) -> None:
+        """Deletes a cache, or creates it."""
+        scope = self.scope()
+        registry = self.tenants.engine.registry
+        if isinstance(self.call(registry.delete, "cache", (*scope, "x"), False), PenstockError):
+            entry = Entry(kind="cache", tenant_id=scope[0], namespace=scope[1], name="x")
+            entry = msgspec.structs.replace(entry, cache=CacheConfig())
+            self.call(registry.create, entry)
+
     def subscribe(self) -> None:
         scope = self.scope()
         command = Subscribe(path=(*scope, self.dice.choice("sd")))
@@ -127,8 +165,9 @@ class History:
         gone = self.call(registry.delete, "stream", (*scope, "d"), False)
         if not isinstance(gone, PenstockError):
             return
-        if not isinstance(self.call(registry.get, "namespace", (*scope, "")), PenstockError):
-            self.tenants.add_durable(scope)
+        config = StreamConfig(delivery="at_least_once", durable=True)
+        entry = Entry(kind="stream", tenant_id=scope[0], namespace=scope[1], name="d")
+        self.call(registry.create, msgspec.structs.replace(entry, stream=config))
 
     def drop_namespace(self) -> None:
         """Deletes a namespace with all in it, and creates it again."""
@@ -186,9 +225,18 @@ class History:
                 + sum(cache.bytes for cache in durable),
                 "subscribe_connections": sum(_is_in(each, scope) for each, _ in living),
                 "connections": 0,
+                "groups": sum(len(topic.groups) for topic in topics),
+                "streams": self.registered("stream", scope),
+                "caches": self.registered("cache", scope),
             }
             found = {name: report.used[name] for name in expected}
             assert found == expected, scope
+            for name, limit in LIMITED.items():
+                assert found[name] <= limit or scope == ("globex", ""), (name, scope)
+
+    def registered(self, kind: Kind, scope: Scope) -> int:
+        entries = self.tenants.state.registry.by_kind[kind].values()
+        return sum(_is_in((entry.tenant_id, entry.namespace), scope) for entry in entries)
 
 
 def _is_open(each: Any) -> bool:

@@ -27,6 +27,7 @@ from tests.soak.queue_admin import Churn, Effects, Publisher
 from tests.soak.queue_checks import QueueChecks
 from tests.soak.queue_load import Consumer, Features, Producer, Setting, until_lost
 from tests.soak.queue_model import QueueModel, Topic
+from tests.soak.stream_load import StreamChecks, StreamLoad, StreamModel
 
 WORKERS, REPORTS = "workers", "reports"
 TOPICS = 3
@@ -71,12 +72,14 @@ class Soak:
         self.broker = SoakBroker(directory)
         self.model = QueueModel()
         self.namespace = NamespaceModel(self.model)
+        self.stream = StreamModel(self.model)
         self.faults = Faults(self.broker, self.rng)
         self.counts: Counter[str] = Counter()
         self._say = say
         self._queue_checks = QueueChecks(self.broker, self.model)
         self._journal_checks = JournalChecks(self.broker, self.model)
         self._namespace_checks = NamespaceChecks(self.broker, self.namespace)
+        self._stream_checks = StreamChecks(self.broker, self.stream)
         self._made = 0
         self._lives = 0
         self._is_new_life = True
@@ -113,6 +116,7 @@ class Soak:
         self._start()
         self._features = self._find_features()
         self._namespace_checks.set_up()
+        self._stream_checks.set_up()
         for _ in range(TOPICS):
             self._make_topic()
 
@@ -189,6 +193,7 @@ class Soak:
                 works += [Consumer(setting, topic, group, f"{name}-{n}").run() for n in range(2)]
             works.append(Publisher(setting, topic, REPORTS).run())
             works.append(Effects(setting, topic, WORKERS).run())
+        works += StreamLoad(setting, self.stream).works()
         return works + NamespaceLoad(setting, self.namespace).works()
 
     # -- the broker's lives ---------------------------------------------------------------------
@@ -236,6 +241,7 @@ class Soak:
         if self.model.round % LONG_LOOK_EVERY == 1:
             self._journal_checks.check()
         self._namespace_checks.check(has_restarted=has_restarted)
+        self._stream_checks.check(with_drain=self.model.round % LONG_LOOK_EVERY == 2)
 
     def _storing(self) -> int:
         """Batches of rows that are committed and not stored whole."""
@@ -286,6 +292,7 @@ class Soak:
 
     def _limit_topics(self, is_limited: bool) -> None:
         """Retention acts while clients work, and not while everything is looked at."""
+        self._stream_checks.limit(is_limited)
         for topic in self.model.topics.values():
             if topic.has_retention:
                 body = {"retention_bytes": 20_000 if is_limited else 0}

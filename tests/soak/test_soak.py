@@ -15,6 +15,8 @@ MET = (
     "acked",
     "cache writes",
     "events received",
+    "events of a name",
+    "transactions",
     "read paths compared",
     "wal verify",
 )

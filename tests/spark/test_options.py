@@ -247,11 +247,11 @@ def test_a_sink_takes_what_spark_adds_to_a_streaming_query():
 @pytest.mark.parametrize(
     ("use", "options", "said"),
     [
-        ("write", {"topic": "a", "cache": "t/n/c"}, "exclude each other"),
+        ("write", {"topic": "a", "cache": "t/n/c"}, "give only one of the options topic and cache"),
         ("write", {"cache": "t/c"}, "tenant/namespace/cache"),
         ("write", {"producerId": "p"}, "option producerId is for writeStream"),
         ("writeStream", {"txn": "t"}, "option txn is for write, not for writeStream"),
-        ("write", {"txnBatch": "1"}, "option txnBatch counts the batches of a txn: name it too"),
+        ("write", {"txnBatch": "1"}, "option txnBatch needs option txn, whose batches it numbers"),
         ("write", {"txn": "t", "txnBatch": "-1"}, "option txnBatch: '-1' is not allowed"),
         ("write", {"topics": "a"}, "did you mean topic"),
     ],
@@ -319,7 +319,7 @@ def test_options_of_a_cache_that_make_no_sense_are_named(
 
 
 def test_rows_go_to_one_target():
-    with pytest.raises(InvalidArgument, match="options topic and stream exclude each other"):
+    with pytest.raises(InvalidArgument, match="give only one of the options topic and stream"):
         SinkSettings.from_options({"topic": "t", "stream": "s"}, "write")
     with pytest.raises(InvalidArgument, match="has a slash in it: tenant and namespace"):
         SinkSettings.from_options({"stream": "a/b/s"}, "write")

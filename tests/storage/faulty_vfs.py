@@ -277,6 +277,11 @@ class FaultyVfs(Vfs):
             self._called("rename")
             self._files[new] = self._files.pop(old)
 
+    def link(self, old: str, new: str) -> None:
+        with self._mutex:
+            self._called("link")
+            self._files.setdefault(new, self._files[old])
+
     def unlink(self, path: str) -> None:
         with self._mutex:
             self._called("unlink")

@@ -60,7 +60,7 @@ class AccessPart(Protocol):
         ...
 
     def check_token_roles(self, tenant_id: str, roles: Iterable[str]) -> None:
-        """Raises InvalidArgument if one of these names means nothing as a role of the tenant."""
+        """Raises InvalidArgument if one of `roles` is not a role of the tenant."""
         ...
 
     def check_name(self, tenant_id: str, principal: str, by: Principal | None) -> None:

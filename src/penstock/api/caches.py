@@ -34,7 +34,7 @@ class WatchSink(Protocol):
         ...
 
     def ended(self, error: PenstockError) -> None:
-        """The broker ends the watch: its cache is gone, or the log has failed."""
+        """Called when the broker ends the watch: its cache was deleted, or the log has failed."""
         ...
 
 

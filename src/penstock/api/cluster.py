@@ -11,10 +11,12 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from penstock.api.outcomes import Done
+
 FIRST_SHARD = 0
 """The shard of every request, as long as there is one only."""
 
-BrokerState = Literal["starting", "standby", "owner", "draining", "gone"]
+BrokerState = Literal["starting", "copying", "standby", "owner", "draining", "gone"]
 
 
 class OwnerReport(msgspec.Struct, frozen=True):
@@ -34,6 +36,37 @@ class BrokerReport(msgspec.Struct, frozen=True):
     url: str
     version: str
     state: BrokerState
+
+
+class CopyFigures(msgspec.Struct, frozen=True):
+    """A broker's copy of a shard. Positions are numbers of messages. `copied_bytes` of
+    `copying_bytes` are here while it copies the files of another broker."""
+
+    position: int
+    sealed: int
+    stream_first: int
+    audits: int
+    faults: int
+    repaired: int
+    copied_bytes: int
+    copying_bytes: int
+
+
+COPY_PATH = "/v1/cluster/copy"
+"""The internal path from which other brokers copy sealed files."""
+
+
+class CopySource(Protocol):
+    """The sealed files of this broker, for other brokers that copy them. What is read may be too
+    much for the moment: then the outcome is ResourceExhausted."""
+
+    def manifest(self, done: Done[bytes]) -> None:
+        """Gives the content of the manifest, NotFound if nothing is sealed."""
+        ...
+
+    def read(self, name: str, offset: int, length: int, done: Done[bytes]) -> None:
+        """Gives a part of a file, shorter at its end. NotFound: it was removed meanwhile."""
+        ...
 
 
 class OwnerMap(Protocol):

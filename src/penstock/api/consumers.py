@@ -30,11 +30,11 @@ class Consumer(Protocol):
     def topic_id(self) -> int: ...
 
     def pause(self) -> None:
-        """The connection is above its high-water mark: the engine hands nothing to it."""
+        """Called when the connection is above its high-water mark: no deliveries for now."""
         ...
 
     def resume(self) -> None: ...
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Closes the consumer, because its connection is gone."""
         ...

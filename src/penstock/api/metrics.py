@@ -41,6 +41,16 @@ class StreamMetrics(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class NamedSubscriptionMetrics(msgspec.Struct, frozen=True):
+    """`lag` counts the events that the subscription has not finished, `unacked` those of them that
+    were delivered."""
+
+    path: Path
+    name: str
+    lag: int
+    unacked: int
+
+
 class CacheMetrics(msgspec.Struct, frozen=True):
     path: Path
     hits: int
@@ -81,6 +91,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     delivery_seconds: HistogramCounts
 
     streams: list[StreamMetrics]
+    named_subscriptions: list[NamedSubscriptionMetrics]
+    """All that exist, as for the groups of topics."""
     caches: list[CacheMetrics]
     cache_watches: int
     quotas: list[QuotaReport]

@@ -41,7 +41,8 @@ TOPIC_COLUMNS: dict[str, Any] = {
     **RETRY_COLUMNS,
     **ROUTING_COLUMNS,
 }
-"""Columns of rows for topics: those of history without the ones that the broker adds."""
+"""The columns that clients may send in rows for a topic: those of history, except the ones that the
+broker fills in."""
 
 CACHE_COLUMNS: dict[str, Any] = {"key": _TEXT, "value": pa.binary(), "ttl_ms": _INT}
 """Columns of rows for a cache. A row without a value deletes its key."""

@@ -9,7 +9,7 @@ from penstock.api.outcomes import Done
 from penstock.model.tokens import Token
 
 TokenListener = Callable[[], None]
-"""Is called when a token was rotated or revoked, before anything is decided after that."""
+"""A function that is called when a token was rotated or revoked, before any later decision."""
 
 
 class TokensPart(Protocol):

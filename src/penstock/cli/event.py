@@ -14,6 +14,8 @@ from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import in_namespace, path_text
 from penstock.cli.stdin import batches_of_lines
 from penstock.cli.terminal import CommandFailed, data_text, show, show_data, show_json, show_result
+from penstock.cli.units import MILLISECONDS
+from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.sync import Client
 from penstock.client.sync_events import StreamEvent
 from penstock.model.errors import PenstockError
@@ -119,6 +121,17 @@ def _events(count: int) -> str:
     help="With --start or --name: fail if STREAM has another id, because it was created again. "
     "--json and `stream describe` show the id.",
 )  # fmt: skip
+@click.option("--no-ack", is_flag=True, help="Do not ack; `penstock stream ack` does it by hand.")
+@click.option(
+    "--owner", metavar="NAME",
+    help="Name of the subscriber, which acks by hand need. It needs --name.  [default with "
+    "--no-ack: cli]",
+)  # fmt: skip
+@click.option(
+    "--lease-ms", type=MILLISECONDS, metavar="DURATION", default=DEFAULT_LEASE_MS,
+    show_default=True,
+    help="How long an event is reserved for you: 30s, 5m, or a number of milliseconds.",
+)  # fmt: skip
 @with_end
 @in_form
 @with_client
@@ -130,6 +143,9 @@ def subscribe(
     name: str | None,
     start: str | None,
     stream_id: int | None,
+    no_ack: bool,
+    owner: str | None,
+    lease_ms: int,
     most: int | None,
     wait_s: float | None,
     raw: bool,
@@ -141,6 +157,8 @@ def subscribe(
     start it again are not shown, unless the stream is durable and you give --name or --start.
     """
     check_form(raw, as_json)
+    if name is None and (no_ack or owner or lease_ms != DEFAULT_LEASE_MS):
+        raise click.UsageError("--no-ack, --owner and --lease-ms need --name: its events are acked")
     handle = client.stream(stream, tenant_id=tenant_id, namespace=namespace)
 
     def show_payload(payload: bytes, **more: Any) -> None:
@@ -161,11 +179,39 @@ def subscribe(
 
         follow(plain, most, wait_s, show_event)
         return
-    events = handle.events(name=name, start=start, wait_s=wait_s, stream_id=stream_id)
+    events = handle.events(
+        name=name,
+        start=start,
+        owner=owner or ("cli" if no_ack else None),
+        lease_ms=lease_ms,
+        # Takes only events that will be printed: others may want the rest.
+        prefetch=(most or 0) if no_ack else 0,
+        wait_s=wait_s,
+        stream_id=stream_id,
+    )
 
     def show_and_ack(event: StreamEvent) -> None:
+        if no_ack:
+            _show_delivery(event, raw, as_json)
+            return
         show_payload(event.payload, offset=event.offset, stream_id=events.stream_id)
         if name is not None:
             event.ack()
 
     follow(events, most, wait_s, show_and_ack)
+
+
+def _show_delivery(event: StreamEvent, raw: bool, as_json: bool) -> None:
+    """Shows an event with what an ack by hand needs."""
+    ref = event.ref
+    if as_json:
+        numbers = {"offset": event.offset, "attempt": event.attempt}
+        show_json(
+            numbers
+            | {"owner": ref.owner, "delivery_id": ref.delivery_id}
+            | {"last_error": event.last_error, "payload": event.payload}
+        )
+    elif raw:
+        show_data(event.payload + b"\n")
+    else:
+        show(f"{event.offset}  {data_text(event.payload)}")

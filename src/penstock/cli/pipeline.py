@@ -176,7 +176,7 @@ def status(show_all: bool, as_json: bool) -> None:
 @click.option("--all", "stop_all", is_flag=True, help="Stop every run on this machine.")
 @click.option(
     "--timeout", default=60, show_default=True, metavar="SECONDS", type=click.IntRange(min=0),
-    help="How long to wait for their end.",
+    help="How long to wait until the runs have ended.",
 )  # fmt: skip
 def stop(names: tuple[str, ...], stop_all: bool, timeout: int) -> None:
     """Stop runs and wait for their end.

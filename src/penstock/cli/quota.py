@@ -25,6 +25,9 @@ _LIMITS: dict[str, tuple[str, Any]] = {
     "stream_retention": ("Longest retention of topics and streams: 7d, 12h.", Duration()),
     "connections": ("Most open connections, WebSockets included.", int),
     "idempotency_keys": ("Most idempotency keys that are remembered.", int),
+    "groups": ("Most groups and named subscriptions, together.", int),
+    "streams": ("Most streams.", int),
+    "caches": ("Most caches.", int),
 }
 
 _namespace = click.option(

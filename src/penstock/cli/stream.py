@@ -1,4 +1,4 @@
-"""`penstock stream`: create, list, describe, change, delete; its subscriptions."""
+"""`penstock stream`: create, list, describe, offsets, change, delete; its subscriptions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from penstock.cli.scope import (
     path_text,
     show_settings,
 )
+from penstock.cli.stream_delivery import ack, extend, nack, release
 from penstock.cli.terminal import (
     printable,
     show,
@@ -96,6 +97,31 @@ def _progress(live: str, found: StreamSubscriptions) -> str:
 @stream.command()
 @click.argument("name")
 @in_namespace
+@click.option(
+    "--time-ms", type=int, help="Also show the first offset of this time (ms since 1970)."
+)
+@json_flag
+@with_client
+def offsets(
+    client: Client,
+    name: str,
+    tenant_id: str,
+    namespace: str,
+    time_ms: int | None,
+    as_json: bool,
+) -> None:
+    """Show the first and the next offset of the durable stream NAME."""
+    found = client.stream(name, tenant_id=tenant_id, namespace=namespace).offsets(time_ms)
+    if as_json:
+        show_json(found)
+        return
+    columns = (" earliest", " next", " at time")[: 2 if time_ms is None else 3]
+    show_table(columns, [(found.earliest, found.next, found.at_time)[: len(columns)]])
+
+
+@stream.command()
+@click.argument("name")
+@in_namespace
 @yes_flag
 @with_client
 def delete(client: Client, name: str, tenant_id: str, namespace: str, yes: bool) -> None:
@@ -146,3 +172,7 @@ def unsubscribe(
     handle = client.stream(name, tenant_id=tenant_id, namespace=namespace)
     handle.delete_subscription(subscription)
     show(f"deleted subscription {place}")
+
+
+for command in (ack, nack, release, extend):
+    stream.add_command(command)

@@ -24,10 +24,12 @@ def token() -> None:
 
 @token.command()
 @click.argument("principal")
-@click.option("--tenant", "tenant_id", metavar="NAME", help="The only tenant that it reaches.")
+@click.option(
+    "--tenant", "tenant_id", metavar="NAME", help="The only tenant that the token may use."
+)
 @click.option("--namespace", metavar="NAME", help="The only namespace of the tenant.")
 @click.option("--role", "roles", multiple=True, metavar="NAME", help="A role; may be repeated.")
-@click.option("--admin", is_flag=True, help="It may do everything in its reach.")
+@click.option("--admin", is_flag=True, help="It may do everything in its tenant and namespace.")
 @click.option(
     "--expires-in", "expires_in_ms", type=Duration(), default=0, metavar="DURATION",
     help="How long it is valid, such as 90d.  [default: until it is revoked]",

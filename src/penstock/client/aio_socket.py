@@ -19,12 +19,15 @@ from penstock.client.aio_socket_runner import AsyncSocketRunner
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
+from penstock.client.scope import is_known
 from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
 from penstock.client.socket_exchange import Outgoing
 from penstock.client.socket_frames import encode_message, encode_publish
 from penstock.client.streams import Ack, BatchAck, Start
+from penstock.model.errors import InvalidArgument
+from penstock.model.scopes import Scope
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -74,6 +77,8 @@ class AsyncSocket:
     async def open(self) -> Self:
         """Connects. Raises Unavailable if there is no broker, and Unauthenticated if it refuses the
         token."""
+        if not self.client.scope.tenant:
+            await self.client.locate()
         self._runner.start()
         try:
             await self._runner.run(self._core.open())
@@ -120,16 +125,22 @@ class AsyncSocket:
     ) -> AsyncSocketStreamHandle:
         """Returns a handle of a stream, to publish and subscribe. Its tenant and namespace are the
         client's, unless they are given. Sends nothing to the broker."""
-        scope = self.client.scope.path_scope(tenant_id, namespace)
-        return AsyncSocketStreamHandle(self, (*scope, name))
+        return AsyncSocketStreamHandle(self, (*self._scope(tenant_id, namespace), name))
 
     def cache(
         self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> AsyncSocketCacheHandle:
         """Returns a handle of a cache, to read and write it. Its tenant and namespace are the
         client's, unless they are given. Sends nothing to the broker."""
-        scope = self.client.scope.path_scope(tenant_id, namespace)
-        return AsyncSocketCacheHandle(self, (*scope, name))
+        return AsyncSocketCacheHandle(self, (*self._scope(tenant_id, namespace), name))
+
+    def _scope(self, tenant_id: str | None, namespace: str | None) -> Scope:
+        scope = self.client.path_scope(tenant_id, namespace)
+        if not is_known(scope):
+            raise InvalidArgument(
+                "open the socket first: it asks for the tenant of the credential; or name one"
+            )
+        return scope
 
     # -- requests ------------------------------------------------------------------------------
 

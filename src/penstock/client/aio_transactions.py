@@ -25,7 +25,7 @@ class AsyncTransaction(TransactionOperations):
     """
 
     def __init__(self, client: AsyncClient, transaction_id: str = "") -> None:
-        super().__init__(transaction_id, client.scope.path_scope(None, None))
+        super().__init__(transaction_id, client.path_scope())
         self._client = client
 
     async def commit(self) -> list[TransactionResult]:

@@ -309,7 +309,7 @@ class SocketCore:
         except BaseException as error:
             self.close_channel(channel)
             if isinstance(error, TimeoutError):
-                raise Unavailable(f"{self._away()}; the {channel.kind} is not open") from error
+                raise Unavailable(f"could not open the {channel.kind}: {self._away()}") from error
             raise
 
     async def take(self, channel: AnyChannel, wait_s: float) -> list[Any]:

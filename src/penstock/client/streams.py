@@ -122,6 +122,12 @@ def nack_event(ref: EventRef, reason: str = "", *, delay_ms: int | None = None) 
     return Call("POST", f"{stream_path(*ref.stream)}/nack", nothing, body, form=form)
 
 
+def release_event(ref: EventRef) -> Call[None]:
+    """Gives back an event that nobody began to handle. Its attempt does not count."""
+    body = encode(event_members(ref))
+    return Call("POST", f"{stream_path(*ref.stream)}/release", nothing, body)
+
+
 def release_events(refs: list[EventRef]) -> Call[None]:
     """Gives back events of one stream that nobody began to handle. Their attempts do not count. An
     event that is settled already, or that another has now, is left as it is."""

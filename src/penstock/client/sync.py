@@ -27,10 +27,13 @@ from penstock.client.connection import (
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
-from penstock.client.scope import ClientScope
+from penstock.client.scope import UNKNOWN, ClientScope, is_located, located
 from penstock.client.sync_feeds import LineStream, OpenRows
 from penstock.client.sync_handles import CacheHandle, StreamHandle
 from penstock.client.sync_transactions import Transaction
+from penstock.client.tls import has_certificate
+from penstock.model.errors import NotFound
+from penstock.model.scopes import DEFAULT_SCOPE, Scope
 
 if TYPE_CHECKING:
     from penstock.client.socket_core import OnError
@@ -61,7 +64,8 @@ class Client:
     PENSTOCK_TOKEN_FILE names, else to PENSTOCK_TOKEN. After a 401 the client reads a token that
     can change again, and if it has changed, sends the request once more.
     `tenant` and `namespace` say where topics, producers, streams and caches are that are given by
-    name alone. They default to PENSTOCK_TENANT and PENSTOCK_NAMESPACE, else to `default`.
+    name alone. They default to PENSTOCK_TENANT and PENSTOCK_NAMESPACE, else to those of the
+    credential, else to `default`.
     `client_cert` and `client_key` are PEM files, for a broker that asks for a certificate. They
     default to PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY.
     `transport` is an httpx transport, for tests that need no socket.
@@ -150,6 +154,7 @@ class Client:
         self._certificate = (client_cert, client_key)
         self._credentials = Credentials(token)
         self.scope = ClientScope.of(tenant, namespace)
+        self._own_scope: Scope | None = None
         options = http_options(url, timeout_s, user_agent, self.scope, client_cert, client_key)
         try:
             self._http = httpx.Client(**options, transport=transport)
@@ -158,10 +163,11 @@ class Client:
 
     def send(self, call: Call[T]) -> T:
         """Sends a call and returns its result. Raises the error that the broker answered with."""
+        path = self._located(call.path)
         used = self._credentials.token
-        response = self._ask(call)
+        response = self._ask(call, path)
         if response.status_code == 401 and self._credentials.has_changed(used):
-            response = self._ask(call)
+            response = self._ask(call, path)
         return call.answer(response.status_code, response.content, response.headers)
 
     def consume(
@@ -220,15 +226,17 @@ class Client:
         self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> StreamHandle:
         """Returns a handle of a stream, to publish and subscribe. Its tenant and namespace are the
-        client's, unless they are given. Sends nothing to the broker."""
-        return StreamHandle(self, (*self.scope.path_scope(tenant_id, namespace), name))
+        client's, unless they are given. Sends nothing to the broker. If no tenant is named and the
+        client has a credential, its first request asks for the tenant of that."""
+        return StreamHandle(self, (*self.path_scope(tenant_id, namespace), name))
 
     def cache(
         self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> CacheHandle:
         """Returns a handle of a cache, to read and write it. Its tenant and namespace are the
-        client's, unless they are given. Sends nothing to the broker."""
-        return CacheHandle(self, (*self.scope.path_scope(tenant_id, namespace), name))
+        client's, unless they are given. Sends nothing to the broker. If no tenant is named and the
+        client has a credential, its first request asks for the tenant of that."""
+        return CacheHandle(self, (*self.path_scope(tenant_id, namespace), name))
 
     def transaction(self, transaction_id: str = "") -> Transaction:
         """Returns a transaction. Use it in a `with`, which commits it at its end, or sends
@@ -270,6 +278,7 @@ class Client:
     def open_stream(self, path: str, wait_s: float) -> httpx.Response:
         """Requests a stream and returns its response as soon as the head has arrived. The caller
         closes it. A stream that is silent for more than `wait_s` counts as broken."""
+        path = self._located(path)
         used = self._credentials.token
         response = self._ask_stream(path, wait_s)
         if response.status_code == 401 and self._credentials.has_changed(used):
@@ -278,14 +287,37 @@ class Client:
             raise error_of(response.status_code, response.content)
         return response
 
-    def _ask(self, call: Call[T]) -> httpx.Response:
+    def path_scope(self, tenant_id: str | None = None, namespace: str | None = None) -> Scope:
+        """Returns the tenant and namespace in the path of a stream or cache. What the broker has
+        to be asked for is UNKNOWN until `locate`."""
+        own = self._own_scope or (UNKNOWN if self._has_credential() else DEFAULT_SCOPE)
+        return self.scope.path_scope(tenant_id, namespace, own)
+
+    def locate(self) -> Scope:
+        """Returns the tenant and namespace of the credential. Asks the broker once."""
+        if self._own_scope is None and self._has_credential():
+            try:
+                found = self.who_am_i()
+                self._own_scope = (found.tenant_id, found.namespace)
+            except NotFound:
+                # An older broker, which does not say.
+                self._own_scope = DEFAULT_SCOPE
+        return self._own_scope or DEFAULT_SCOPE
+
+    def _has_credential(self) -> bool:
+        return bool(self._credentials.token) or has_certificate(*self._certificate)
+
+    def _located(self, path: str) -> str:
+        return path if is_located(path) else located(path, self.locate())
+
+    def _ask(self, call: Call[T], path: str) -> httpx.Response:
         headers = self._credentials.headers()
         if call.content_type:
             headers["Content-Type"] = call.content_type
         try:
             return self._http.request(
                 call.method,
-                call.path,
+                path,
                 content=call.body,
                 headers=headers,
                 timeout=answer_timeout(self._timeout_s, call.wait_s),

@@ -15,6 +15,7 @@ from penstock.client import streams
 from penstock.client.calls import Call, Payload, SocketForm, bytes_of, list_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS
 from penstock.client.positions import HandledEvents
+from penstock.client.scope import is_known
 from penstock.client.socket_channels import AnyChannel, GapMark, SocketChannel
 from penstock.client.socket_connection import SocketEndpoint
 from penstock.client.socket_core import OnError, SocketCore
@@ -26,6 +27,8 @@ from penstock.client.sync_handles import CacheOperations, StreamOperations
 from penstock.client.sync_socket_events import SocketEvents
 from penstock.client.sync_socket_feeds import SocketSubscription, SocketWatch
 from penstock.client.sync_socket_runner import SocketRunner
+from penstock.model.errors import InvalidArgument
+from penstock.model.scopes import Scope
 from penstock.model.tenancy import Path
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ class Socket:
     def open(self) -> Self:
         """Connects. Raises Unavailable if there is no broker, and Unauthenticated if it refuses the
         token."""
+        if not self.client.scope.tenant:
+            self.client.locate()
         self._runner.start()
         try:
             self._runner.run(self._core.open())
@@ -119,16 +124,22 @@ class Socket:
     ) -> SocketStreamHandle:
         """Returns a handle of a stream, to publish and subscribe. Its tenant and namespace are the
         client's, unless they are given. Sends nothing to the broker."""
-        scope = self.client.scope.path_scope(tenant_id, namespace)
-        return SocketStreamHandle(self, (*scope, name))
+        return SocketStreamHandle(self, (*self._scope(tenant_id, namespace), name))
 
     def cache(
         self, name: str, *, tenant_id: str | None = None, namespace: str | None = None
     ) -> SocketCacheHandle:
         """Returns a handle of a cache, to read and write it. Its tenant and namespace are the
         client's, unless they are given. Sends nothing to the broker."""
-        scope = self.client.scope.path_scope(tenant_id, namespace)
-        return SocketCacheHandle(self, (*scope, name))
+        return SocketCacheHandle(self, (*self._scope(tenant_id, namespace), name))
+
+    def _scope(self, tenant_id: str | None, namespace: str | None) -> Scope:
+        scope = self.client.path_scope(tenant_id, namespace)
+        if not is_known(scope):
+            raise InvalidArgument(
+                "open the socket first: it asks for the tenant of the credential; or name one"
+            )
+        return scope
 
     # -- requests ------------------------------------------------------------------------------
 

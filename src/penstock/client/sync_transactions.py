@@ -26,7 +26,7 @@ class Transaction(TransactionOperations):
     """
 
     def __init__(self, client: Client, transaction_id: str = "") -> None:
-        super().__init__(transaction_id, client.scope.path_scope(None, None))
+        super().__init__(transaction_id, client.path_scope())
         self._client = client
 
     def commit(self) -> list[TransactionResult]:

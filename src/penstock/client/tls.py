@@ -45,6 +45,13 @@ def context_for(
     return context
 
 
+def has_certificate(client_cert: str | None, client_key: str | None) -> bool:
+    """Returns whether a client shows a certificate, if it is asked for one."""
+    if client_cert is None and client_key is None:
+        client_cert = os.environ.get("PENSTOCK_CLIENT_CERT")
+    return bool(client_cert)
+
+
 def _no_password() -> str:
     raise ValueError("the key has a password; store it without one, readable by you only")
 

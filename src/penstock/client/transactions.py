@@ -17,6 +17,7 @@ from penstock.client.deliveries import DeliveryRef
 from penstock.client.feeds import EventRef
 from penstock.client.requests import EffectRef, NewMessage, delivery_members
 from penstock.client.results import Produced, PublishedAt
+from penstock.client.scope import may_be_equal
 from penstock.client.streams import event_members
 from penstock.model.caching import Written
 from penstock.model.envelope import Envelope
@@ -130,7 +131,7 @@ class TransactionOperations:
                 "an event of a subscription without a name is not acked; subscribe with a name"
             )
         *scope, stream = ref.stream
-        if tuple(scope) != self._scope:
+        if not may_be_equal((scope[0], scope[1]), self._scope):
             raise InvalidArgument(
                 f"the event is of namespace {'/'.join(scope)!r}, and the transaction of "
                 f"{'/'.join(self._scope)!r}; use a client with the event's tenant and namespace"

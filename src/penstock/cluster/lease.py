@@ -6,11 +6,19 @@ What keeps two owners apart is the fence in the stream. Must not know how leases
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.cluster.shared import Entry
 
 MIN_TTL_MS = 300
+"""With a shorter lease, one slow answer of the store would end it."""
+MOST_SHARDS = 1_000_000
+"""Keys of higher shards are nobody's."""
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A number that fits into the messages of the log, with room to spare."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -47,9 +55,9 @@ class Lease(msgspec.Struct, frozen=True):
     url: str
     node_id: str
     life_id: str
-    epoch: int
-    now_ms: int
-    renewals: int = 0
+    epoch: _Number
+    now_ms: _Number
+    renewals: _Number = 0
     is_released: bool = False
     successor: str = ""
 
@@ -67,8 +75,12 @@ def lease_key(shard: int) -> str:
 
 
 def shard_of_key(key: str) -> int | None:
-    head, _, number = key.partition(".")
-    return int(number) if head == "shard" and number.isascii() and number.isdigit() else None
+    """Returns None for a key that `lease_key` never gives."""
+    head, _, text = key.partition(".")
+    if head != "shard" or not (text.isascii() and text.isdigit() and len(text) < 8):
+        return None
+    number = int(text)
+    return number if number < MOST_SHARDS and lease_key(number) == key else None
 
 
 def encode_lease(lease: Lease) -> bytes:

@@ -1,7 +1,9 @@
 """This broker as a member of the cluster: it agrees with the others, and announces itself.
 
 Invariant: of two live brokers with one name, the one that joined later in another data directory is
-refused, or the earlier one leaves. Must not know who owns a shard.
+refused, or the earlier one leaves. A member writes the agreement again if somebody has changed it;
+a broker that replaced one joins only after it has stood for so long that every member would have
+seen it. Must not know who owns a shard.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockE
 RETRY_MS = 200
 LEAVE_MS = 1000
 """How long a broker that leaves waits until it could say so."""
+MOST_RESTORES = 3
+"""So often in turn a member writes the agreement again. Then another member insists on its own."""
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -72,6 +76,9 @@ class Membership:
         self._began_ms = 0
         self._beaten_ms = 0
         self._revision = 0
+        self._agreement_revision = -1
+        self._has_replaced_agreement = False
+        self._restores = 0
         self._beats = 0
         self._timer: Cancellable | None = None
         self._is_over = False
@@ -106,30 +113,61 @@ class Membership:
         if isinstance(outcome, Unanswered):
             self._again(self._read_agreement)
             return
+        revision = 0 if outcome is None else outcome.revision
+        if revision != self._agreement_revision:
+            self._agreement_revision = revision
+            self._began_ms = self._monotonic_ms()
         found = None if outcome is None else decode_agreement(outcome.value)
         if found == self._agreement:
-            self._read_name()
-            return
-        revision = 0 if outcome is None else outcome.revision
-        if found is None:
-            self._agree(revision)
-            return
+            if self._has_replaced_agreement and not self._has_waited():
+                self._again(self._read_agreement)
+            else:
+                self._read_name()
+        else:
+            self._disagree(found, revision)
+
+    def _disagree(self, found: Agreement | None, revision: int) -> None:
         others = [each.name for each in self.roster.live() if not self._is_mine(each)]
         fresh = [name for name in others if self.roster.has_changed(name)]
-        if fresh:
+        # Without an agreement the cluster is new, or its members are about to write it again.
+        # Replacing one takes longer than joining with one: of two that would, one joins first.
+        replace_ms = self._times.ttl_ms + self._times.renew_ms
+        has_waited = self._has_waited(RETRY_MS if found is None else replace_ms)
+        if fresh and found is not None:
             self._refuse(_disagreement(self._agreement, found, fresh))
-        elif self._has_waited() and not others:
+        elif has_waited and not others:
             logger.info("no other broker is live: the cluster's settings are now this broker's")
-            self._agree(revision)
+            self._agree(found, revision)
         else:
             self._again(self._read_agreement)
 
-    def _agree(self, revision: int) -> None:
+    def _agree(self, found: Agreement | None, revision: int) -> None:
         def done(outcome: int | Conflict | Unanswered) -> None:
             if not self._is_over:
+                self._has_replaced_agreement = found is not None
                 self._again(self._read_agreement)
 
         self._keys.put(AGREEMENT_KEY, encode_agreement(self._agreement), revision, done)
+
+    def _check_agreement(self, outcome: Entry | Unanswered | None) -> None:
+        """As a member: a person may have removed the agreement, or another broker replaced it that
+        does not see this one."""
+        if self._is_over:
+            return
+        self._timer = self._scheduler.later(self._times.renew_ms, self._beat)
+        if isinstance(outcome, Unanswered):
+            return
+        found = None if outcome is None else decode_agreement(outcome.value)
+        if found == self._agreement:
+            self._restores = 0
+        elif self._restores < MOST_RESTORES or found is None:
+            self._restores += 1
+            logger.warning("the cluster's settings were changed in the key store; changed back")
+            revision = 0 if outcome is None else outcome.revision
+            agreement = encode_agreement(self._agreement)
+            self._keys.put(AGREEMENT_KEY, agreement, revision, lambda outcome: None)
+        else:
+            self._refuse(_disagreement(self._agreement, found, ["another broker"]))
 
     # -- taking the name -------------------------------------------------------------------------
 
@@ -159,6 +197,7 @@ class Membership:
                 self._again(self._read_name)
                 return
             self._revision = outcome
+            self._has_replaced_agreement = False
             self._answered()
             self._timer = self._scheduler.later(self._times.renew_ms, self._beat)
             self._tell_joined(None)
@@ -185,7 +224,9 @@ class Membership:
         if isinstance(outcome, int):
             self._revision = outcome
             self._answered()
-        self._timer = self._scheduler.later(self._times.renew_ms, self._beat)
+            self._keys.get(AGREEMENT_KEY, self._check_agreement)
+        else:
+            self._timer = self._scheduler.later(RETRY_MS, self._beat)
 
     def _look_who(self, outcome: Entry | Unanswered | None) -> None:
         """Somebody has changed our announcement: this broker, by a request whose answer was lost,
@@ -222,9 +263,11 @@ class Membership:
     def _is_mine(self, announcement: Announcement) -> bool:
         return announcement.node_id == self._me.node_id
 
-    def _has_waited(self) -> bool:
-        """Says whether every live broker has announced itself since this one watches."""
-        return self._monotonic_ms() - self._began_ms > self._times.ttl_ms
+    def _has_waited(self, wait_ms: int | None = None) -> bool:
+        """Says whether every live broker has announced itself since this one watches, and since the
+        agreement changed."""
+        least_ms = self._times.ttl_ms if wait_ms is None else wait_ms
+        return self._monotonic_ms() - self._began_ms >= least_ms
 
     def _answered(self) -> None:
         self._beaten_ms = self._monotonic_ms()

@@ -13,7 +13,13 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.api.cluster import FIRST_SHARD, BrokerReport, BrokerState, OwnerReport
+from penstock.api.cluster import (
+    FIRST_SHARD,
+    BrokerReport,
+    BrokerState,
+    CopyFigures,
+    OwnerReport,
+)
 from penstock.api.outcomes import Done
 from penstock.cluster.agreement import Agreement
 from penstock.cluster.availability import StoreAvailability
@@ -22,6 +28,7 @@ from penstock.cluster.lease_table import LeaseTable
 from penstock.cluster.membership import Membership
 from penstock.cluster.ownership import Ownership, ShardRole
 from penstock.cluster.probe import Probe
+from penstock.cluster.purging import ReplicaStanding, StreamPurge
 from penstock.cluster.replica import Replica
 from penstock.cluster.roster import Announcement, Standing
 from penstock.cluster.shared import KeyStore
@@ -63,7 +70,11 @@ class ClusterNode:
         make_replica: Callable[[ClusterNode], Replica],
         listener: ServingListener,
         monotonic_ms: Callable[[], int] = monotonic_ms,
+        *,
+        copies: int = 2,
     ) -> None:
+        """`copies` is how many live brokers must have a message in synced files before it is
+        purged."""
         self.name = me.name
         self.cluster = cluster
         self._listener = listener
@@ -87,6 +98,15 @@ class ClusterNode:
             me, keys, scheduler, monotonic_ms, clock, availability, self._roster, probe, times
         )
         self.ownership = Ownership(FIRST_SHARD, around, self.replica, self._changed)
+        self.replica.furthest = self._furthest_copy
+        self._purge = StreamPurge(
+            self.replica.stream,
+            scheduler,
+            copies,
+            lambda: self.ownership.role is ShardRole.OWNER,
+            self._replica_standings,
+            self.replica.seal_soon,
+        )
         self._table = LeaseTable(keys, self._changed)
         self._table.listen(FIRST_SHARD, self.ownership.observe)
 
@@ -98,6 +118,7 @@ class ClusterNode:
             if outcome is None:
                 self._table.open()
                 self.ownership.start()
+                self._purge.start()
             joined(outcome)
 
         self._membership.join(done)
@@ -115,10 +136,40 @@ class ClusterNode:
             done()
 
         self._table.close()
+        self._purge.close()
         self._membership.leave(left)
 
     def is_current(self) -> bool:
         return self.ownership.is_current()
+
+    def copy_peers(self, first_seq: int) -> list[Announcement]:
+        """Returns the live brokers whose sealed files reach message `first_seq`: standbys first, to
+        spare the owner."""
+        owner = self.owner_of(FIRST_SHARD)
+        found: list[tuple[bool, int, str, Announcement]] = []
+        for each in self._roster.live():
+            standing = each.shards.get(FIRST_SHARD)
+            if each.name == self.name or standing is None or standing.is_copying:
+                continue
+            if standing.sealed + 1 >= first_seq:
+                is_owner = owner is not None and owner.owner == each.name
+                found.append((is_owner, -standing.sealed, each.name, each))
+        return [each for *_, each in sorted(found, key=lambda item: item[:3])]
+
+    def copy_figures(self) -> CopyFigures:
+        """Describes this broker's copy for metrics."""
+        replica, progress = self.replica, self.replica.copy_progress()
+        findings = replica.findings
+        return CopyFigures(
+            replica.position(),
+            replica.sealed_seq(),
+            self._purge.first_seq,
+            findings.audits,
+            findings.faults,
+            findings.repaired,
+            0 if progress is None else progress.done_bytes,
+            0 if progress is None else progress.total_bytes,
+        )
 
     # -- the replica's listener ------------------------------------------------------------------
 
@@ -158,6 +209,8 @@ class ClusterNode:
                 return "draining"
             return "owner"
         standing = broker.shards.get(FIRST_SHARD)
+        if standing is not None and standing.is_copying:
+            return "copying"
         return "standby" if standing is not None and standing.is_caught_up else "starting"
 
     def _changed(self) -> None:
@@ -165,7 +218,37 @@ class ClusterNode:
             callback()
 
     def _standings(self) -> dict[int, Standing]:
-        return {FIRST_SHARD: Standing(self.replica.position(), self.replica.is_caught_up())}
+        replica = self.replica
+        standing = Standing(
+            replica.position(),
+            replica.is_caught_up(),
+            replica.sealed_seq(),
+            replica.copy_progress() is not None,
+            replica.identity,
+        )
+        return {FIRST_SHARD: standing}
+
+    def _furthest_copy(self, identity: str) -> tuple[int, str]:
+        """Returns how far any broker said that its copy goes, live or not, and its name."""
+        found = [(0, "")]
+        for each in self._roster.known():
+            standing = each.shards.get(FIRST_SHARD)
+            if standing is not None and standing.stream == identity and each.name != self.name:
+                found.append((standing.position, each.name))
+        return max(found)
+
+    def _replica_standings(self) -> list[ReplicaStanding]:
+        live = {each.name for each in self._roster.live()}
+        found: list[ReplicaStanding] = []
+        for each in self._roster.known():
+            standing = each.shards.get(FIRST_SHARD)
+            if standing is not None:
+                # What is not a copy of this stream counts as none yet.
+                is_whole = standing.stream == self.replica.identity and not standing.is_copying
+                found.append(
+                    ReplicaStanding(each.name, standing.sealed, each.name in live, not is_whole)
+                )
+        return found
 
 
 def identity_of(vfs: Vfs, directory: str, name: str, url: str) -> Identity:

@@ -3,7 +3,9 @@
 Invariant: the replica is promoted only under a lease of this broker, and each lease has an epoch
 above all that this broker has read of. Two brokers may believe that they own the shard; the fence
 in the stream lets only one of them store anything. `is_current` is stricter: while it is true, no
-broker that follows the rules here can have taken over. Must not know the server, nor the log.
+broker that follows the rules here can have taken over, unless its probe was wrong. Then the owner
+is no longer current as soon as it hears of the other, or when its lease has run out. Must not know
+the server, nor the log.
 
 A broker takes a lease that was released, that has stood still for its whole time, that belonged to
 an earlier life of itself, or whose owner's process is gone (probe.py); and the first one of a new
@@ -13,7 +15,6 @@ cluster. The brokers that could take it do so one after another, in an order tha
 from __future__ import annotations
 
 import enum
-import hashlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +23,14 @@ from typing import Protocol
 import msgspec
 
 from penstock.api.outcomes import Done
-from penstock.cluster.availability import Standstill
 from penstock.cluster.lease import HeldLease, Lease, encode_lease, lease_key, read_lease
-from penstock.cluster.shared import Conflict, Entry, Tail, Unanswered
+from penstock.cluster.lease_reading import RETRY_MS, LeaseReader
+from penstock.cluster.shared import Conflict, Entry, Unanswered
+from penstock.cluster.succession import takers
 from penstock.cluster.surroundings import Surroundings
 from penstock.engine.scheduler import Cancellable
 from penstock.model.errors import PenstockError
 
-RETRY_MS = 100
 TURN_MS = 40
 """How much longer each broker waits for those that come before it."""
 RELEASE_MS = 2000
@@ -41,7 +42,7 @@ logger = logging.getLogger("penstock.cluster")
 
 
 class ShardReplica(Protocol):
-    """What ownership asks of this broker's copy of the shard; see `Replica`."""
+    """This broker's copy of the shard, as ownership uses it; see `Replica`."""
 
     serving_epoch: int
 
@@ -71,6 +72,8 @@ class ShardRole(enum.Enum):
 
 HOLDING = (ShardRole.PROMOTING, ShardRole.OWNER, ShardRole.DRAINING)
 
+PutOutcome = int | Conflict | Unanswered
+
 
 class Ownership:
     """`changed` is called when `role` has changed. Hand `observe` to the table of leases, and call
@@ -89,30 +92,25 @@ class Ownership:
         self._around = around
         self._replica = replica
         self._changed = changed
-        self._held = HeldLease(None, 0)
-        """The newest lease that was read."""
-        self._standstill = Standstill(around.availability)
+        self._reader = LeaseReader(shard, around, self._told)
         self._current_until_ms = 0
-        self._is_gone = False
-        """The probe has told that the owner's process is gone."""
-        self._probe: Tail | None = None
-        self._probed = ""
-        self._poll: Cancellable | None = None
         self._turn: Cancellable | None = None
         self._renewal: Cancellable | None = None
+        self._deadline: Cancellable | None = None
         self._stopped: Callable[[], None] | None = None
 
     # -- called by the node ----------------------------------------------------------------------
 
     def start(self) -> None:
-        self._read()
+        if self.role is not ShardRole.STOPPED:
+            self._reader.start()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Hands the shard over, if this broker owns it. Calls `done` in any case."""
+        """Hands the shard over, if this broker owns it. Calls `done` in any case. Called once."""
         self._stopped = done
         if self.role is ShardRole.OWNER:
             self._become(ShardRole.DRAINING)
-            self._around.scheduler.later(DRAIN_MS, self._drained)
+            self._deadline = self._around.scheduler.later(DRAIN_MS, self._drained)
             self._replica.drain(self._drained)
         elif self.role is ShardRole.PROMOTING:
             self._release()
@@ -120,7 +118,7 @@ class Ownership:
         elif self.role is ShardRole.TAKING:
             # The lease is released when the answer comes.
             self._become(ShardRole.RELEASING)
-            self._around.scheduler.later(RELEASE_MS, self._end)
+            self._deadline = self._around.scheduler.later(RELEASE_MS, self._end)
         else:
             self._end()
 
@@ -137,121 +135,71 @@ class Ownership:
                 self._release()
             else:
                 self._step_down()
-                self._put_released(lambda: None)
+                self._put_released()
 
     def observe(self, held: HeldLease) -> None:
         """The store tells of a change of the lease."""
-        if held.revision > self._held.revision:
-            self._learn(held)
+        self._reader.observe(held)
 
-    # -- reading ---------------------------------------------------------------------------------
+    # -- what the store says ---------------------------------------------------------------------
 
-    def _read(self) -> None:
-        self._poll = None
-        if self.role is not ShardRole.STOPPED:
-            self._around.keys.get(self._key, self._found)
+    def _told(self, held: HeldLease, is_read: bool) -> None:
+        """The lease was read, or has changed. A standby believes older values too: it loses nothing
+        by one, and a store that was made anew begins with low revisions."""
+        is_newer = held.revision > self._reader.held.revision
+        if self.role in HOLDING:
+            if is_newer:
+                self._compare(held)
+        elif is_newer or (is_read and self.role is ShardRole.STANDBY):
+            if held.revision != self._reader.held.revision:
+                self._cancel_turn()
+            self._reader.hold(held)
+            if self.role is ShardRole.STANDBY:
+                self._consider()
 
-    def _found(self, outcome: Entry | Unanswered | None) -> None:
-        if self.role is ShardRole.STOPPED:
-            return
-        if isinstance(outcome, Unanswered):
-            self._read_later(RETRY_MS)
-            return
-        self._around.availability.answered(self._around.monotonic_ms())
-        held = read_lease(outcome)
-        # A leader that was cut off may answer with an older value. A standby loses nothing by it,
-        # and a store that was made anew begins with low revisions.
-        if held.revision > self._held.revision or self.role is ShardRole.STANDBY:
-            self._learn(held)
-        self._read_later(self._around.times.renew_ms)
-
-    def _read_later(self, delay_ms: int) -> None:
-        if self._poll is None:
-            self._poll = self._around.scheduler.later(delay_ms, self._read)
-
-    def _read_within(self, delay_ms: int) -> None:
-        if self._poll is not None:
-            self._poll.cancel()
-        self._poll = self._around.scheduler.later(delay_ms, self._read)
-
-    def _learn(self, held: HeldLease) -> None:
-        """Takes note of the lease as it is now."""
-        if self.role in HOLDING and (held.lease is None or self._is_mine(held.lease)):
-            # Somebody has removed or overwritten it, or a renewal is told of before its answer.
-            self._held = HeldLease(held.lease or self._held.lease, held.revision)
-            return
-        if held.revision != self._held.revision:
-            self._cancel_turn()
-            if _life(held.lease) != _life(self._held.lease):
-                self._is_gone = False
-        self._held = held
-        self._standstill.seen(held.revision)
-        self._probe_owner()
-        if self.role in HOLDING and held.lease is not None:
-            self._lose(f"{held.lease.owner} has taken over")
-        elif self.role is ShardRole.STANDBY:
-            self._consider()
+    def _compare(self, held: HeldLease) -> bool:
+        """Steps down if another broker has the lease. Returns whether this one still has it."""
+        lease, mine = held.lease, self._reader.held.lease
+        if lease is None or (mine is not None and lease.epoch < mine.epoch):
+            # Somebody has removed or overwritten it, or put back an old one; or a leader of the
+            # store that was cut off shows an old one. This broker writes its own again.
+            lease = mine
+        elif not self._is_mine(lease):
+            self._reader.hold(held)
+            self._lose(f"{lease.owner} has taken over")
+            return False
+        self._reader.hold(HeldLease(lease, held.revision))
+        return True
 
     def _is_mine(self, lease: Lease) -> bool:
         return lease.life_id == self._around.me.life_id
 
     # -- as a standby ----------------------------------------------------------------------------
 
-    def _probe_owner(self) -> None:
-        lease = self._held.lease
-        wanted = ""
-        if lease is not None and not lease.is_released and not self._is_mine(lease):
-            wanted = lease.url
-        if wanted == self._probed:
-            return
-        if self._probe is not None:
-            self._probe.close()
-        self._probed, self._probe = wanted, None
-        if wanted:
-            self._probe = self._around.probe.watch(wanted, self._owner_gone)
-
-    def _owner_gone(self) -> None:
-        """Reads the lease first: the process may have released it, or have another address now."""
-        self._is_gone = True
-        self._probed, self._probe = "", None
-        if self.role is ShardRole.STANDBY:
-            self._read_within(0)
-
     def _consider(self) -> None:
         """Takes the lease if it is free, when it is this broker's turn."""
-        if self._turn is not None or self._stopped is not None or not self._may_be_taken():
+        if self._turn is not None or not self._may_be_taken():
             return
         if not self._replica.is_caught_up():
-            self._read_within(RETRY_MS)
+            self._reader.read_within(RETRY_MS)
             return
-        turn = self._order().index(self._around.me.name)
-        revision = self._held.revision
-        self._turn = self._around.scheduler.later(turn * TURN_MS, lambda: self._take(revision))
+        turn = self._takers().index(self._around.me.name)
+        take = partial(self._take, self._reader.held.revision)
+        self._turn = self._around.scheduler.later(turn * TURN_MS, take)
 
     def _may_be_taken(self) -> bool:
-        lease, me = self._held.lease, self._around.me
+        lease, me = self._reader.held.lease, self._around.me
         if lease is None:
             is_free = self._replica.epoch() == 0
         else:
-            is_free = lease.is_released or lease.node_id == me.node_id or self._is_gone
-        if is_free:
-            return True
-        return self._standstill.lasted_ms(self._held.revision) >= self._around.times.ttl_ms
+            # A copy of a data directory has the same node_id.
+            is_own = lease.node_id == me.node_id and lease.owner == me.name
+            is_free = lease.is_released or is_own or self._reader.is_owner_gone
+        return is_free or self._reader.has_run_out
 
-    def _order(self) -> list[str]:
-        """Returns the names of the brokers that could take over, the first to do so first."""
-        lease, me = self._held.lease, self._around.me.name
-        names = {me}
-        for each in self._around.roster.live():
-            standing = each.shards.get(self._shard)
-            if standing is not None and standing.is_caught_up:
-                names.add(each.name)
-        successor = ""
-        if lease is not None:
-            successor = lease.successor
-            if lease.owner != me:
-                names.discard(lease.owner)
-        return sorted(names, key=lambda name: (name != successor, _weight(self._shard, name)))
+    def _takers(self) -> list[str]:
+        lease, me = self._reader.held.lease, self._around.me.name
+        return takers(self._shard, lease, me, self._around.roster)
 
     def _cancel_turn(self) -> None:
         if self._turn is not None:
@@ -260,32 +208,34 @@ class Ownership:
 
     def _take(self, revision: int) -> None:
         self._turn = None
-        if self.role is not ShardRole.STANDBY or revision != self._held.revision:
+        if self.role is not ShardRole.STANDBY or revision != self._reader.held.revision:
             return
         self._become(ShardRole.TAKING)
-        lease = self._held.lease
+        lease = self._reader.held.lease
         epoch = max(self._replica.epoch(), 0 if lease is None else lease.epoch) + 1
         if lease is not None:
             # Versions of what is not durable begin with the time, and must not repeat.
             self._around.clock.start_at(lease.now_ms)
         self._put(self._lease(epoch), partial(self._taken, epoch))
 
-    def _taken(self, epoch: int, sent_ms: int, outcome: int | Conflict | Unanswered) -> None:
-        lease = self._held.lease
+    def _taken(self, epoch: int, sent_ms: int, outcome: PutOutcome) -> None:
+        lease = self._reader.held.lease
         is_ours = isinstance(outcome, int) and lease is not None and self._is_mine(lease)
         if self.role is ShardRole.RELEASING:
-            self._put_released(self._end)
+            self._around.keys.get(self._key, self._look_whether_released)
         elif self.role is not ShardRole.TAKING:
             return
         elif is_ours:
             self._current_until_ms = sent_ms + self._around.times.current_ms
             self._become(ShardRole.PROMOTING)
-            self._renew_later()
+            self._renew_later(self._around.times.renew_ms)
             self._replica.promote(epoch, partial(self._promoted, epoch))
         else:
             # If the answer was lost, the lease is found to be of this very life.
             self._become(ShardRole.STANDBY)
-            self._read_within(1 if isinstance(outcome, Conflict) else RETRY_MS)
+            if isinstance(outcome, Conflict):
+                self._reader.wait_again()
+            self._reader.read_within(RETRY_MS)
 
     def _promoted(self, epoch: int, outcome: PenstockError | None) -> None:
         if self.role is not ShardRole.PROMOTING:
@@ -298,46 +248,44 @@ class Ownership:
             return
         logger.warning("this broker could not take over shard %d: %s", self._shard, outcome.message)
         self._step_down()
-        self._put_released(lambda: None)
+        self._put_released()
 
     # -- as the owner ----------------------------------------------------------------------------
 
-    def _renew_later(self, delay_ms: int | None = None) -> None:
-        wait_ms = self._around.times.renew_ms if delay_ms is None else delay_ms
-        self._renewal = self._around.scheduler.later(wait_ms, self._renew)
+    def _renew_later(self, delay_ms: int) -> None:
+        """Renews once: the answer to a renewal of an earlier lease may come in between."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        self._renewal = self._around.scheduler.later(delay_ms, self._renew)
 
     def _renew(self) -> None:
-        if self.role not in HOLDING or self._held.lease is None:
-            return
-        self._put(self._lease(self._held.lease.epoch), self._renewed)
+        lease = self._reader.held.lease
+        if self.role in HOLDING and lease is not None:
+            renewed = partial(self._renewed, self._reader.held.revision)
+            self._put(self._lease(lease.epoch), renewed)
 
-    def _renewed(self, sent_ms: int, outcome: int | Conflict | Unanswered) -> None:
+    def _renewed(self, revision: int, sent_ms: int, outcome: PutOutcome) -> None:
         if self.role not in HOLDING:
             return
         if isinstance(outcome, int):
             self._current_until_ms = sent_ms + self._around.times.current_ms
-            self._renew_later()
+            self._renew_later(self._around.times.renew_ms)
         elif isinstance(outcome, Conflict):
-            self._around.keys.get(self._key, self._look_who)
+            self._around.keys.get(self._key, partial(self._look_who, revision))
         else:
             self._renew_later(RETRY_MS)
 
-    def _look_who(self, outcome: Entry | Unanswered | None) -> None:
+    def _look_who(self, revision: int, outcome: Entry | Unanswered | None) -> None:
         """The lease has changed: by a request whose answer was lost, by a person who removed it, or
-        because another broker has taken over."""
+        because another broker has taken over. Or a leader without a quorum refuses in vain."""
         if self.role not in HOLDING:
             return
         if isinstance(outcome, Unanswered):
             self._renew_later(RETRY_MS)
             return
         held = read_lease(outcome)
-        if held.lease is not None and not self._is_mine(held.lease):
-            self._held = held
-            self._lose(f"{held.lease.owner} has taken over")
-            return
-        mine = self._held.lease
-        self._held = HeldLease(mine if held.lease is None else held.lease, held.revision)
-        self._renew()
+        if self._compare(held):
+            self._renew_later(RETRY_MS if held.revision == revision else 0)
 
     def _lose(self, reason: str) -> None:
         """Another broker has the lease."""
@@ -352,8 +300,6 @@ class Ownership:
         if self._renewal is not None:
             self._renewal.cancel()
         self._become(ShardRole.STANDBY)
-        self._standstill.seen(self._held.revision)
-        self._read_later(self._around.times.renew_ms)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -364,33 +310,59 @@ class Ownership:
     def _release(self) -> None:
         self._current_until_ms = 0
         self._become(ShardRole.RELEASING)
-        self._around.scheduler.later(RELEASE_MS, self._end)
-        self._put_released(self._end)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._around.scheduler.later(RELEASE_MS, self._end)
+        self._put_released()
 
-    def _put_released(self, done: Callable[[], None]) -> None:
-        """Says in the store that the lease is free. If that fails, it runs out."""
-        lease = self._held.lease
-        if lease is None or not self._is_mine(lease):
-            self._around.scheduler.soon(done)
+    def _put_released(self) -> None:
+        """Says in the store that the lease is free, until that is known or another has it."""
+        lease = self._reader.held.lease
+        if self.role not in (ShardRole.RELEASING, ShardRole.STANDBY):
             return
-        others = [name for name in self._order() if name != self._around.me.name]
+        if lease is None or not self._is_mine(lease) or lease.is_released:
+            self._released()
+            return
+        others = [name for name in self._takers() if name != self._around.me.name]
         released = msgspec.structs.replace(
             lease,
             now_ms=self._around.clock.now_ms(),
             is_released=True,
             successor=others[0] if others else "",
         )
-        self._put(released, lambda sent_ms, outcome: done())
+        self._put(released, self._release_answered)
+
+    def _release_answered(self, sent_ms: int, outcome: PutOutcome) -> None:
+        """A renewal, or the taking itself, may have come in between."""
+        if isinstance(outcome, int):
+            self._released()
+        else:
+            self._around.keys.get(self._key, self._look_whether_released)
+
+    def _look_whether_released(self, outcome: Entry | Unanswered | None) -> None:
+        if self.role not in (ShardRole.RELEASING, ShardRole.STANDBY):
+            return
+        before = self._reader.held.revision
+        if not isinstance(outcome, Unanswered):
+            self._reader.hold(read_lease(outcome))
+        pause_ms = 0 if self._reader.held.revision != before else RETRY_MS
+        self._around.scheduler.later(pause_ms, self._put_released)
+
+    def _released(self) -> None:
+        if self.role is ShardRole.RELEASING:
+            self._end()
+        elif self.role is ShardRole.STANDBY:
+            # If nobody else takes it, this broker does, once its copy is open again.
+            self._reader.read_within(RETRY_MS)
 
     def _end(self) -> None:
         if self.role is ShardRole.STOPPED:
             return
         self._become(ShardRole.STOPPED)
-        for timer in (self._poll, self._turn, self._renewal):
+        self._reader.close()
+        for timer in (self._turn, self._renewal, self._deadline):
             if timer is not None:
                 timer.cancel()
-        if self._probe is not None:
-            self._probe.close()
         stopped, self._stopped = self._stopped, None
         if stopped is not None:
             stopped()
@@ -398,7 +370,7 @@ class Ownership:
     # -- within ----------------------------------------------------------------------------------
 
     def _lease(self, epoch: int) -> Lease:
-        me, before = self._around.me, self._held.lease
+        me, before = self._around.me, self._reader.held.lease
         is_renewal = before is not None and self._is_mine(before)
         return Lease(
             owner=me.name,
@@ -410,32 +382,20 @@ class Ownership:
             renewals=before.renewals + 1 if is_renewal and before is not None else 0,
         )
 
-    def _put(self, lease: Lease, done: Callable[[int, int | Conflict | Unanswered], None]) -> None:
+    def _put(self, lease: Lease, done: Callable[[int, PutOutcome], None]) -> None:
         """Writes the lease if it is still what was read. Gives the time before it was sent."""
         sent_ms = self._around.monotonic_ms()
-        revision = self._held.revision
 
-        def answered(outcome: int | Conflict | Unanswered) -> None:
+        def answered(outcome: PutOutcome) -> None:
             if not isinstance(outcome, Unanswered):
                 self._around.availability.answered(self._around.monotonic_ms())
-            if isinstance(outcome, int) and outcome > self._held.revision:
-                self._held = HeldLease(lease, outcome)
-                self._standstill.seen(outcome)
-                self._probe_owner()
+            if isinstance(outcome, int) and outcome > self._reader.held.revision:
+                self._reader.hold(HeldLease(lease, outcome))
             done(sent_ms, outcome)
 
-        self._around.keys.put(self._key, encode_lease(lease), revision, answered)
+        self._around.keys.put(self._key, encode_lease(lease), self._reader.held.revision, answered)
 
     def _become(self, role: ShardRole) -> None:
         if role is not self.role:
             self.role = role
             self._changed()
-
-
-def _life(lease: Lease | None) -> str:
-    return "" if lease is None else lease.life_id
-
-
-def _weight(shard: int, name: str) -> bytes:
-    """Orders the brokers for one shard: each shard in another order, so that owners spread."""
-    return hashlib.blake2b(f"{shard} {name}".encode(), digest_size=8).digest()

@@ -9,30 +9,32 @@ nor why the broker is promoted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from penstock.api.messages import Router
 from penstock.api.outcomes import Done
-from penstock.cluster.frame_messages import encode_message
-from penstock.cluster.frame_sender import Fate, FrameSender
+from penstock.cluster.copying import Copier, CopyProgress, PeerFiles
+from penstock.cluster.promotion import Promotion
 from penstock.cluster.replica_directory import ReplicaDirectory
-from penstock.cluster.replicated_log import Deposed, ReplicatedLog, StreamCutShort
-from penstock.cluster.shared import BoundsOutcome, SharedStream, Unanswered
-from penstock.cluster.standby import Standby
+from penstock.cluster.replicated_log import Deposed, ReplicatedLog
+from penstock.cluster.shared import Bounds, SharedStream
+from penstock.cluster.standby import CopyTooOld, Standby
+from penstock.cluster.stream_audit import StreamAudit, StreamFindings
 from penstock.engine.clock import Clock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.scheduler import Cancellable, Scheduler
+from penstock.engine.sealing import Sealing
 from penstock.engine.wiring import Parts
 from penstock.model.errors import PenstockError, Unavailable
 from penstock.model.limits import Limits
-from penstock.model.records import OwnerChanged, encode_record
-from penstock.storage.frames import encode_frame
 
-RETRY_MS = 100
 REOPEN_MS = (100, 30_000)
 """The first and the longest pause before the local files are opened again after an error."""
+
+FindPeers = Callable[[int], Sequence[PeerFiles]]
+"""Returns the brokers to copy from, the best first. The stream begins with this message."""
 
 OpenDirectory = Callable[[Scheduler, Callable[[BaseException], None]], ReplicaDirectory]
 """Makes the storage of one life of the copy, with its scheduler and what to tell of its end."""
@@ -65,9 +67,12 @@ class Replica:
         open_directory: OpenDirectory,
         listener: ReplicaListener,
         router: Router | None = None,
+        *,
+        copier: Copier | None = None,
+        find_peers: FindPeers | None = None,
     ) -> None:
-        """`scheduler` lives as long as the replica, one of `new_scheduler` as long as the local
-        files are open."""
+        """`copier` is used when the stream has left the local files behind. `scheduler` lives as
+        long as the replica, one of `new_scheduler` as long as the local files are open."""
         self.serving_epoch = 0
         self.engine: EmbeddedEngine | None = None
         self.standby: Standby | None = None
@@ -82,11 +87,18 @@ class Replica:
         self._open_directory = open_directory
         self._listener = listener
         self._router = router
+        self._copier = copier
+        self._find_peers = find_peers
+        self._sealing: Sealing | None = None
+        self._audit: StreamAudit | None = None
+        self.findings = StreamFindings()
+        self.furthest: Callable[[str], tuple[int, str]] = lambda identity: (0, "")
+        """Returns how far any known copy of the stream with this identity goes, and whose it is."""
         self._life = 0
         self._scheduler: Scheduler
         self._directory: ReplicaDirectory
         self._log: ReplicatedLog | None = None
-        self._promotion: _Promotion | None = None
+        self._promotion: Promotion | None = None
         self._reopening: Cancellable | None = None
         self._pause_ms = REOPEN_MS[0]
         self._is_closed = False
@@ -102,12 +114,48 @@ class Replica:
             self._directory, self.stream, self._limits, self.clock, scheduler, ended
         )
         self._log = self.standby.log
+        self._sealing = self.standby.sealing
+        standby = self.standby
+        standby.findings = self.findings
+        self._audit = StreamAudit(
+            standby.log,
+            self.stream,
+            scheduler,
+            lambda: standby.identity,
+            self.findings,
+            standby.log.fail,
+        )
 
     # -- what ownership asks ---------------------------------------------------------------------
 
     def position(self) -> int:
         """The last message that is applied, 0 while nothing is open."""
         return self._log.durable_seq if self._log is not None else 0
+
+    def sealed_seq(self) -> int:
+        """The last message that is in synced files here. While files are copied, the last one that
+        is in the files at the other broker."""
+        progress = self.copy_progress()
+        if progress is not None:
+            return progress.next_seq - 1
+        return 0 if self._sealing is None else max(0, self._sealing.next_seq - 1)
+
+    def seal_soon(self, bounds: Bounds) -> None:
+        """Seals what is in the log, although its segment is not full, if most of what fills the
+        stream is not sealed here."""
+        log, sealing = self._log, self._sealing
+        if log is None or sealing is None or sealing.is_running:
+            return
+        if bounds.last_seq - self.sealed_seq() > (bounds.last_seq - bounds.first_seq) // 2:
+            log.roll()
+
+    @property
+    def identity(self) -> str:
+        """The identity of the stream that the open local files are a copy of."""
+        return self._directory.identity if self._log is not None else ""
+
+    def copy_progress(self) -> CopyProgress | None:
+        return None if self._copier is None else self._copier.progress
 
     def epoch(self) -> int:
         """Returns the epoch of the last fence that was read."""
@@ -126,7 +174,7 @@ class Replica:
         if standby is None or self._promotion is not None or self.engine is not None:
             done(Unavailable("this broker's copy of the shard is not ready"))
             return
-        self._promotion = _Promotion(self, standby, epoch, done)
+        self._promotion = Promotion(self, standby, epoch, done)
         self._promotion.start()
 
     def drop(self, reason: str) -> None:
@@ -156,6 +204,8 @@ class Replica:
 
     def close(self) -> None:
         self._is_closed = True
+        if self._copier is not None:
+            self._copier.end()
         if self._reopening is not None:
             self._reopening.cancel()
         self._close_life(Unavailable("the broker is stopping"))
@@ -185,6 +235,10 @@ class Replica:
         self.engine = EmbeddedEngine(parts)
         self._listener.engine_began(self.engine)
 
+    def find_pieces(self, epoch: int, done: Done[None]) -> None:
+        """Finds the staged pieces of the owners before. Called behind our fence."""
+        self._directory.staged.take_over(epoch, done)
+
     def promotion_failed(self) -> None:
         self._promotion = None
 
@@ -198,14 +252,48 @@ class Replica:
         if not isinstance(error, Deposed):
             logger.error("the copy of the shard is opened again: %s", error)
         self._close_life(error)
-        self._reopen_later()
+        if isinstance(error, CopyTooOld) and self._copier is not None:
+            self._copy(self._copier, error.first_seq)
+        else:
+            self._reopen_later()
+
+    def _copy(self, copier: Copier, first_seq: int) -> None:
+        """Copies the files of another broker, then opens them."""
+        peers = () if self._find_peers is None else self._find_peers(first_seq)
+        scheduler = self._new_scheduler()
+
+        def run() -> None:
+            failure: BaseException | None = None
+            try:
+                copier.run(peers, first_seq)
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                failure = error
+            scheduler.post(partial(self._copied, scheduler, failure))
+
+        scheduler.in_background(run)
+
+    def _copied(self, scheduler: Scheduler, failure: BaseException | None) -> None:
+        scheduler.close()
+        if self._is_closed:
+            return
+        if failure is None:
+            self._reopen()
+        else:
+            self.failure = failure
+            logger.error("the shard could not be copied: %s", failure)
+            self._reopen_later()
 
     def _close_life(self, error: BaseException) -> None:
         promotion, self._promotion = self._promotion, None
         engine, self.engine = self.engine, None
         standby, self.standby = self.standby, None
         self._log = None
+        self._sealing = None
+        audit, self._audit = self._audit, None
+        if audit is not None:
+            audit.close()
         self.serving_epoch = 0
+        self._directory.staged.end()
         if promotion is not None:
             promotion.end(_told(error))
         if engine is not None:
@@ -229,87 +317,6 @@ class Replica:
             self.failure = error
             logger.error("the local files cannot be opened: %s", error)
             self._reopen_later()
-
-
-class _Promotion:
-    """Reads the stream to its end, then appends the fence, again behind whatever came meanwhile."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        standby: Standby,
-        epoch: int,
-        done: Done[None],
-    ) -> None:
-        self._replica = replica
-        self._standby = standby
-        self._epoch = epoch
-        self._done: Done[None] | None = done
-        self._sender = FrameSender(replica.stream, replica.scheduler)
-        self._fence = b""
-
-    def start(self) -> None:
-        self._replica.stream.bounds(self._found_end)
-
-    def end(self, error: PenstockError) -> None:
-        """Gives up. The fence may still be stored: then nobody owns the log until the next one."""
-        self._sender.stop()
-        done, self._done = self._done, None
-        self._replica.promotion_failed()
-        if done is not None:
-            done(error)
-
-    def _found_end(self, outcome: BoundsOutcome) -> None:
-        if self._done is None:
-            return
-        if isinstance(outcome, Unanswered):
-            self._replica.scheduler.later(RETRY_MS, self._again)
-        else:
-            self._standby.when_at(outcome.last_seq, self._append)
-
-    def _again(self) -> None:
-        if self._done is not None:
-            self.start()
-
-    def _append(self) -> None:
-        """Sends the fence as the next message."""
-        if self._done is None:
-            return
-        standby, replica = self._standby, self._replica
-        if not standby.is_following:
-            replica.scheduler.later(RETRY_MS, self._append)
-        elif standby.chain.epoch > self._epoch:
-            self.end(Deposed())
-        else:
-            seq = standby.log.seq
-            replica.clock.start_at(standby.state.last_ts)
-            ts = replica.clock.now_ms()
-            record = encode_record(OwnerChanged(ts, self._epoch, replica.name))
-            _, payload = encode_frame(seq, 0, 0, [record])
-            self._fence = encode_message(self._epoch, seq, payload, 1, is_fence=True)
-            self._sender.send(seq, self._fence, lambda fate: self._sent(seq, fate))
-
-    def _sent(self, seq: int, fate: Fate) -> None:
-        if self._done is None:
-            return
-        if fate is Fate.LOST:
-            self.end(StreamCutShort(seq))
-        elif fate is Fate.TAKEN:
-            self._standby.when_at(seq, self._append)
-        else:
-            self._standby.received(seq, self._fence)
-            self._take_over()
-
-    def _take_over(self) -> None:
-        chain = self._standby.chain
-        if chain.epoch != self._epoch or not chain.is_whole:
-            # A stray message came behind the fence, or another owner's fence.
-            self._append()
-            return
-        done, self._done = self._done, None
-        self._replica.serve(self._standby, self._epoch)
-        if done is not None:
-            done(None)
 
 
 def _told(error: BaseException) -> PenstockError:

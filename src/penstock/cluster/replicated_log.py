@@ -24,11 +24,13 @@ import msgspec
 from penstock.cluster.frame_messages import MESSAGE_HEADER_BYTES, encode_message
 from penstock.cluster.frame_sender import Fate, FrameSender
 from penstock.cluster.shared import SharedStream
+from penstock.cluster.stream_errors import StreamCutShort
 from penstock.engine.scheduler import Scheduler
 from penstock.model.errors import Unavailable
 from penstock.model.limits import MIB
 from penstock.storage.appending import AppendingLog
 from penstock.storage.frames import POSITION_BITS
+from penstock.storage.kept_segments import keep_segments
 from penstock.storage.log import WalOptions
 from penstock.storage.segment_files import SegmentFiles
 from penstock.storage.vfs import Vfs
@@ -54,16 +56,6 @@ class Deposed(Unavailable):
         super().__init__(
             "another broker has taken over and the outcome is not known; send the request again, "
             "with an idempotency key if it must not be done twice"
-        )
-
-
-class StreamCutShort(Unavailable):
-    """The stream has lost messages that it had confirmed."""
-
-    def __init__(self, seq: int) -> None:
-        super().__init__(
-            f"the shared stream ends before message {seq - 1}, which it had stored; "
-            "nothing is written until it is repaired"
         )
 
 
@@ -98,6 +90,10 @@ class ReplicatedLog(AppendingLog):
         super().__init__(opened.next_seq, min(options.frame_bytes, FRAME_BYTES), max_frame)
         self.is_current = is_current
         self.epoch = 0
+        self.newest: tuple[int, bytes] | None = None
+        """The last message that is known to be in the stream; None before the first."""
+        self._vfs = vfs
+        self._directory = directory
         self._on_ended = on_ended
         self._scheduler = scheduler
         self._sender = FrameSender(stream, scheduler)
@@ -151,6 +147,16 @@ class ReplicatedLog(AppendingLog):
 
     # -- as the owner ----------------------------------------------------------------------------
 
+    def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
+        """Closes the open frame if only that keeps these bytes out: messages of the stream may be
+        little larger than one of a topic."""
+        has_room = super().has_room(nbytes, reserve=reserve)
+        can_close = self.failed is None and not self._is_closed
+        if not has_room and can_close and self._is_frame_full(nbytes):
+            self._close_frame()
+            has_room = super().has_room(nbytes, reserve=reserve)
+        return has_room
+
     def commit(self) -> None:
         if self._is_busy:
             self._is_wanted = True
@@ -176,7 +182,8 @@ class ReplicatedLog(AppendingLog):
             self._close_frame()
         frame = self._unsent[0]
         self._is_busy = True
-        self._is_wanted = False
+        # A commit is about all that was appended, and this may not be the last frame of it.
+        self._is_wanted = bool(self._records)
         self._sender.send(frame.seq, frame.data, self._sent)
 
     def _sent(self, fate: Fate) -> None:
@@ -192,6 +199,7 @@ class ReplicatedLog(AppendingLog):
             return
         frame = self._unsent.popleft()
         self.durable_seq = frame.seq
+        self.newest = frame.seq, frame.data
         for batch in frame.writes:
             self._writer.hand_over(batch)
         self._count_commit(perf_counter() - frame.closed_at, 1, len(frame.data))
@@ -240,6 +248,10 @@ class ReplicatedLog(AppendingLog):
             logger.error("the replicated log cannot go on: %s", error, exc_info=error)
         self.stop_writing(error)
         self._notify(self._listener.failed, error)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the log, because it is not what the stream holds."""
+        self._fail(error)
 
     def depose(self) -> None:
         """Ends the log, because another broker owns it now."""
@@ -304,6 +316,7 @@ class ReplicatedLog(AppendingLog):
         return self.files.closed()
 
     def drop_segments(self, up_to_number: int) -> None:
+        keep_segments(self._vfs, self._directory, up_to_number)
         self.files.drop(up_to_number)
 
     @property

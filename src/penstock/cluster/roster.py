@@ -25,10 +25,15 @@ logger = logging.getLogger("penstock.cluster")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a broker's copy of a shard is."""
+    """How far a broker's copy of a shard is. `sealed` is the last message that is in its synced
+    files, or in those that it copies at the moment. `stream` is the identity of the stream that the
+    positions are in."""
 
     position: int
     is_caught_up: bool
+    sealed: int = 0
+    is_copying: bool = False
+    stream: str = ""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -92,6 +97,10 @@ class Roster:
             if seen.at_ms >= since_ms and not seen.announcement.has_left
         ]
 
+    def known(self) -> list[Announcement]:
+        """Returns all brokers that ever announced themselves, in the order of their names."""
+        return [seen.announcement for _, seen in sorted(self._seen.items())]
+
     def find_live(self, name: str) -> Announcement | None:
         return next((each for each in self.live() if each.name == name), None)
 
@@ -104,6 +113,7 @@ class Roster:
         announcement = None if entry is None else decode_announcement(entry.value)
         if announcement is None or announcement.name != name:
             self._seen.pop(name, None)
+            self._skewed.discard(name)
             return
         before = self._seen.get(name)
         if before is None and len(self._seen) >= MOST_BROKERS:

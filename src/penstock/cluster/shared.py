@@ -1,5 +1,5 @@
-"""The services that the brokers of a cluster share: one append-only stream for each shard, and a
-small store of keys for leases.
+"""The services that the brokers of a cluster share: for each shard an append-only stream and a
+store of staged pieces, and one small store of keys for leases.
 
 JetStream implements both. Tests simulate them. A callback is called exactly once, in a later turn
 of the loop and on its thread, never within the call. Must not know frames, records or brokers.
@@ -44,12 +44,14 @@ class Missing(msgspec.Struct, frozen=True):
 class Bounds(msgspec.Struct, frozen=True):
     """The stream holds the messages from `first_seq` to `last_seq`. Empty: `last_seq` is the last
     that there ever was, and `first_seq` is one more. `room_bytes` is what it can take before it
-    refuses. `identity` changes when somebody deletes the stream and makes it anew."""
+    refuses, `used_bytes` what it takes now. `identity` changes when somebody deletes the stream and
+    makes it anew."""
 
     first_seq: int
     last_seq: int
     room_bytes: int
     identity: str
+    used_bytes: int = 0
 
 
 AppendOutcome = Stored | Refused | Unanswered
@@ -100,6 +102,39 @@ class SharedStream(Protocol):
 
     def purge(self, up_to_seq: int, done: Callable[[Unanswered | None], None]) -> None:
         """Removes the messages up to and with `up_to_seq`."""
+        ...
+
+
+class Full(msgspec.Struct, frozen=True):
+    """Nothing was stored: there is no room for it."""
+
+
+PutOutcome = Stored | Full | Unanswered
+PartOutcome = Found | Unanswered | None
+PartsOutcome = dict[int, set[int]] | Unanswered
+
+
+class SharedPieces(Protocol):
+    """Parts of staged pieces. A part has the number of its piece and its own number in it."""
+
+    max_message_bytes: int
+    """The largest part that can be stored."""
+
+    def put(self, number: int, part: int, data: bytes, done: Callable[[PutOutcome], None]) -> None:
+        """Stores a part, in place of an earlier one of these numbers."""
+        ...
+
+    def get(self, number: int, part: int, done: Callable[[PartOutcome], None]) -> None:
+        """Reads a part where changes are decided. None if there is no such part."""
+        ...
+
+    def parts(self, done: Callable[[PartsOutcome], None]) -> None:
+        """Gives the numbers of all parts, by piece. Has everything that was stored before the call,
+        by whatever broker."""
+        ...
+
+    def remove(self, number: int, done: Callable[[Unanswered | None], None]) -> None:
+        """Removes all parts of a piece."""
         ...
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from penstock.cluster.frame_messages import Chain, decode_message
 from penstock.cluster.frame_sender import MOST_SHORT_VIEWS
 from penstock.cluster.replica_directory import ReplicaDirectory
-from penstock.cluster.replicated_log import StreamCutShort
 from penstock.cluster.shared import (
     Bounds,
     BoundsOutcome,
@@ -25,6 +24,9 @@ from penstock.cluster.shared import (
     Tail,
     Unanswered,
 )
+from penstock.cluster.stream_audit import StreamFindings
+from penstock.cluster.stream_errors import StreamHoldsOthers, StreamReplaced
+from penstock.cluster.stream_repair import StreamRepair
 from penstock.engine.clock import Clock
 from penstock.engine.eviction import Eviction
 from penstock.engine.opening import Recovery
@@ -41,24 +43,15 @@ RETRY_MS = 500
 logger = logging.getLogger("penstock.cluster")
 
 
-class ForeignCopy(Unavailable):
-    """The local files are not a beginning of the shared stream."""
-
-    def __init__(self, seq: int) -> None:
-        super().__init__(
-            f"frame {seq} of the data directory is not message {seq} of the cluster's stream: "
-            "the directory belongs to another cluster, or to another stream of this name"
-        )
-
-
 class CopyTooOld(Unavailable):
-    """The stream begins behind the end of the local files."""
+    """The stream begins behind the end of the local files: another broker's are copied."""
 
     def __init__(self, seq: int, first_seq: int) -> None:
         super().__init__(
             f"the cluster's stream begins with message {first_seq}, and the data directory ends "
-            f"before message {seq}: copy the data directory of another broker"
+            f"before message {seq}"
         )
+        self.first_seq = first_seq
 
 
 class Standby:
@@ -80,6 +73,11 @@ class Standby:
         self.is_following = False
         self.is_caught_up = False
         """Everything was read that the stream had about a second ago."""
+        self.identity = ""
+        """The identity of the stream, once it is known."""
+        self.findings = StreamFindings()
+        self._is_replaced = False
+        self._repair: StreamRepair | None = None
         self._last_end: int | None = None
         self._directory = directory
         self._stream = stream
@@ -103,12 +101,25 @@ class Standby:
     # -- beginning -------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        """Compares the newest local frame with the stream, then follows."""
+        """Compares identity and newest message with the stream, then follows. Repairs a stream that
+        has lost its end."""
+        self._stream.bounds(self._found_bounds)
+
+    def _found_bounds(self, outcome: BoundsOutcome) -> None:
+        if self._is_closed:
+            return
+        if isinstance(outcome, Unanswered):
+            self._timer_for(RETRY_MS, self._check_end)
+            return
+        self.identity = outcome.identity
+        self._is_replaced = self._directory.identity not in ("", outcome.identity)
         seq = self.log.durable_seq
         if seq:
             self._stream.look_up(seq, self._compare)
+        elif self._is_replaced:
+            self._end(StreamReplaced())
         else:
-            self._scheduler.soon(self._follow)
+            self._follow()
 
     def _compare(self, outcome: LookUpOutcome) -> None:
         if self._is_closed:
@@ -120,9 +131,14 @@ class Standby:
             message = decode_message(outcome.data)
             mine = self._directory.last_frame.records
             if mine and (message is None or message.seq != seq or message.records != mine):
-                self._end(ForeignCopy(seq))
+                self._end(StreamHoldsOthers(seq))
+            elif self._is_replaced and not mine:
+                self._end(StreamReplaced())
             else:
+                self.log.newest = seq, outcome.data
                 self._follow()
+        elif self._is_replaced:
+            self._end(StreamReplaced())
         else:
             self._compare_missing(seq, outcome)
 
@@ -133,15 +149,34 @@ class Standby:
             # It may be a leader that was cut off and answers from what it knew.
             self._short_views += 1
             if self._short_views > MOST_SHORT_VIEWS:
-                self._end(StreamCutShort(seq + 1))
+                self.findings.faults += 1
+                self._repair_from(outcome.last_seq + 1)
             else:
                 self._timer_for(RETRY_MS, self._check_end)
         else:
             self._follow()
 
+    def _repair_from(self, seq: int) -> None:
+        frames = self._directory.frames()
+        self._repair = StreamRepair(self._stream, self._scheduler, frames, seq, self._repaired)
+        self._repair.start()
+
+    def _repaired(self, failure: BaseException | None) -> None:
+        if self._is_closed:
+            return
+        if failure is not None:
+            self._end(failure)
+            return
+        if self._repair is not None:
+            self.findings.repaired += self._repair.appended
+        self._short_views = 0
+        self._check_end()
+
     def _follow(self) -> None:
         if not self._is_closed and self._tail is None:
             self.is_following = True
+            if self._directory.identity != self.identity:
+                self._directory.remember_identity(self.identity)
             self._stream.bounds(self._compare_ends)
             self._tail = self._stream.follow(self.log.seq, self)
 
@@ -162,6 +197,7 @@ class Standby:
             logger.exception("message %d of the cluster's stream cannot be applied", seq)
             self._end(error)
             return
+        self.log.newest = seq, data
         if not is_counted:
             logger.warning("message %d of the cluster's stream is void", seq)
         self._tell_waiting()
@@ -206,7 +242,10 @@ class Standby:
             self._stream.bounds(self._compare_ends)
 
     def _compare_ends(self, outcome: BoundsOutcome) -> None:
-        if isinstance(outcome, Bounds):
+        if isinstance(outcome, Bounds) and not self._is_closed:
+            if outcome.identity != self.identity:
+                self._end(StreamReplaced())
+                return
             # Under load the stream's end is always a little ahead. Its end of a second ago is not.
             before = outcome.last_seq if self._last_end is None else self._last_end
             self.is_caught_up = self.log.durable_seq >= min(before, outcome.last_seq)
@@ -243,6 +282,8 @@ class Standby:
             self._tail.close()
         if self._timer is not None:
             self._timer.cancel()
+        if self._repair is not None:
+            self._repair.close()
 
     def _timer_for(self, delay_ms: int, turn: Callable[[], None]) -> None:
         self._scheduler.later(delay_ms, lambda: None if self._is_closed else turn())

@@ -1,4 +1,4 @@
-"""What the ownership of every shard uses of its broker: who it is, keys, clocks, other brokers."""
+"""The parts of a broker that the ownership of every shard uses: identity, keys, clocks, roster."""
 
 from __future__ import annotations
 

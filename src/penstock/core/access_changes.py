@@ -53,7 +53,9 @@ def decide_grant(
         if msgspec.structs.replace(rule, id=0, created_ms=0) == wanted:
             return rule
     if len(access.rules) >= MAX_RULES:
-        raise ResourceExhausted(f"there are {MAX_RULES} rules", limit="rules")
+        raise ResourceExhausted(
+            f"the broker keeps at most {MAX_RULES} rules; revoke some", limit="rules"
+        )
     if count >= MAX_SUBJECT_RULES:
         raise ResourceExhausted(
             f"{wanted.principal or wanted.role!r} has {MAX_SUBJECT_RULES} rules in this tenant; "
@@ -99,7 +101,9 @@ def decide_set_role(
     if role == old:
         return None
     if old is None and len(access.roles) >= MAX_DEFINED_ROLES:
-        raise ResourceExhausted(f"there are {MAX_DEFINED_ROLES} roles", limit="roles")
+        raise ResourceExhausted(
+            f"the broker keeps at most {MAX_DEFINED_ROLES} roles; delete some", limit="roles"
+        )
     return RoleSet(now_ms, role)
 
 
@@ -181,7 +185,8 @@ def _clean_pattern(pattern: str, what: str) -> str:
 
 
 def _check_authority(access: AccessRules, wanted: AccessRule, by: Principal | None) -> None:
-    """Raises unless `by` may grant there at all. Checked before anything that tells what exists."""
+    """Raises PermissionDenied if `by` may grant nothing in this scope. Called first, so that a
+    refusal does not reveal what exists."""
     if by is not None:
         resource = _clean_resource(wanted.resource)
         namespace = clean_name(wanted.namespace, "namespace")

@@ -160,7 +160,10 @@ class Decision(Generic[T]):
             excess -= before - draft.bytes
             if excess <= 0:
                 return
-        raise TooLarge(f"too large: cache_memory_bytes is {self._state.limits.cache_memory_bytes}")
+        raise TooLarge(
+            "the change needs more memory than all caches together may use: cache_memory_bytes is "
+            f"{self._state.limits.cache_memory_bytes}"
+        )
 
 
 def find_cache(state: BrokerState, path: Path) -> Cache:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.core.scope_counts import ScopeCounts
 from penstock.model.envelope import RetryPolicy
 
 if TYPE_CHECKING:
@@ -106,6 +107,26 @@ class Progress:
         free = min(self.free_bytes, size)
         self.free_bytes -= free
         self.finished_bytes += size - free
+
+
+class GroupTable(dict[int, "Group"]):
+    """Groups by id. `counts` has their number in every tenant and namespace, those of the logs of
+    streams included."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = ScopeCounts()
+
+    def __setitem__(self, group_id: int, group: Group) -> None:
+        if group_id not in self:
+            self.counts.add(group.topic.scope, 1)
+        super().__setitem__(group_id, group)
+
+    def __delitem__(self, group_id: int) -> None:
+        self.counts.add(self[group_id].topic.scope, -1)
+        super().__delitem__(group_id)
 
 
 class Group:

@@ -1,8 +1,8 @@
 """Producers that number their publishes to a stream: their next numbers and their last answers.
 
 Invariant: `next` only rises, by one for each publish. The last answers of a producer are kept, so
-that a repeat gets its answer again. A producer is forgotten some time after its last publish, by
-the time of a later record, so that a replay forgets the same ones. Must not know payloads.
+that a repeat gets its answer again. A producer is forgotten some time after its last publish. The
+time of later records decides, so a replay forgets the same producers. Must not know payloads.
 """
 
 from __future__ import annotations

@@ -16,7 +16,16 @@ from penstock.core import topic_records
 from penstock.core.access import AccessRules
 from penstock.core.cache import VERSIONS_PER_MS, Cache, CacheMemory, CacheTable
 from penstock.core.effects import Effect, EffectTotals
-from penstock.core.groups import DYING, IN_FLIGHT, READY, WAITING, Group, Progress, Unfinished
+from penstock.core.groups import (
+    DYING,
+    IN_FLIGHT,
+    READY,
+    WAITING,
+    Group,
+    GroupTable,
+    Progress,
+    Unfinished,
+)
 from penstock.core.idempotency import ProducedKeys, produce_identity
 from penstock.core.tenancy import Registry
 from penstock.core.tokens import Tokens
@@ -96,7 +105,7 @@ class BrokerState:
         self.limits = limits
         self.topics = TopicTable()
         self.topics_by_id: dict[int, Topic] = {}
-        self.groups: dict[int, Group] = {}
+        self.groups = GroupTable()
         self.produced = ProducedKeys()
         self.effect_totals = EffectTotals()
         self.registry = Registry()

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.core.scope_counts import ScopeCounts
 from penstock.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -31,6 +32,7 @@ from penstock.model.limits import (
 from penstock.model.names import clean_name
 from penstock.model.quotas import Quota
 from penstock.model.records import RegistryChanged
+from penstock.model.scopes import Scope
 from penstock.model.tenancy import (
     DEFAULT,
     CacheConfig,
@@ -50,8 +52,10 @@ _PARENTS: dict[Kind, Kind] = {"namespace": "tenant", "stream": "namespace", "cac
 
 
 class Registry:
-    __slots__ = ("by_kind", "caches", "changes", "epoch", "namespaces", "revision", "streams",
-                 "tenants")  # fmt: skip
+    """`counts` has the number of entries of each kind in every tenant and namespace."""
+
+    __slots__ = ("by_kind", "caches", "changes", "counts", "epoch", "namespaces", "revision",
+                 "streams", "tenants")  # fmt: skip
 
     def __init__(self) -> None:
         self.tenants: dict[Path, Entry] = {}
@@ -64,6 +68,7 @@ class Registry:
             "stream": self.streams,
             "cache": self.caches,
         }
+        self.counts: dict[Kind, ScopeCounts] = {kind: ScopeCounts() for kind in _KINDS}
         self.epoch = 0
         self.revision = 0
         self.changes: deque[Change] = deque(maxlen=MAX_REGISTRY_CHANGES)
@@ -71,13 +76,17 @@ class Registry:
             self.put(entry)
 
     def put(self, entry: Entry) -> None:
-        self.by_kind[entry.kind][entry.path] = entry
+        entries = self.by_kind[entry.kind]
+        if entry.path not in entries:
+            self.counts[entry.kind].add(_scope(entry), 1)
+        entries[entry.path] = entry
         self.revision = max(self.revision, entry.revision)
 
     def apply(self, record: RegistryChanged) -> None:
         entry = record.entry
         if record.deleted:
             del self.by_kind[entry.kind][entry.path]
+            self.counts[entry.kind].add(_scope(entry), -1)
             self.revision = entry.revision
         else:
             self.put(entry)
@@ -89,6 +98,7 @@ class Registry:
     def restore(self, snapshot: Snapshot) -> None:
         for entries in self.by_kind.values():
             entries.clear()
+        self.counts = {kind: ScopeCounts() for kind in _KINDS}
         for entry in snapshot.entries:
             self.put(entry)
         self.epoch, self.revision = snapshot.epoch, snapshot.revision
@@ -280,6 +290,10 @@ def _is_in(entry: Entry, parent: Entry) -> bool:
     if parent.kind == "tenant":
         return entry.tenant_id == parent.tenant_id
     return (entry.tenant_id, entry.namespace) == (parent.tenant_id, parent.namespace)
+
+
+def _scope(entry: Entry) -> Scope:
+    return entry.tenant_id, entry.namespace
 
 
 def _name(entry: Entry) -> str:

@@ -156,8 +156,8 @@ def decide_commit(
         _check_producers(state, now_ms)
     elif len(writer.storing) >= MAX_STORING_BATCHES:
         raise ResourceExhausted(
-            f"{len(writer.storing)} batches of producer {plain_name(command.producer)!r} are being "
-            "stored",
+            f"producer {plain_name(command.producer)!r} has {len(writer.storing)} batches that are "
+            "still being stored; commit again when one is finished",
             limit="storing_batches",
         )
     pieces = _find_pieces(command, staged)

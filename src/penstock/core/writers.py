@@ -2,9 +2,9 @@
 
 Invariant: `last_batch` only rises. A batch is in `storing` from its commit until all its rows are
 stored; `done` counts the stored rows. Batches of one producer are stored in the order of their
-commits. A producer is forgotten some time after its last commit, by the time of a later record, so
-that a replay forgets the same ones; never while one of its batches is being stored. Must not know
-how rows are staged.
+commits. A producer is forgotten some time after its last commit. The time of later records decides,
+so a replay forgets the same producers. A producer with a batch that is being stored is kept. Must
+not know how rows are staged.
 """
 
 from __future__ import annotations

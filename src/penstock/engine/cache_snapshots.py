@@ -50,7 +50,7 @@ class CacheSnapshots:
         if cache is None or cache.is_durable:
             self._ledger.answer(done, outcome)
         else:
-            done(outcome)
+            self._ledger.answer_unlogged(done, outcome)
 
     def _read(self, cache: Cache, columns: tuple[str, ...], form: Form) -> RangeRead:
         schema = schema_of(Selection(columns=columns), SCHEMA)

@@ -1,9 +1,9 @@
 """Commands on caches: decide, record, apply, answer, and tell watches.
 
 Invariant: every answer about a durable cache, also a refusal or a miss, waits until all that was
-decided before it is durable; an ephemeral cache answers at once and is in no log. The records of
-one command on durable caches are one frame. A TTL counts from the moment its put is answered. Must
-not know the wire.
+decided before it is durable; an ephemeral cache is in no log and answers at once, unless another
+broker may serve it meanwhile. The records of one command on durable caches are one frame. A TTL
+counts from the moment its put is answered. Must not know the wire.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.core.cache_rules import (
     decide_transact,
     find_cache,
 )
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.engine.cache_snapshots import CacheSnapshots
 from penstock.engine.ledger import Ledger
 from penstock.engine.quotas import Quotas
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.watches import CacheWatch, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
@@ -66,6 +66,7 @@ class Caches:
         self._state = state
         self._ledger = ledger
         self._now_ms = ledger.now_ms
+        self._is_shared = ledger.log.is_shared
         self.watches = Watches(ledger, state.limits.event_queue_bytes, opened)
 
     def start(self) -> None:
@@ -89,7 +90,8 @@ class Caches:
     def get(self, path: Path, key: str, done: Done[CacheValue | None]) -> None:
         registered = self._state.registry.caches.get(path)
         cache = self._state.caches[registered.id] if registered is not None else None
-        if cache is not None and not cache.is_durable:
+        may_answer = not self._is_shared or not self._ledger.is_doubtful()
+        if cache is not None and not cache.is_durable and may_answer:
             entry = cache.entries.get(key)
             if entry is not None:
                 expires = entry.expires
@@ -111,7 +113,7 @@ class Caches:
             self._answer(done, error, is_durable=cache is None or cache.is_durable)
             return
         if not cache.is_durable:
-            done(self._values(found))
+            self._ledger.answer_unlogged(done, self._values(found))
             return
 
         def released(outcome: list[CacheEntry | None] | PenstockError) -> None:
@@ -174,7 +176,8 @@ class Caches:
     def put(self, command: Put, done: Done[Written]) -> None:
         registered = self._state.registry.caches.get(command.path)
         cache = self._state.caches[registered.id] if registered is not None else None
-        is_plain = not self.watches.count and not self._quotas.is_active
+        may_answer = not self._is_shared or not self._ledger.is_doubtful()
+        is_plain = not self.watches.count and not self._quotas.is_active and may_answer
         if cache is not None and not cache.is_durable and is_plain:
             record = decide_replace(self._state, cache, command, self._now_ms())
             if record is not None:
@@ -248,7 +251,7 @@ class Caches:
         except PenstockError as error:
             outcome = error
         if not is_durable:
-            done(outcome)
+            self._ledger.answer_unlogged(done, outcome)
         elif countdowns:
             self._ledger.answer(partial(self.begin, countdowns, done), outcome)
         else:
@@ -267,7 +270,7 @@ class Caches:
         if is_durable:
             self._ledger.answer(done, outcome)
         else:
-            done(outcome)
+            self._ledger.answer_unlogged(done, outcome)
 
     def _record(self, decision: Decision[Any], also: Sequence[Record] = ()) -> list[Countdown]:
         if decision.is_durable or also:

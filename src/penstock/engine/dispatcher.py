@@ -18,6 +18,7 @@ from penstock.core.deliver import (
     skip,
 )
 from penstock.core.groups import IN_FLIGHT, Progress, Unfinished
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.consumers import (
@@ -35,7 +36,6 @@ from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger
 from penstock.engine.pages import Pages
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.errors import PenstockError
 from penstock.model.limits import DISPATCH_BURST, MAX_UNFINISHED
 from penstock.model.records import DeliveredItem, Stored

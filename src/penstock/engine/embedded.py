@@ -332,7 +332,10 @@ class EmbeddedEngine:
             if isinstance(outcome, PenstockError):
                 done(outcome)
             elif outcome not in self._state.groups:
-                done(FailedPrecondition("the group was deleted"))
+                place = f"group {group!r} of topic {plain_name(topic)!r}"
+                done(
+                    FailedPrecondition(f"{place} was deleted meanwhile; consume again to create it")
+                )
             else:
                 lease = lease_ms or self.limits.lease_ms
                 done(self._dispatcher.open(outcome, owner, lease, prefetch, sink))
@@ -343,6 +346,8 @@ class EmbeddedEngine:
                 reserved.append(self.quotas.reserve(found.scope))
             record = decide_create_group(self._state, found, group, self._ledger.now_ms())
             if record is not None:
+                if self.quotas.is_active:
+                    self.quotas.check_group(found.scope)
                 self._ledger.must_record(record)
             return found.groups[group].id
 

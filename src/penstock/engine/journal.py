@@ -196,7 +196,10 @@ class JournalCommands:
         end: int,
     ) -> Piece:
         if at < self.earliest:
-            raise OutOfRange(f"retention removed position {at} while the journal was read")
+            raise OutOfRange(
+                f"retention removed position {at} of the journal while it was read; start again at "
+                "`earliest`"
+            )
         for ref in self._index.refs[self._index_of(at) :]:
             if ref.first >= end:
                 break

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from penstock.api.metrics import CacheMetrics, EngineMetrics
+from collections.abc import Iterator
+
+from penstock.api.metrics import CacheMetrics, EngineMetrics, NamedSubscriptionMetrics
 from penstock.core.cache import Cache
+from penstock.core.topics import Topic
 from penstock.engine.maintenance import Maintenance
-from penstock.engine.report import report_topic
+from penstock.engine.report import lag, report_topic
 from penstock.engine.wiring import Parts
-from penstock.model.scopes import is_stream_log
+from penstock.model.scopes import is_stream_log, split_name
 
 
 def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> EngineMetrics:
@@ -38,6 +41,12 @@ def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> Eng
         answer_seconds=ledger.answer_seconds.snapshot(),
         delivery_seconds=dispatcher.delivery_seconds.snapshot(),
         streams=parts.streams.metrics(),
+        named_subscriptions=[
+            subscription
+            for name, topic in parts.state.topics.items()
+            if is_stream_log(name)
+            for subscription in _named(topic)
+        ],
         caches=[_cache(cache) for cache in parts.caches.all() if _is_used(cache)],
         cache_watches=parts.caches.watches.count,
         quotas=parts.quotas.metrics(),
@@ -47,6 +56,15 @@ def measure(parts: Parts, maintenance: Maintenance, router_failures: int) -> Eng
         written_rows=writes.batches.rows,
         skipped_rows=writes.batches.skipped,
     )
+
+
+def _named(log: Topic) -> Iterator[NamedSubscriptionMetrics]:
+    scope, stream = split_name(log.name)
+    for group in log.groups.values():
+        (progress,) = group.progress
+        yield NamedSubscriptionMetrics(
+            (*scope, stream), group.name, lag(group, progress), len(progress.unfinished)
+        )
 
 
 def _is_used(cache: Cache) -> bool:

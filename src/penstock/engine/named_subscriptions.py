@@ -167,6 +167,8 @@ class NamedSubscriptions:
             stored = (backlog.stored_msgs, backlog.stored_bytes)
             targets = [ProgressTarget(0, partition.end_offset, *stored)]
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
+        if self._quotas.is_active:
+            self._quotas.check_group(topic.scope)
         self._ledger.must_record(*records)
 
     def _join(

@@ -89,7 +89,7 @@ class Recovery:
         self._scheduler = scheduler
 
     def begin(self, checkpoint: Checkpoint) -> Replay:
-        """Takes what is sealed; returns what takes each record behind it."""
+        """Starts from the sealed state. Returns the function that replays each later record."""
         self.checkpoint = checkpoint
         window = self.window
         for topic in checkpoint.state.topics.values():

@@ -20,6 +20,7 @@ from penstock.engine.disk_lookups import DiskLookups
 from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.partition_index import PartitionIndex
+from penstock.engine.quotas import Quotas
 from penstock.engine.window import Window
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.progress import Reached
@@ -41,8 +42,10 @@ class ProgressCommands:
         ledger: Ledger,
         dispatcher: Dispatcher,
         lookups: DiskLookups,
+        quotas: Quotas,
     ) -> None:
         self._state = state
+        self._quotas = quotas
         self._window = window
         self._log = log
         self._history = history
@@ -102,6 +105,8 @@ class ProgressCommands:
             )
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
         group = topic.groups.get(name)
+        if group is None and self._quotas.is_active:
+            self._quotas.check_group(topic.scope)
         advanced = [record for record in records if isinstance(record, Advanced)]
         entries = [
             entry

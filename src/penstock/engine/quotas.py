@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from penstock.api.outcomes import Done
 from penstock.api.quotas import QuotaReport
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.core.tenancy import find, kind_to_change
 from penstock.core.topics import Topic
 from penstock.engine.ledger import Ledger
 from penstock.engine.limited_scope import Count, Demand, LimitedScope
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import Entry
@@ -152,6 +152,18 @@ class Quotas:
         for each in self._of(scope):
             each.check_count("topics", self._state.topics.plain_count(each.scope))
 
+    def check_group(self, scope: Scope) -> None:
+        """Raises if no other group or named subscription may be created."""
+        for each in self._of(scope):
+            each.check_count("groups", self._state.groups.counts[each.scope])
+
+    def check_entry(self, entry: Entry) -> None:
+        """Raises if this stream or cache may not be created because there are too many."""
+        if entry.kind in ("stream", "cache"):
+            counts = self._state.registry.counts[entry.kind]
+            for each in self._of((entry.tenant_id, entry.namespace)):
+                each.check_count(f"{entry.kind}s", counts[each.scope])
+
     def connect(self, scope: Scope) -> None:
         for each in self._of(scope):
             each.check_count("connections", self._connections[each.scope])
@@ -187,6 +199,9 @@ class Quotas:
             "subscribe_connections": self._opened[scope],
             "connections": self._connections[scope],
             "topics": self._state.topics.plain_count(scope),
+            "groups": self._state.groups.counts[scope],
+            "streams": self._state.registry.counts["stream"][scope],
+            "caches": self._state.registry.counts["cache"][scope],
             **{name: count(scope) for name, count in self._sums.items()},
         }
         refused = dict(limited.refused) if limited is not None else {}

@@ -26,6 +26,7 @@ from penstock.core.tenancy import (
 from penstock.core.topic_rules import decide_delete_within, topics_within
 from penstock.engine.audit import AuditTrail
 from penstock.engine.ledger import Ledger
+from penstock.engine.quotas import Quotas
 from penstock.engine.topic_removal import TopicRemoval
 from penstock.engine.window import Window
 from penstock.model.errors import FailedPrecondition
@@ -49,11 +50,13 @@ class RegistryCommands:
         topic_removal: TopicRemoval,
         audit: AuditTrail,
         window: Window,
+        quotas: Quotas,
         capabilities: Capabilities,
     ) -> None:
         self._audit = audit
         self._state = state
         self._window = window
+        self._quotas = quotas
         self._capabilities = capabilities
         self._registry = state.registry
         self._ledger = ledger
@@ -66,6 +69,8 @@ class RegistryCommands:
         def decide() -> tuple[Entry, bool]:
             record = decide_create(self._registry, wanted, self._ledger.now_ms())
             if record is not None:
+                if self._quotas.is_active:
+                    self._quotas.check_entry(record.entry)
                 self._record([record])
                 self._audit.registry_changed(record.entry, "create")
             return find(self._registry, wanted.kind, wanted.path), record is not None

@@ -150,6 +150,8 @@ class Sealing:
         scheduler: Scheduler,
     ) -> None:
         self.journal = SealedJournal(checkpoint.journal)
+        self.next_seq = checkpoint.next_seq
+        """The frame behind those that are sealed and synced."""
         self.runs = 0
         self._removed_bytes = 0
         self._idle_rounds = 0
@@ -223,6 +225,7 @@ class Sealing:
 
     def _sealed(self, result: Sealed) -> None:
         self.runs += 1
+        self.next_seq = result.next_seq
         self._idle_rounds = 0
         if self.failures:
             _log.info("sealing works again, after %d failures in a row", self.failures)

@@ -84,7 +84,8 @@ class PieceStaging:
         of the others are checked in the background."""
         kept = set(committed)
         found = self._piece_store.found
-        self._next_number = max([0, *found, *kept]) + 1
+        first = self._piece_store.first_number
+        self._next_number = max([first - 1, *found, *kept]) + 1
         for number, piece in sorted(found.items()):
             if isinstance(piece, StagedPiece):
                 self._count(piece)
@@ -110,7 +111,7 @@ class PieceStaging:
                     opened.read(part)
             except StorageError as error:
                 damage = error
-            except OSError as error:
+            except (OSError, Unavailable) as error:
                 _log.warning("staged piece %d cannot be checked: %s", number, error)
             self._scheduler.post(partial(self._checked, number, damage, others))
 
@@ -353,7 +354,8 @@ class PieceStaging:
         self._quotas.staged.add(split_name(piece.name.producer)[0], nbytes)
 
     def remove(self, numbers: list[int]) -> None:
-        """Removes these pieces, in the background."""
+        """Removes these pieces, in the background. From a store that others share, only once it is
+        certain that no other broker had taken over when this was decided."""
         for number in numbers:
             piece = self._by_number.pop(number, None)
             if piece is not None:
@@ -368,7 +370,15 @@ class PieceStaging:
                 except OSError as error:
                     _log.warning("staged piece %d cannot be removed: %s", number, error)
 
-        if numbers:
+        def confirmed(failure: PenstockError | None) -> None:
+            if failure is None:
+                self._scheduler.in_background(remove)
+
+        if not numbers:
+            return
+        if self._ledger.log.is_shared:
+            self._scheduler.soon(partial(self._ledger.when_durable, confirmed))
+        else:
             self._scheduler.in_background(remove)
 
 

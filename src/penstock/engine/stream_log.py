@@ -26,7 +26,7 @@ Mark = Callable[[list[tuple[int, int]]], None]
 """Marks partitions with new messages for dispatch."""
 
 EVENT_OVERHEAD_BYTES = 64 + RECORD_OVERHEAD_BYTES
-"""At most as much does the record of an event take in the log, beside its payload."""
+"""The most bytes that the log needs for an event besides its payload."""
 
 PUBLISH_LATER = "publish goes on when there is room"
 
@@ -35,7 +35,7 @@ class Cursor(Protocol):
     """A reader of the log."""
 
     def advance(self) -> None:
-        """The log has new events that are durable."""
+        """Called when events of the log have become durable."""
         ...
 
 

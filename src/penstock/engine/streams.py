@@ -16,6 +16,7 @@ from copy import copy
 from functools import partial
 from itertools import islice
 
+from penstock.api.consumers import Sink
 from penstock.api.metrics import StreamCounts, StreamMetrics
 from penstock.api.outcomes import Done
 from penstock.api.streams import (
@@ -26,10 +27,13 @@ from penstock.api.streams import (
     stream_settings,
 )
 from penstock.core.publish_rules import check_numbers
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.core.stream_logs import find_log
 from penstock.core.stream_rules import burst_bytes, burst_events, check_depth, check_publish
 from penstock.core.tenancy import find
+from penstock.engine.consumers import OpenConsumer
+from penstock.engine.counted_sink import CountedSink
 from penstock.engine.event_reading import EventReading
 from penstock.engine.ledger import Ledger
 from penstock.engine.named_subscriptions import NamedSubscriptions
@@ -45,11 +49,10 @@ from penstock.engine.ranges import Ranges
 from penstock.engine.replay import ReplaySubscription
 from penstock.engine.replays import Replays
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.stream_log import Mark, StreamLog
 from penstock.engine.subscriptions import OpenSubscription, StreamContext
 from penstock.model.errors import NotFound, PenstockError, Unavailable
-from penstock.model.streams import Lag, Publish, Subscribe
+from penstock.model.streams import Lag, Publish, Subscribe, SubscribeNamed
 from penstock.model.tenancy import Entry, Path, StreamConfig
 
 TURN_OFFERS = 512
@@ -189,7 +192,7 @@ class Streams:
         ranges: Ranges,
         named: NamedSubscriptions,
     ) -> None:
-        self.consume = named.open
+        self._named = named
         self.advance = named.advance
         self._quotas = quotas
         self._opened = opened
@@ -270,6 +273,14 @@ class Streams:
         else:
             # After a crash the log must not end before the offset that is given here.
             self._ledger.when_durable(confirm)
+
+    def consume(self, command: SubscribeNamed, sink: Sink, done: Done[OpenConsumer]) -> None:
+        try:
+            counts = self.in_use(command.path).around.counts
+        except PenstockError as error:
+            self._ledger.answer(done, error)
+            return
+        self._named.open(command, CountedSink(sink, counts), done)
 
     def _confirm(
         self,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from penstock.api.caches import WatchSink
 from penstock.core.cache import Cache
+from penstock.core.scope_counts import ScopeCounts
 from penstock.engine.ledger import Ledger
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.caching import Watch, WatchEvent, WatchKind
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_WATCH_EVENTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.api.messages import Router
+from penstock.core.scope_counts import ScopeCounts
 from penstock.engine.access import AccessCommands
 from penstock.engine.audit import AuditTrail
 from penstock.engine.cache_snapshots import CacheSnapshots
@@ -26,7 +27,6 @@ from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
 from penstock.engine.routing import PendingRoutes
 from penstock.engine.scheduler import Scheduler
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
 from penstock.engine.streams import Streams
@@ -85,7 +85,7 @@ class Parts:
         lookups = DiskLookups(ledger, scheduler)
         self.ranges = Ranges(state, window, log, history, ledger, scheduler, lookups)
         self.progress = ProgressCommands(
-            state, window, log, history, ledger, self.dispatcher, lookups
+            state, window, log, history, ledger, self.dispatcher, lookups, self.quotas
         )
         if sealed is not None and sealing is None:
             sealing = Sealing(checkpoint, window, log, sealed, clock, scheduler)
@@ -139,6 +139,7 @@ class Parts:
             self.topic_removal,
             self.audit,
             self.window,
+            self.quotas,
             self.capabilities,
         )
 

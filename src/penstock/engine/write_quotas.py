@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from penstock.core.cache import ENTRY_OVERHEAD_BYTES
+from penstock.core.scope_counts import ScopeCounts
 from penstock.core.state import BrokerState
 from penstock.core.write_rules import StagedPiece
 from penstock.core.writers import Storing
 from penstock.engine.quotas import Quotas
-from penstock.engine.scope_counts import ScopeCounts
 from penstock.model.scopes import Scope, split_name
 from penstock.model.tenancy import Path
 

@@ -13,7 +13,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     connections. `cache_memory` is in bytes. `backlog_msgs` and `backlog_bytes` count messages that
     some group has not finished. `disk_bytes` counts all messages and events that are kept, durable
     caches and staged rows. `stream_retention` is the longest retention of a topic or stream, in
-    milliseconds. `idempotency_keys` counts keys of produces that are remembered.
+    milliseconds. `idempotency_keys` counts keys of produces that are remembered. `groups` counts
+    groups of topics and named subscriptions of streams; `streams` and `caches` count those.
     """
 
     publish_rate_limit: int = 0
@@ -27,6 +28,9 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream_retention: int = 0
     connections: int = 0
     idempotency_keys: int = 0
+    groups: int = 0
+    streams: int = 0
+    caches: int = 0
 
 
 NO_QUOTA = Quota()

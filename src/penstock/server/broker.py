@@ -21,6 +21,7 @@ from penstock.server.forwarding.tls import upstream_tls
 from penstock.server.http.admission import Admission, is_loopback
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.identity.expulsion import CredentialWatch
 from penstock.server.identity.jwt_settings import Jwt, start_jwt
 from penstock.server.listening import BrokerServer, address_of, listen
 from penstock.server.pages import WebPages
@@ -127,7 +128,10 @@ class Broker:
         """Lets the owner find out who sends a request: without an engine there are no tokens."""
         forwarder, admission = self.dispatch.forwarder, self.dispatch.admission
         if forwarder is not None and self._settings.access_control:
-            admission.use_authenticator(StandbyAuthenticator(admission.token, forwarder.owner_text))
+            authenticator = StandbyAuthenticator(admission.token, forwarder.owner_text)
+            admission.use_authenticator(authenticator)
+            connections = self.server.connections
+            self._rotation.watch = CredentialWatch(self.dispatch, connections, authenticator)
 
     def _read_again(self) -> None:
         self._rotation.read_again()

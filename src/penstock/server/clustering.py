@@ -16,24 +16,32 @@ from functools import partial
 from penstock.api.durability import Capabilities
 from penstock.api.engine import Engine
 from penstock.cluster.agreement import CLUSTER_FORMAT, Agreement
+from penstock.cluster.copy_source import SealedFileSource
+from penstock.cluster.copying import Copier
+from penstock.cluster.http_peer import HttpPeer
 from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
-from penstock.cluster.lease import LeaseTimes
+from penstock.cluster.lease import MIN_TTL_MS, LeaseTimes
+from penstock.cluster.loop_calls import LoopCalls
 from penstock.cluster.node import ClusterNode, identity_of
+from penstock.cluster.pieces import SharedPieceStore
 from penstock.cluster.probe import TcpProbe
 from penstock.cluster.replica import Replica
 from penstock.cluster.replica_directory import ReplicaDirectory
-from penstock.cluster.shared import SharedStream
+from penstock.cluster.shared import SharedPieces, SharedStream
+from penstock.cluster.surroundings import monotonic_ms
 from penstock.engine.clock import SystemClock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import LoopScheduler, Scheduler
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.broker import Broker, open_broker
+from penstock.server.forwarding.tls import upstream_tls
 from penstock.server.listening import STOPPING, address_of, listen
 from penstock.server.router_hook import make_router
+from penstock.server.routes import replica_copy
 from penstock.server.settings import Settings
 from penstock.storage.log import WalOptions
 from penstock.storage.segments import list_segments
@@ -44,6 +52,9 @@ MESSAGE_ROOM_BYTES = 64 * 1024
 
 SHARD = "shard-0"
 """The name of the only shard, in the data directory and among the streams."""
+
+PIECES = "pieces-0"
+"""The name of the stream with its staged pieces."""
 
 DECIDING_LIMITS = (
     "idempotency_ttl_ms",
@@ -60,6 +71,8 @@ DECIDING_LIMITS = (
 """Limits that all brokers of a cluster have in common: a takeover must change no decision. With
 another idempotency_ttl_ms, two brokers would even make different states of the same log."""
 
+BEGIN_AGAIN_S = 1.0
+
 _log = logging.getLogger("penstock.server")
 
 AnnounceCluster = Callable[[str, Capabilities, str], None]
@@ -73,6 +86,8 @@ def check_cluster_settings(settings: Settings, token: str) -> None:
         raise InvalidArgument("a broker of a cluster needs a name that no other has: --name b1")
     if settings.memory:
         raise InvalidArgument("a broker of a cluster keeps its data on disk: leave out --memory")
+    if settings.cluster_lease_ms < MIN_TTL_MS:
+        raise InvalidArgument(f"cluster_lease_ms must be {MIN_TTL_MS} or more")
     if settings.control_plane:
         raise InvalidArgument("a cluster has a registry of its own: leave out control_plane")
     if settings.access_control and not token:
@@ -103,8 +118,10 @@ async def run_clustered(
     try:
         await services.open()
         stream = await services.stream(SHARD, settings.cluster_stream_bytes)
+        staged_bytes = settings.cluster_staged_bytes or settings.cluster_stream_bytes // 4
+        pieces = await services.pieces(PIECES, staged_bytes)
         clustered = ClusteredBroker(settings, before)
-        await clustered.run(token, services, stream, announce)
+        await clustered.run(token, services, stream, pieces, announce)
     except NatsError as error:
         raise InvalidArgument(str(error)) from error
     finally:
@@ -162,16 +179,28 @@ class ClusteredBroker:
         token: str,
         services: JetStreamServices,
         stream: SharedStream,
+        pieces: SharedPieces,
         announce: AnnounceCluster,
     ) -> None:
         settings = self._settings
         listener = listen(settings)
         address = address_of(settings, listener)
         capabilities = Capabilities(True, "commit", durability_of(services.promise))
-        self._node = self._make_node(services, stream, settings.advertise or address, capabilities)
+        url = settings.advertise or address
+        self._node = self._make_node(services, stream, pieces, url, capabilities)
         self._broker = await open_broker(
             settings, token, self._node, give_back=trim_memory, listener=listener
         )
+        dispatch = self._broker.dispatch
+        dispatch.routes[replica_copy.ROUTE] = {b"GET": replica_copy.read_copy}
+        dispatch.copies = SealedFileSource(
+            Vfs(),
+            os.path.join(settings.data_dir, SHARD),
+            LoopScheduler(self._loop),
+            monotonic_ms,
+            settings.cluster_copy_bytes,
+        )
+        dispatch.copy_figures = self._node.copy_figures
         await self._join()
         following = self._loop.create_task(self._follow_changes())
         self._broker.server.farewell = self._hand_over
@@ -209,12 +238,21 @@ class ClusteredBroker:
                 await self._begin(change)
 
     async def _begin(self, engine: EmbeddedEngine) -> None:
-        try:
-            await self._before(engine)
-            await self._broker.begin(engine)
-        except PenstockError as error:
-            # The engine has ended meanwhile, which is the next change.
-            _log.warning("the broker could not begin to serve: %s", error.message)
+        """Serves from the engine. Resources that cannot be declared end the broker, as they do
+        without a cluster; what is only unavailable is tried again."""
+        while self._node.replica.engine is engine:
+            try:
+                await self._before(engine)
+                await self._broker.begin(engine)
+                return
+            except PenstockError as error:
+                # If the engine has ended meanwhile, that is the next change.
+                if self._node.replica.engine is engine:
+                    if not error.retryable:
+                        self.refused(error)
+                        return
+                    _log.warning("the broker cannot begin to serve yet: %s", error.message)
+            await asyncio.sleep(BEGIN_AGAIN_S)
 
     # -- joining and leaving ---------------------------------------------------------------------
 
@@ -238,7 +276,12 @@ class ClusteredBroker:
     # -- the node --------------------------------------------------------------------------------
 
     def _make_node(
-        self, services: JetStreamServices, stream: SharedStream, url: str, promised: Capabilities
+        self,
+        services: JetStreamServices,
+        stream: SharedStream,
+        pieces: SharedPieces,
+        url: str,
+        promised: Capabilities,
     ) -> ClusterNode:
         settings, vfs = self._settings, Vfs()
         scheduler, clock = LoopScheduler(self._loop), SystemClock()
@@ -257,11 +300,19 @@ class ClusteredBroker:
                     directory,
                     options,
                     stream,
+                    SharedPieceStore(pieces, life, LoopCalls(life)),
                     life,
                     promised.durability,
                     is_current=node.is_current,
                     on_ended=ended,
                 )
+
+            def find_peers(first_seq: int) -> list[HttpPeer]:
+                tls = partial(upstream_tls, settings)
+                return [
+                    HttpPeer(each.name, each.url, self._token, tls)
+                    for each in node.copy_peers(first_seq)
+                ]
 
             return Replica(
                 settings.name,
@@ -273,6 +324,8 @@ class ClusteredBroker:
                 open_directory,
                 node,
                 make_router(settings.router, settings.router_timeout_ms, self._loop),
+                copier=Copier(vfs, directory, options.segment_bytes, options.reserve_bytes),
+                find_peers=find_peers,
             )
 
         me = identity_of(vfs, settings.data_dir, settings.name, url)
@@ -289,4 +342,8 @@ class ClusteredBroker:
             LeaseTimes(settings.cluster_lease_ms),
             make_replica,
             self,
+            copies=settings.cluster_copies,
         )
+
+    def _token(self) -> str:
+        return self._broker.dispatch.admission.token

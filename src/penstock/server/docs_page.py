@@ -143,6 +143,11 @@ details { margin: .4rem 0; }
 """
 
 _TOKEN_HEADER = '"Authorization: Bearer $PENSTOCK_TOKEN"'
+_UPGRADE = (
+    "-i --http1.1 --max-time 1 -H 'Connection: Upgrade' -H 'Upgrade: websocket' "
+    "-H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: cGVuc3RvY2sgZXhhbXBsZQ==' "
+    "-H 'Sec-WebSocket-Protocol: felix.v1'"
+)
 _NAMESPACE = "/v1/tenants/{tenant_id}/namespaces/{namespace}"
 
 
@@ -194,6 +199,8 @@ def curl_of(
         operation["responses"].get("200", {}).get("content", {}).get("application/x-ndjson")
     )
     words = [*curl, "-sN" if is_endless else "-s"]
+    if "101" in operation["responses"]:
+        words.append(_UPGRADE)
     body = operation.get("requestBody")
     if method != ("GET" if body is None else "POST"):
         words += ["-X", method]

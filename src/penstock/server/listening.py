@@ -30,6 +30,8 @@ from penstock.server.websocket.connection import WebSocketConnection
 
 STOPPING = "the broker is stopping"
 DRAIN_SECONDS = 2
+BROKERS_S = 1.0
+"""How long a broker of a cluster that stops waits for others to close their connections to it."""
 BACKLOG = 4096
 GOODBYE_S = 0.1
 """Lets the system send the last bytes of connections with TLS."""
@@ -158,6 +160,7 @@ class BrokerServer:
             self._dispatch.engine.end_streams(STOPPING)
         if self._dispatch.forwarder is not None:
             self._dispatch.forwarder.end_streams(STOPPING)
+            await self._wait_for_brokers()
         for connection in list(self.connections):
             connection.shutdown()
         deadline = self._loop.time() + DRAIN_SECONDS
@@ -168,6 +171,16 @@ class BrokerServer:
             _log.warning("%d connections did not close within %d s", left, DRAIN_SECONDS)
         elif self.connections:
             await asyncio.sleep(GOODBYE_S)
+
+    async def _wait_for_brokers(self) -> None:
+        """Waits until other brokers have closed the connections over which they forwarded. Each has
+        heard of the hand-over or will soon, and what it still sends is refused as not executed. A
+        connection that is closed here would leave it in doubt."""
+        deadline = self._loop.time() + BROKERS_S
+        while self._loop.time() < deadline:
+            if not any(map(_is_of_broker, self.connections)):
+                return
+            await asyncio.sleep(0.02)
 
     def refuse_unanswered(self, reason: str) -> None:
         """Answers all requests that are under way at an engine that is closed: nobody knows whether
@@ -183,6 +196,11 @@ class BrokerServer:
             not (each.transport.is_closing() and not each.transport.get_write_buffer_size())
             for each in self.connections
         )
+
+
+def _is_of_broker(connection: object) -> bool:
+    """Returns whether another broker forwards requests over this connection."""
+    return isinstance(connection, HttpConnection) and bool(connection.admissions.verdict.notes.via)
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -13,7 +13,14 @@ from prometheus_client.core import (
     Metric,
 )
 
-from penstock.api.metrics import CacheMetrics, EngineMetrics, HistogramCounts, StreamMetrics
+from penstock.api.cluster import CopyFigures
+from penstock.api.metrics import (
+    CacheMetrics,
+    EngineMetrics,
+    HistogramCounts,
+    NamedSubscriptionMetrics,
+    StreamMetrics,
+)
 from penstock.api.quotas import QuotaReport
 from penstock.api.topics import TopicReport
 from penstock.model.scopes import DEFAULT_SCOPE, split_name
@@ -48,6 +55,8 @@ class _Metrics:
         yield from _answers(self._dispatch.answers)
         if self._dispatch.forwarder is not None:
             yield from _forwarding(self._dispatch.forwarder)
+        if self._dispatch.copy_figures is not None:
+            yield from _copy(self._dispatch.copy_figures())
         if not self._dispatch.is_serving:
             return
         metrics = self._dispatch.engine.metrics()
@@ -56,6 +65,7 @@ class _Metrics:
         yield from _log(metrics)
         yield from _timings(metrics)
         yield from _streams(metrics.streams)
+        yield from _named_subscriptions(metrics.named_subscriptions)
         yield from _caches(metrics.caches)
         yield _gauge("penstock_cache_watches", "Open watches", metrics.cache_watches)
         yield from _quotas(metrics.quotas)
@@ -89,6 +99,43 @@ def _forwarding(forwarder: Forwarder) -> Iterator[Metric]:
         "penstock_forwarding_waiting", "Requests that wait for an owner", forwarder.waiting
     )
     yield _gauge("penstock_forwarding_connections", "Connections to owners", forwarder.connections)
+
+
+def _copy(figures: CopyFigures) -> Iterator[Metric]:
+    yield _gauge(
+        "penstock_copy_position", "Last message of the stream in this copy", figures.position
+    )
+    yield _gauge(
+        "penstock_copy_sealed_position",
+        "Last message of the stream in sealed and synced files here",
+        figures.sealed,
+    )
+    yield _gauge(
+        "penstock_stream_first_position",
+        "First message that the stream still holds",
+        figures.stream_first,
+    )
+    yield _counter(
+        "penstock_stream_audits",
+        "Comparisons of the newest message here with the stream that found it there",
+        figures.audits,
+    )
+    yield _counter(
+        "penstock_stream_faults",
+        "Comparisons that found the stream too short, replaced, or with another message",
+        figures.faults,
+    )
+    yield _counter(
+        "penstock_stream_repaired_messages",
+        "Messages appended again to a stream that had lost its end",
+        figures.repaired,
+    )
+    yield _gauge(
+        "penstock_copying_bytes",
+        "Bytes of the copy that is being made from another broker",
+        figures.copying_bytes,
+    )
+    yield _gauge("penstock_copied_bytes", "Bytes of that copy that are here", figures.copied_bytes)
 
 
 def _topics(topics: dict[str, TopicReport]) -> Iterator[Metric]:
@@ -239,6 +286,20 @@ def _streams(streams: list[StreamMetrics]) -> Iterator[Metric]:
         queued.add_metric(stream.path, stream.queued)
         waiting.add_metric(stream.path, stream.waiting)
     yield from (*(family for family, _ in families), queued, waiting)
+
+
+def _named_subscriptions(named: list[NamedSubscriptionMetrics]) -> Iterator[Metric]:
+    labels = ["tenant_id", "namespace", "stream", "subscription"]
+    behind = GaugeMetricFamily(
+        "penstock_subscription_lag", "Events a named subscription has not finished", labels=labels
+    )
+    unacked = GaugeMetricFamily(
+        "penstock_subscription_unacked", "Events delivered to it and not acked", labels=labels
+    )
+    for each in named:
+        behind.add_metric([*each.path, each.name], each.lag)
+        unacked.add_metric([*each.path, each.name], each.unacked)
+    yield from (behind, unacked)
 
 
 def _caches(caches: list[CacheMetrics]) -> Iterator[Metric]:

@@ -13,7 +13,9 @@ import msgspec
 from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.batches import BatchError
+from penstock.server.http.request_headers import SCOPE_HEADERS
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
+from penstock.server.members import NAME_PATTERN
 from penstock.server.message_actions import MESSAGES
 from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames
 from penstock.server.routes.table import ENDPOINTS
@@ -119,6 +121,11 @@ _ETAGS: Json = {
 }
 """The schema of If-Match and If-None-Match."""
 
+_SCOPE_HEADERS = {
+    "tenant": "The tenant that the request is about; if left out, that of the credential",
+    "namespace": "The namespace that it is about; if left out, that of the credential",
+}
+
 
 def build_document() -> Json:
     schemas = _schemas()
@@ -157,6 +164,7 @@ def _operation(endpoint: Endpoint) -> Json:
         *_path_parameters(endpoint),
         *_query_parameters(endpoint),
         *_condition_parameters(endpoint),
+        *_scope_parameters(endpoint),
     ]
     if parameters:
         described["parameters"] = parameters
@@ -167,7 +175,9 @@ def _operation(endpoint: Endpoint) -> Json:
         described["security"] = [{}]
     always = tuple(status for status in ALWAYS if status != 401 or not is_probe)
     is_typed = endpoint.path.encode().startswith(TYPED_PATHS)
-    for status in sorted({*endpoint.errors, *always}):
+    # A header may be wrong, too.
+    of_headers = (400,) if endpoint.scope_parts else ()
+    for status in sorted({*endpoint.errors, *always, *of_headers}):
         name = f"typed-{status}" if is_typed and status in TYPED_ERRORS else str(status)
         described["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return described
@@ -228,6 +238,22 @@ def _condition_parameters(endpoint: Endpoint) -> list[Json]:
             "description": text,
         }
         for name, text in endpoint.conditions.items()
+    ]
+
+
+def _scope_parameters(endpoint: Endpoint) -> list[Json]:
+    names = dict(zip(("tenant", "namespace"), SCOPE_HEADERS.values(), strict=True))
+    # Rows of the journal are not in the default namespace because none is named.
+    otherwise = "all of them" if endpoint.path == "/v1/journal" else "default"
+    return [
+        {
+            "name": names[part],
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string", "pattern": rf"^\s*{NAME_PATTERN}\s*$"},
+            "description": f"{_SCOPE_HEADERS[part]}, else {otherwise}.",
+        }
+        for part in endpoint.scope_parts
     ]
 
 

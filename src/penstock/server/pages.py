@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.model.access import BROKER_SCOPE
-from penstock.model.errors import PenstockError, PermissionDenied
+from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.model.principals import Principal
 from penstock.server import asyncapi, openapi
 from penstock.server.access import check
@@ -93,9 +93,9 @@ def _check_metrics(dispatch: RequestDispatch, principal: Principal | None) -> No
     if dispatch.is_serving:
         check(dispatch.engine.access, principal, "metrics", "broker", BROKER_SCOPE, "")
     elif principal is not None and not principal.is_admin:
-        raise PermissionDenied(
-            "a broker that serves no data knows no access rules: it shows its metrics to the "
-            "static token only"
+        raise Unauthenticated(
+            "a broker of a cluster that serves no data can check no tokens: it shows its metrics "
+            "to the static token only"
         )
 
 

@@ -85,6 +85,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     advertise: str = ""
     cluster_lease_ms: int = 3000
     cluster_stream_bytes: int = 10 * GIB
+    cluster_staged_bytes: int = 0
+    cluster_copies: int = 2
+    cluster_copy_bytes: int = 32 * MIB
     cluster_monitors: tuple[str, ...] = ()
     cluster_accept: tuple[str, ...] = ()
     forward_wait_ms: int = 5000
@@ -125,6 +128,7 @@ MINIMUM = {
     "port": 0,
     "segment_bytes": 64 * KIB,
     "reserve_bytes": 0,
+    "cluster_staged_bytes": 0,
     "memory_bytes": MIB,
     "tail_bytes": 0,
     "lag_alert_events": 0,

@@ -221,10 +221,10 @@ class SinkSettings(BrokerSettings):
         targets = [name for name in ("topic", "cache", "stream") if name in given]
         if len(targets) > 1:
             raise InvalidArgument(
-                f"options {' and '.join(targets)} exclude each other: rows go to one"
+                f"give only one of the options {' and '.join(targets)}: rows go to one target"
             )
         if "txnBatch" in given and "txn" not in given:
-            raise InvalidArgument("option txnBatch counts the batches of a txn: name it too")
+            raise InvalidArgument("option txnBatch needs option txn, whose batches it numbers")
         return cls(**_with_full_paths(_read(given, _SINK)))
 
 

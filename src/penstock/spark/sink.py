@@ -191,7 +191,8 @@ def _staged(messages: list[Any]) -> list[StagedPart]:
 
 
 def _drop(settings: SinkSettings, producer: str, batch: int) -> None:
-    """Drops what is staged now. Otherwise the broker drops it when the producer continues."""
+    """Drops the staged rows at once. Without this the broker keeps them until the producer's next
+    batch."""
     try:
         with BrokerConnection(settings) as broker:
             ProducerBatch(broker, producer, batch).drop()

@@ -80,6 +80,11 @@ class AppendingLog(ABC):
         self._is_busy = True  # for good: nothing more is handed over
         self._refuse_all()
 
+    def _is_frame_full(self, nbytes: int) -> bool:
+        """Says whether the open frame may not grow by so much, but a new one could have it."""
+        most = self.max_frame_bytes - FRAME_HEADER_BYTES - _SLACK_BYTES
+        return bool(self._records) and self._end + nbytes > (self.seq << POSITION_BITS) + most
+
     # -- for subclasses --------------------------------------------------------------------------
 
     @abstractmethod
@@ -119,7 +124,8 @@ class AppendingLog(ABC):
         return self._end - (self.seq << POSITION_BITS) + FRAME_HEADER_BYTES
 
     def _limit_frame(self, room: int, produce_room: int, *, may_produce: bool) -> None:
-        """Sets how far the open frame may grow: with the reserve, and for produces."""
+        """Sets the two limits of the open frame: for produces, and for records that may use the
+        reserve."""
         start = (self.seq << POSITION_BITS) - FRAME_HEADER_BYTES - _SLACK_BYTES
         self._room_end = start + min(room, self.max_frame_bytes)
         self._produce_end = start + min(produce_room, self.max_frame_bytes)

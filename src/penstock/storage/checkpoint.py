@@ -48,6 +48,8 @@ class Checkpoint(msgspec.Struct):
     leftovers: list[str] = []
     ends_empty: bool = False
     """The last frame that is sealed has no records."""
+    next_seq: int = 0
+    """The frame behind those that are sealed; 0 in older manifests, and if nothing is sealed."""
 
 
 def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
@@ -72,6 +74,7 @@ def load_checkpoint(vfs: Vfs, directory: str, limits: Limits) -> Checkpoint:
         manifest.journal,
         unnamed,
         manifest.ends_empty,
+        manifest.next_seq,
     )
 
 

@@ -62,7 +62,7 @@ class DataDirectory:
                 lock=lock,
             )
 
-        return open_directory(self._vfs, self._path, limits, self.staged, recover, open_log)
+        return open_directory(self._vfs, self._path, limits, self.staged.load, recover, open_log)
 
 
 OpenedLog = TypeVar("OpenedLog")
@@ -72,7 +72,7 @@ def open_directory(
     vfs: Vfs,
     path: str,
     limits: Limits,
-    staged: StagedPieceFiles,
+    load_staged: Callable[[], None],
     recover: Callable[[Checkpoint], Replay],
     open_log: Callable[[DirectoryLock, int, Replay], OpenedLog],
 ) -> OpenedLog:
@@ -83,7 +83,7 @@ def open_directory(
     try:
         checkpoint = load_checkpoint(vfs, path, limits)
         replay = recover(checkpoint)
-        staged.load()
+        load_staged()
         log = open_log(lock, checkpoint.first_segment, replay)
     except BaseException:
         lock.release()

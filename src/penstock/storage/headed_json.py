@@ -40,6 +40,10 @@ class HeadedJson(Generic[T]):
             data = vfs.read_file(path)
         except FileNotFoundError:
             return None
+        return self.decode(path, data)
+
+    def decode(self, path: str, data: bytes) -> T:
+        """Reads the content of a file. `path` is for the error."""
         head, newline, body = data.partition(b"\n")
         words = head[:_MAX_HEAD_BYTES].split(b" ")
         if not newline or len(words) != 3 or words[0] != self._kind.encode():

@@ -57,3 +57,14 @@ def write_manifest(vfs: Vfs, directory: str, manifest: Manifest, state: BrokerSt
     path = os.path.join(directory, MANIFEST_NAME)
     check_index(path, manifest.history, state)
     _file.write(vfs, path, manifest)
+
+
+def decode_manifest(path: str, data: bytes) -> Manifest:
+    """Reads a manifest of another broker. `path` is for the error."""
+    return _file.decode(path, data)
+
+
+def put_copied_manifest(vfs: Vfs, path: str, manifest: Manifest) -> None:
+    """Writes the manifest of a copy. Its index was checked by the broker that made it, and is
+    checked again when the copy is opened."""
+    _file.write(vfs, path, manifest)

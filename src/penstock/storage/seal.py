@@ -76,7 +76,8 @@ class SealJob(msgspec.Struct, frozen=True, kw_only=True):
 class Sealed(msgspec.Struct, kw_only=True):
     """The result of a job. The log is needed from `first_segment` on. `added` are the live batches
     of files that the broker did not know; it may remove the files in `dropped`. The `journal_`
-    fields say the same of the journal, which begins at position `journal_start`."""
+    fields say the same of the journal, which begins at position `journal_start`. `next_seq` is the
+    frame behind those that are sealed."""
 
     first_segment: int
     added: list[BatchRef]
@@ -89,6 +90,7 @@ class Sealed(msgspec.Struct, kw_only=True):
     journal_start: int = -1
     journal_added: list[JournalFile] = []
     journal_dropped: list[int] = []
+    next_seq: int = 0
 
 
 class Failed(msgspec.Struct):
@@ -225,6 +227,7 @@ class _Step:
             journal_start=journal.start,
             journal_added=[file for file in journal.files if file.number not in known_journal],
             journal_dropped=sorted(known_journal - {file.number for file in journal.files}),
+            next_seq=self.manifest.next_seq,
         )
 
 

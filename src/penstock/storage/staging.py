@@ -119,9 +119,11 @@ class StagedPieceReader(Protocol):
 
 
 class PieceStore(Protocol):
-    """Stores staged pieces by their numbers. `found` has the pieces from before the start."""
+    """Stores staged pieces by their numbers. `found` has the pieces from before the start; new
+    ones have numbers from `first_number` on."""
 
     found: dict[int, StagedPiece | CorruptStaged]
+    first_number: int
 
     def write(self, piece: StagedPiece, packed: PackedPiece) -> None:
         """Stores the piece. It is durable when this returns."""
@@ -134,6 +136,8 @@ class PieceStore(Protocol):
 
 class StagedInMemory:
     """The store of a broker without a disk."""
+
+    first_number = 1
 
     def __init__(self) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}
@@ -161,6 +165,8 @@ class _PieceInMemory:
 
 class StagedPieceFiles:
     """A directory with one file for each piece. Leaves `reserve_bytes` of the disk free."""
+
+    first_number = 1
 
     def __init__(self, vfs: Vfs, directory: str, reserve_bytes: int) -> None:
         self.found: dict[int, StagedPiece | CorruptStaged] = {}

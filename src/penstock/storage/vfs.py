@@ -20,6 +20,7 @@ ZERO_STEP_BYTES = 1024 * 1024
 _ZEROS = bytes(ZERO_STEP_BYTES)
 _IOV_MAX = 1024
 _DSYNC: int = getattr(os, "RWF_DSYNC", 0)
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_DSYNC = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -112,6 +113,18 @@ class Vfs:
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
+
+    def link(self, old: str, new: str) -> None:
+        """Gives a file a second name, or a new one where a file can have one only. A name that is
+        there stays."""
+        try:
+            os.link(old, new)
+        except FileExistsError:
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.rename(old, new)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

@@ -245,7 +245,7 @@ class Wal(AppendingLog):
         self.files.close()
 
     def _end_in_order(self) -> None:
-        """Writes the closing mark, and its place into STOPPED. With it the next start can tell
+        """Writes the closing mark, and its position into STOPPED, so that the next start can tell
         damage, or a log that was cut short, from an interrupted write."""
         try:
             self._lock.check()
@@ -256,8 +256,8 @@ class Wal(AppendingLog):
             )
 
     def _closing_mark(self) -> Stopped:
-        """Writes the closing mark, an empty frame which says that all before it was synced,
-        unless it is there already. Returns its place."""
+        """Writes the closing mark unless it exists: an empty frame that says that everything before
+        it is synced. Returns its position."""
         active = self.files.active
         is_unchanged = self.seq == self._opened_seq and len(active.offsets) > 0
         if self._had_closing_mark and is_unchanged:

@@ -163,7 +163,7 @@ def test_a_function_of_frames_routes_whole_batches(spark: SparkSession, function
     assert second.error == "the meta has a null in it"
     for name, said in (
         ("no_value", "without the column value"),
-        ("no_target", "neither the column topic nor routing_label"),
+        ("no_target", "without the column topic or routing_label"),
         ("no_frame", "returned int, not a DataFrame"),
     ):
         with pytest.raises(InvalidArgument, match=said):

@@ -348,7 +348,7 @@ def test_the_decorator_is_the_same_wherever_it_is_imported_from():
         ({"source": "queue:x"}, "source 'queue:x' is not allowed"),
         ({"source": 7}, "not 7"),
         ({"source": ["a", "b"]}, "takes 1 frames (rows) and has 2 sources"),
-        ({"source": {"orders": "a"}}, "its sources are orders"),
+        ({"source": {"orders": "a"}}, "sources are named orders"),
         ({"sink": "somewhere"}, "sink 'somewhere' is not allowed"),
         ({"sink": "cache:x"}, "cache:TENANT/NAMESPACE/CACHE"),
         ({"sink": "table:../x"}, "is not allowed"),

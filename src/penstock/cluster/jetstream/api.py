@@ -132,7 +132,7 @@ class StreamAnswer(ApiAnswer, frozen=True):
         room = max(0, limit - state.bytes) if limit >= 0 else UNLIMITED_BYTES
         # The first sequence of an empty stream depends on how it became empty.
         first = state.first_seq if state.messages else state.last_seq + 1
-        return Bounds(first, state.last_seq, room, self.identity)
+        return Bounds(first, state.last_seq, room, self.identity, state.bytes)
 
 
 IDENTITY = "penstock_stream"

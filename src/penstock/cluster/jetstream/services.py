@@ -17,6 +17,7 @@ from penstock.cluster.jetstream.api import JetStreamApi, StreamAnswer, StreamCon
 from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S, NatsConnection
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.jetstream.keys import JetStreamKeys
+from penstock.cluster.jetstream.pieces import JetStreamPieces
 from penstock.cluster.jetstream.promise import ClusterPromise
 from penstock.cluster.jetstream.stream import HEADER_BYTES, JetStreamStream
 from penstock.cluster.jetstream.tail import StreamPlace
@@ -79,6 +80,24 @@ class JetStreamServices:
         settings = self._settings
         return JetStreamStream(
             self._api, place, settings.max_message_bytes, settings.request_timeout_s
+        )
+
+    async def pieces(self, purpose: str, max_bytes: int) -> JetStreamPieces:
+        """Opens the stream of a shard's staged pieces. Raises ClusterRefused."""
+        names = self._names
+        wanted = setup.pieces_config(names, purpose, self.cluster_id, max_bytes, setup.REPLICAS)
+        found = await setup.find_or_make(self._api, wanted, self._accept)
+        subject = names.subject(purpose, found.config.metadata.get(api.IDENTITY, ""))
+        if found.config.subjects != (f"{subject}.>",):
+            raise ClusterRefused(f"the stream {wanted.name} has other subjects than its own")
+        self.promise = _weaker(self.promise, await self._check(found, wanted))
+        settings = self._settings
+        return JetStreamPieces(
+            self._api,
+            wanted.name,
+            f"{subject}.",
+            settings.max_message_bytes,
+            settings.request_timeout_s,
         )
 
     async def close(self) -> None:

@@ -26,6 +26,8 @@ CLUSTER_ID = "penstock_cluster"
 """The metadata of the bucket and of every stream has the cluster's random id under this name."""
 KEYS_BYTES = 64 * 1024 * 1024
 PAUSE_S = 0.2
+FIND_TIMEOUT_S = 1.0
+MAKE_TIMEOUT_S = 10.0
 PATIENCE_S = 5.0
 """How long servers may lack what they need, for they may have just started."""
 IMPOSSIBLE_LAST = b"Nats-Expected-Last-Sequence: 9223372036854775807\r\n"
@@ -89,6 +91,16 @@ def stream_config(
     )
 
 
+def pieces_config(
+    names: ClusterNames, purpose: str, cluster_id: str, max_bytes: int, replicas: int
+) -> StreamConfig:
+    """Staged pieces: a subject for each part, which keeps its last message. What is over
+    `max_bytes` is refused."""
+    config = stream_config(names, purpose, cluster_id, max_bytes, replicas)
+    subjects = (f"{config.subjects[0]}.>",)
+    return msgspec.structs.replace(config, subjects=subjects, max_msgs_per_subject=1)
+
+
 def bucket_config(names: ClusterNames, replicas: int) -> StreamConfig:
     """A bucket as tools for buckets expect it, but for direct reads."""
     return StreamConfig(
@@ -133,7 +145,9 @@ async def ask_for(stream_api: JetStreamApi, kind: type[A], name: str, body: obje
     refusals = 0
     while True:
         await connection.connected()
-        answer = await stream_api.ask(kind, name, body)
+        # While a stream is being made it has no leader, and nobody answers questions about it.
+        timeout_s = FIND_TIMEOUT_S if body is None else MAKE_TIMEOUT_S
+        answer = await stream_api.ask(kind, name, body, timeout_s)
         if not isinstance(answer, Unanswered):
             if answer.error is None or not _is_passing(answer.error):
                 return answer

@@ -8,14 +8,16 @@ know how the answer came.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.model.errors import Unavailable
 from penstock.server.forwarding.answer_heads import AnswerHead
+from penstock.server.http.feeds import END_GRACE_S
 from penstock.server.http.responses import encode_json, typed_error
-from penstock.server.http.tcp_liveness import probe_when_idle
+from penstock.server.http.tcp_liveness import give_up_when_unreachable, probe_when_idle, reset
 
 if TYPE_CHECKING:
     from penstock.server.forwarding.exchange import Exchange
@@ -76,6 +78,7 @@ class AnswerStream:
         self._is_closed = False
         self._last = b""
         self._connection: HttpConnection | None = None
+        self._next_look: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """All answers before this one have left."""
@@ -99,6 +102,7 @@ class AnswerStream:
                 connection.close_with_stream()
                 return
             probe_when_idle(connection.transport, connection.dispatch.ws_ping_s)
+            give_up_when_unreachable(connection.transport, connection.dispatch.ws_ping_s)
         if not connection.flow.write_paused:
             self.resume()
 
@@ -131,7 +135,7 @@ class AnswerStream:
         elif form.is_endless and (not self._last or self._last.endswith(form.ending)):
             if form.tells_reason:
                 connection.write_chunk(form.reason(reason))
-            connection.end_stream()
+            self._end_at(connection)
         else:
             connection.break_stream()
 
@@ -143,15 +147,39 @@ class AnswerStream:
     def _end(self, connection: HttpConnection) -> None:
         self._connection = None
         connection.order.answers.hold(0)
+        self._end_at(connection)
+
+    def _end_at(self, connection: HttpConnection) -> None:
         connection.end_stream()
+        if self.form.is_endless and connection.flow.write_paused:
+            connection.loop.call_later(END_GRACE_S, reset, connection.transport)
+
+    def _look_again(self) -> None:
+        if self._connection is not None:
+            self._next_look = self._connection.loop.call_later(END_GRACE_S, self._look)
+
+    def _look(self) -> None:
+        """Ends a connection that accepts nothing, if the owner has ended the stream: the end is
+        behind bytes that are not read."""
+        connection, upstream = self._connection, self._exchange.upstream
+        if connection is None or not connection.flow.write_paused:
+            return
+        if upstream is not None and upstream.has_ended():
+            reset(connection.transport)
+        else:
+            self._look_again()
 
     # -- called by the connection ----------------------------------------------------------------
 
     def pause(self) -> None:
         if self._exchange.upstream is not None:
             self._exchange.upstream.pause_reading()
+        if self.form.is_endless:
+            self._look_again()
 
     def resume(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
         if self.is_answer and self._connection is not None:
             self._connection.order.answers.hold(0)
         if self._exchange.upstream is not None:

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.api.cluster import FIRST_SHARD, OwnerMap, OwnerReport
+from penstock.api.cluster import COPY_PATH, FIRST_SHARD, OwnerMap, OwnerReport
 from penstock.model.errors import OutcomeUnknown, PenstockError, Unavailable
 from penstock.model.principals import UNVERIFIED
 from penstock.server.forwarding.answer_heads import OWNER_HEADER
@@ -44,7 +44,8 @@ DRAIN_S = 2.0
 """How long answers of a broker that is the owner no longer may still come."""
 
 PROBES = frozenset({b"/v1/healthz", b"/v1/livez", b"/v1/readyz"})
-METRICS_PATH = b"/metrics"
+HERE_ONLY = PROBES | {b"/metrics", COPY_PATH.encode()}
+"""Paths that are about this broker, and are never forwarded."""
 DOCUMENTS = frozenset(
     {b"/v1/cluster", b"/docs", b"/docs/openapi.json", b"/docs/asyncapi.json", b"/docs/sign-in.js"}
 )
@@ -86,7 +87,7 @@ class Forwarder:
         if self._dispatch.is_serving and not is_unverified:
             return False
         path = request.path
-        if path in PROBES or path == METRICS_PATH:
+        if path in HERE_ONLY:
             return False
         return is_unverified or path not in DOCUMENTS
 

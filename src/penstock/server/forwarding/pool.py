@@ -16,6 +16,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from penstock.model.errors import InvalidArgument
+from penstock.model.limits import KIB
 from penstock.server.forwarding.exchange import Exchange
 from penstock.server.forwarding.upstream import UpstreamConnection
 from penstock.server.http.forwarded_head import VIA_HEADER
@@ -32,6 +33,10 @@ SLOW_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
 UNACKNOWLEDGED_MS = 10_000
 """How long the owner's machine may leave bytes unacknowledged before its connection is given up."""
+
+RECEIVE_BUFFER_BYTES = 128 * KIB
+"""What the system holds of an owner's answers that are not read. The owner sees by what is accepted
+whether the client still reads, so it must not be much."""
 
 Sender = bytes
 """What tells senders apart: the lines of the head that say who they are."""
@@ -192,6 +197,8 @@ class UpstreamPool:
         raw = transport.get_extra_info("socket")
         if raw is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
     def _tls(self) -> ssl.SSLContext | None:
         if self._is_tls and self._context is None:

@@ -45,3 +45,8 @@ class StandbyAuthenticator:
         if hmac.compare_digest(digest, self._static):
             return Credential(STATIC_PRINCIPAL, "static", self._static)
         return None
+
+    def holds(self, credential: Credential) -> bool:
+        """Returns whether a credential still holds, as far as this broker can know."""
+        is_static = credential.principal is STATIC_PRINCIPAL
+        return not is_static or hmac.compare_digest(credential.digest, self._static)

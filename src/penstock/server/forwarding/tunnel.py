@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.model.limits import KIB
 from penstock.server.http.requests import Notes
-from penstock.server.http.tcp_liveness import probe_when_idle
+from penstock.server.http.tcp_liveness import give_up_when_unreachable, has_ended, probe_when_idle
 from penstock.server.websocket.framing import GOING_AWAY, close_frame
 
 if TYPE_CHECKING:
@@ -131,6 +131,24 @@ class OwnerEnd(TunnelEnd):
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self.frames = FrameCounter()
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def pause(self, is_paused: bool) -> None:
+        super().pause(is_paused)
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        if is_paused and not self._is_lost:
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(LINGER_S, self._look)
+
+    def _look(self) -> None:
+        """Ends a connection whose client accepts nothing, if the owner has ended it: the end is
+        behind bytes that are not read."""
+        if has_ended(self.transport):
+            self.transport.abort()
+        else:
+            self.pause(True)
 
     def data_received(self, data: bytes) -> None:
         self.frames.feed(data)
@@ -198,6 +216,7 @@ def open_tunnel(
     owner = OwnerEnd(upstream.transport)
     client.other, owner.other = owner, client
     probe_when_idle(transport, connection.dispatch.ws_ping_s)
+    give_up_when_unreachable(transport, connection.dispatch.ws_ping_s)
     transport.set_protocol(client)
     upstream.transport.set_protocol(owner)
     transport.set_write_buffer_limits(HIGH_WATER_BYTES)

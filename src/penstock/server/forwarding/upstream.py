@@ -17,6 +17,7 @@ import httptools
 from penstock.model.limits import KIB
 from penstock.server.forwarding.answer_heads import PLAIN, BadAnswer, Headers, read_head
 from penstock.server.forwarding.exchange import Exchange
+from penstock.server.http.tcp_liveness import has_ended
 
 if TYPE_CHECKING:
     from penstock.server.forwarding.pool import UpstreamPool
@@ -105,6 +106,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_read_paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
+
+    def has_ended(self) -> bool:
+        return self.transport is not None and has_ended(self.transport)
 
     def half_close(self) -> bool:
         self.is_usable = False

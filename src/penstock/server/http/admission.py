@@ -159,9 +159,9 @@ class Admission:
     def _sender_of(
         self, scope: RequestScope, outcome: Credential | PenstockError | None
     ) -> Scope | None:
-        """Returns whom a connection counts for. The same sender is the same object as long as it is
-        kept here, so that a connection compares identities. A principal without a tenant counts
-        for nobody: it could use up the connections of a tenant in which it has no rights."""
+        """Returns the scope whose quota a connection counts against. Equal scopes are one object so
+        that connections can compare them with `is`. None for a principal without a tenant: it
+        could otherwise use up the connections of a tenant in which it has no rights."""
         is_named = scope.tenant is not None or scope.namespace is not None
         if not is_named or isinstance(outcome, PenstockError):
             return None

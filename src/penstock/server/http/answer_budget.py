@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.model.limits import KIB, MIB
-from penstock.server.http.tcp_liveness import acknowledged_bytes
+from penstock.server.http.tcp_liveness import acknowledged_bytes, reset
 
 SMALL_ANSWER_BYTES = 64 * KIB
 """A smaller answer is sent at once: it fits into the buffers that a connection has anyway."""
@@ -87,7 +87,7 @@ class AnswerBudget:
             claim.transport.get_write_buffer_size(),
         )
         self._full.pop(claim, None)
-        claim.transport.abort()
+        reset(claim.transport)
 
     # -- called by claims ----------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Claim:
         self._budget.drained(self)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Ends all claims, because the connection is gone."""
         self._budget.drained(self)
         self._budget.forget(self)
         self.hold(0)

@@ -64,7 +64,7 @@ class ConnectionSlot:
         self.sender = sender
 
     def leave(self) -> None:
-        """The connection has ended."""
+        """Frees the place, because the connection has ended."""
         quotas, self._quotas = self._quotas, None
         sender, self.sender = self.sender, None
         if quotas is not None and sender is not None and sender is not _REFUSED:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from penstock.api.cluster import CopyFigures, CopySource
 from penstock.api.engine import Engine
 from penstock.model.errors import (
     Internal,
@@ -111,6 +112,9 @@ class RequestDispatch:
         self.follower: Follower | None = None
         self.forwarder: Forwarder | None = None
         """Takes the requests that this broker does not serve; None: it serves all of them."""
+        self.copies: CopySource | None = None
+        """The sealed files that other brokers of the cluster copy."""
+        self.copy_figures: Callable[[], CopyFigures] | None = None
         self.max_body_bytes = limits.max_body_bytes
         self._no_engine = absent_engine(limits)
         self.engine = self._no_engine

@@ -31,7 +31,7 @@ from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
 from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
-from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle
+from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle, reset
 from penstock.server.named_events import encode_lines, encode_sse
 from penstock.server.websocket.answers import Ok, lag_answer, named_answer, subscribed_answer
 from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
@@ -266,7 +266,7 @@ class EventFeed(StreamedResponse[FeedSource]):
         connection.write_chunk(self._form.encode("error", typed_error(error, **source.ids())))
         connection.end_stream()
         if connection.flow.write_paused:
-            connection.loop.call_later(END_GRACE_S, connection.transport.abort)
+            connection.loop.call_later(END_GRACE_S, reset, connection.transport)
 
     # -- called when access rules change ---------------------------------------------------------
 

@@ -104,14 +104,14 @@ class StreamedResponse(Generic[S]):
         """The connection is above its high-water mark."""
 
     def resume(self) -> None:
-        """The connection accepts bytes again."""
+        """Called when the connection accepts bytes again."""
 
     def half_closed(self) -> bool:
-        """The client sends nothing more. Returns whether the connection stays for the rest."""
+        """Called when the client sends nothing more. Returns whether the connection stays open."""
         return False
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is gone."""
         source = self._source
         self.detach()
         if source is not None:

@@ -50,8 +50,8 @@ CredentialKind = Literal["static", "token", "jwt", "certificate"]
 
 
 class Credential(msgspec.Struct, frozen=True):
-    """A credential that was verified. It holds until the principal expires, and while `digest` is
-    that of the token `id`, of the static token, or of a key that signs JWTs."""
+    """A verified credential. It is valid until the principal expires, or until `digest` no longer
+    matches the token `id`, the static token or a key that signs JWTs."""
 
     principal: Principal
     kind: CredentialKind

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator
+from typing import Protocol
 
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.identity.authenticator import Authenticator
 from penstock.server.identity.credentials import Credential
 from penstock.server.websocket.connection import WebSocketConnection
 
@@ -23,11 +23,17 @@ Connections = Collection[HttpConnection | WebSocketConnection]
 _log = logging.getLogger("penstock.server")
 
 
+class KnowsCredentials(Protocol):
+    def holds(self, credential: Credential) -> bool:
+        """Returns whether a credential that was valid still is."""
+        ...
+
+
 class CredentialWatch:
     """`connections` are those that are open now."""
 
     def __init__(
-        self, dispatch: RequestDispatch, connections: Connections, authenticator: Authenticator
+        self, dispatch: RequestDispatch, connections: Connections, authenticator: KnowsCredentials
     ) -> None:
         self._dispatch = dispatch
         self._connections = connections

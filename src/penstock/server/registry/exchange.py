@@ -14,12 +14,18 @@ import msgspec
 
 from penstock.api.outcomes import Done
 from penstock.model.access import BROKER_SCOPE, ResourceKind
-from penstock.model.errors import InvalidArgument, PenstockError, TooLarge, VersionMismatch
+from penstock.model.errors import (
+    InvalidArgument,
+    PenstockError,
+    PermissionDenied,
+    TooLarge,
+    VersionMismatch,
+)
 from penstock.model.limits import KIB, Limits
 from penstock.model.permissions import Permission
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
-from penstock.server.access import HandlerNeeds, actor_of, check_request, seen
+from penstock.server.access import HandlerNeeds, actor_of, check_request, denied, seen, sees
 from penstock.server.http.dispatch import Handler, RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import JSON_TYPE
@@ -206,7 +212,24 @@ def send_list(
         shown: list[Any] = [answer_of(entry, limits) for entry in visible]
         exchange.send(200, list_of(shown))
 
-    return exchange.then(found)
+    def listed(outcome: list[Entry] | PenstockError) -> None:
+        # Refused before it is told whether the tenant or the namespace exists.
+        hidden = None if kind == "tenant" else _hidden(exchange)
+        exchange.then(found)(hidden or outcome)
+
+    return listed
+
+
+def _hidden(exchange: RegistryRequest) -> PermissionDenied | None:
+    """Returns the refusal of a list in a tenant or a namespace of which the principal may not
+    know."""
+    access, notes = exchange.dispatch.engine.access, exchange.request.notes
+    tenant, namespace, _ = exchange.path()
+    if not sees(access, notes, "tenant", (tenant, ""), tenant):
+        return denied(notes.principal, "read", "tenant", (tenant, ""), tenant)
+    if namespace and not sees(access, notes, "namespace", (tenant, namespace), namespace):
+        return denied(notes.principal, "read", "namespace", (tenant, namespace), namespace)
+    return None
 
 
 def change(

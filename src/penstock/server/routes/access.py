@@ -364,6 +364,7 @@ ENDPOINTS = (
         route="POST /v1/access/rules",
         handler=grant_rule,
         access=_CHANGE,
+        reads_scope=("tenant",),
         tag="Access",
         summary="Grant permissions",
         text="Adds a rule. The sender needs the permission access, and all that the rule gives, on "
@@ -390,19 +391,19 @@ ENDPOINTS = (
         route="GET /v1/access/roles",
         handler=list_roles,
         access=Filtered("tenant"),
+        reads_scope=("tenant",),
         tag="Access",
         summary="List roles",
         text="The built-in roles, then those of the tenant.",
         query=(RolesQuery,),
-        answers={
-            200: Answer("The roles.", RoleList, {"roles": [{"name": "worker", **_ROLE}]}),
-        },
+        answers={200: Answer("The roles.", RoleList, {"roles": [{"name": "worker", **_ROLE}]})},
         errors=(400, 503),
     ),
     Endpoint(
         route="PUT /v1/access/roles/{role}",
         handler=set_role,
         access=_CHANGE,
+        reads_scope=("tenant",),
         tag="Access",
         summary="Create or change a role",
         text="A role is a named set of permissions that rules of the tenant can give. The sender "
@@ -416,6 +417,7 @@ ENDPOINTS = (
         route="DELETE /v1/access/roles/{role}",
         handler=remove_role,
         access=_CHANGE,
+        reads_scope=("tenant",),
         tag="Access",
         summary="Remove a role",
         text="409 while a rule names it.",
@@ -427,6 +429,7 @@ ENDPOINTS = (
         route="GET /v1/access/check",
         handler=check_access,
         access=Open("everybody may ask about themselves; about others, the handler checks"),
+        reads_scope=("tenant", "namespace"),
         tag="Access",
         summary="Explain a decision",
         text="Says whether the principal may do something, and which rule allows it. Everybody may "

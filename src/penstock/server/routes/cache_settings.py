@@ -61,10 +61,7 @@ class CacheSettingsBody(Body):
     ] = UNSET
     durable: Annotated[
         bool | UnsetType | None,
-        optional(
-            "true: keeps its contents across restarts. For caches only; not available for "
-            "streams yet."
-        ),
+        optional("true: keeps its contents across restarts."),
     ] = UNSET
 
 

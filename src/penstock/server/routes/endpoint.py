@@ -20,6 +20,8 @@ from penstock.server.members import CacheKey, Count, Name
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
 
+ScopePart = Literal["tenant", "namespace"]
+
 PathHandler = Callable[[Path, RequestDispatch, Request, "Reply"], None]
 """A handler that gets the path of a stream or cache first, read and cleaned once for many
 requests."""
@@ -49,7 +51,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     `example` is that of the body or, without one, of the query. `path_examples` replace those of
     PathNames. `batch`: the body is an array, or lines, of such bodies. `or_array`: the body may be
     an array of such bodies, and the answer is then an array. `conditions` are headers that take
-    ETags, with the meaning of each.
+    ETags, with the meaning of each. `reads_scope` says which of the headers X-Penstock-Tenant and
+    X-Penstock-Namespace the handler reads, if that does not follow from `access`.
     """
 
     route: str
@@ -67,6 +70,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     example: Any = None
     path_examples: dict[str, str] = {}
     conditions: dict[str, str] = {}
+    reads_scope: tuple[ScopePart, ...] | None = None
     answers: dict[int, Answer]
     errors: tuple[int, ...] = ()
 
@@ -77,6 +81,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         return self.route.partition(" ")[2]
+
+    @property
+    def scope_parts(self) -> tuple[ScopePart, ...]:
+        """The parts of the request's scope that it uses. Topics and the producers of batches have
+        plain names, which belong to both."""
+        if self.reads_scope is not None:
+            return self.reads_scope
+        has_plain_name = getattr(self.access, "kind", "") in ("topic", "producer")
+        return ("tenant", "namespace") if has_plain_name else ()
 
 
 DONE = {204: Answer("Done.")}
@@ -89,7 +102,8 @@ TAGS = {
     "Journal": "The events of messages, as data.",
     "Effects": "Idempotency on the consumer's side: run a message's effect once for its key.",
     "Transactions": "Produces, acks, effects and cache operations that happen together.",
-    "Streams": "Publish to subscribers, at most once or until they ack; and the WebSocket.",
+    "Streams": "Publish to subscribers, at most once or until they ack; and the WebSocket. Many of "
+    "the examples need the durable stream orders: the example of “Create a stream” makes it.",
     "Caches": "Values by key, with a TTL, versions, counters, transactions and watches.",
     "Tenants": "Tenants, their namespaces, and the streams and caches in those.",
     "Access": "Access rules and roles.",
@@ -97,6 +111,10 @@ TAGS = {
     "Tokens": "Bearer tokens, where access is controlled.",
     "Broker": "Probes and version.",
 }
+
+
+DURABLE_EXAMPLE = {"stream": "orders"}
+"""The stream of examples that need a durable one: the example of creating a stream makes it."""
 
 
 def _named(text: str, example: str) -> msgspec.Meta:

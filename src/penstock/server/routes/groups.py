@@ -110,6 +110,6 @@ ENDPOINTS = (
                 {"partitions": [{"partition": 0, "next": 1}]},
             )
         },
-        errors=(400, 404, 416, 503),
+        errors=(400, 404, 416, 429, 503),
     ),
 )

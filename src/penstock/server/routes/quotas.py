@@ -69,7 +69,10 @@ class QuotaBody(Body):
     ] = UNSET
     stream_retention: Annotated[
         Count | DurationText | UnsetType | None,
-        optional("The longest retention of a topic or stream, in milliseconds or as 7d."),
+        optional(
+            "The longest retention of a topic or stream, in milliseconds or as 7d. It waits for "
+            "what a group has not finished."
+        ),
     ] = UNSET
     connections: Annotated[
         _Limit | UnsetType | None, optional("Open connections, of HTTP and WebSockets.")
@@ -77,6 +80,12 @@ class QuotaBody(Body):
     idempotency_keys: Annotated[
         _Limit | UnsetType | None, optional("Idempotency keys of produces that are remembered.")
     ] = UNSET
+    groups: Annotated[
+        _Limit | UnsetType | None,
+        optional("Groups of topics and named subscriptions of streams, together."),
+    ] = UNSET
+    streams: Annotated[_Limit | UnsetType | None, optional("Streams.")] = UNSET
+    caches: Annotated[_Limit | UnsetType | None, optional("Caches.")] = UNSET
 
 
 class QuotaAnswer(msgspec.Struct, kw_only=True):
@@ -107,6 +116,9 @@ _READ: dict[str, Read] = {
     "stream_retention": RETENTION,
     "connections": _COUNT,
     "idempotency_keys": _COUNT,
+    "groups": _COUNT,
+    "streams": _COUNT,
+    "caches": _COUNT,
 }
 _MEMBERS = {name: (name, read) for name, read in _READ.items()}
 

@@ -20,7 +20,13 @@ from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body
 from penstock.server.members import Count, LeaseTime, Name, StrictBody, Wait, optional, required
 from penstock.server.routes.deliveries import ReleasedItem, settle_batch
-from penstock.server.routes.endpoint import DONE, Answer, Endpoint, names_in_path
+from penstock.server.routes.endpoint import (
+    DONE,
+    DURABLE_EXAMPLE,
+    Answer,
+    Endpoint,
+    names_in_path,
+)
 from penstock.server.routes.streams import STREAM
 
 if TYPE_CHECKING:
@@ -121,7 +127,7 @@ def _settle_of(dispatch: RequestDispatch, path: Path, body: EventAckBody) -> Set
     return delivery_of(dispatch.engine, path, body.name, body.owner, body.offset, body.delivery_id)
 
 
-_EXAMPLE = {"name": "billing", "owner": "w1", "offset": 12, "delivery_id": "1-1"}
+_EXAMPLE = {"name": "billing", "owner": "w1", "offset": 0}
 _ERRORS = (400, 404, 409, 503)
 
 ENDPOINTS = (
@@ -135,6 +141,7 @@ ENDPOINTS = (
         text="The event is done for the subscription. Another ack changes nothing.",
         body=EventAckBody,
         example=_EXAMPLE,
+        path_examples=DURABLE_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
     ),
@@ -149,6 +156,7 @@ ENDPOINTS = (
         "its old place in the order, and the attempt is not counted.",
         body=EventAckBody,
         example=_EXAMPLE,
+        path_examples=DURABLE_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
     ),
@@ -163,6 +171,7 @@ ENDPOINTS = (
         body=EventAckBody,
         batch=True,
         example=[_EXAMPLE],
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer(
                 "A result per release, in order.",
@@ -182,7 +191,8 @@ ENDPOINTS = (
         text="The attempt failed. The event is delivered again after delay_ms, or else after the "
         "broker's backoff, which doubles. Attempts do not end: streams have no dead letters.",
         body=EventNackBody,
-        example=_EXAMPLE | {"reason": "timeout calling upstream"},
+        example=_EXAMPLE | {"offset": 1, "reason": "timeout calling upstream"},
+        path_examples=DURABLE_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
     ),
@@ -196,6 +206,7 @@ ENDPOINTS = (
         text="The lease then ends lease_ms from now.",
         body=EventExtendBody,
         example=_EXAMPLE | {"lease_ms": 30000},
+        path_examples=DURABLE_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
     ),
@@ -208,6 +219,7 @@ ENDPOINTS = (
         summary="Show the next number of a producer",
         text="The sequence that the producer's next publish must have. 0 if the stream does not "
         "know the producer, or has forgotten it. Every publish below it is on disk.",
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer("The number.", NextSequence, {"producer_id": "till-3", "next_sequence": 17})
         },
@@ -222,6 +234,7 @@ ENDPOINTS = (
         summary="Delete a named subscription",
         text="Deletes its position, and ends the feeds of those who joined it. Retention no "
         "longer waits for it.",
+        path_examples=DURABLE_EXAMPLE,
         answers=DONE,
         errors=_ERRORS,
     ),

@@ -29,7 +29,7 @@ from penstock.server.http.range_stream import RangeStream
 from penstock.server.http.requests import Request, decode_body, not_negative, required_index
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Count, Position, StrictBody, optional, required
-from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
+from penstock.server.routes.endpoint import DURABLE_EXAMPLE, Answer, Endpoint, names_in_path
 from penstock.server.routes.ranges import (
     AllSplitRows,
     Columns,
@@ -175,6 +175,7 @@ ENDPOINTS = (
         "not look complete. 409 if the stream is not durable.",
         query=(EventRangeQuery,),
         example={"start": 0, "format": "ndjson"},
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer(
                 "The events, as an Arrow IPC stream or as lines of JSON.",
@@ -195,6 +196,7 @@ ENDPOINTS = (
         "splits allow. 409 if the stream is not durable.",
         query=(EventSplitsQuery,),
         example={"rows": 65536},
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer(
                 "The ranges, and where the last of them ends.",
@@ -214,6 +216,7 @@ ENDPOINTS = (
         text="With time_ms, also the first offset of that time. A stream that is deleted and "
         "created again has another stream_id. 409 if the stream is not durable.",
         query=(EventOffsetsQuery,),
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer("The offsets.", StreamOffsets, {"stream_id": 3, "earliest": 0, "next": 7})
         },
@@ -231,7 +234,8 @@ ENDPOINTS = (
         "forward. Creates the subscription if there is none.",
         body=SubscriptionProgressBody,
         example={"next": 0},
+        path_examples=DURABLE_EXAMPLE,
         answers={200: Answer("Its progress now.", SubscriptionProgress, {"next": 1})},
-        errors=(400, 404, 409, 416, 503),
+        errors=(400, 404, 409, 416, 429, 503),
     ),
 )

@@ -22,7 +22,7 @@ from penstock.server.http.responses import encode_json
 from penstock.server.members import Count, LeaseTime, limits, optional
 from penstock.server.message_access import check_invalidation
 from penstock.server.message_actions import publish, publish_batch
-from penstock.server.routes.endpoint import Answer, Endpoint
+from penstock.server.routes.endpoint import DURABLE_EXAMPLE, Answer, Endpoint
 from penstock.server.routes.websocket import send_answer
 from penstock.server.websocket.answers import Event, PublishOk
 from penstock.server.websocket.decoding import decode_body, query_request_id
@@ -283,6 +283,7 @@ ENDPOINTS = (
         "per_message the answer is an array with one publish_ok per event.",
         body=PublishBatchBody,
         example={"payloads": ["b25l", "dHdv"]},
+        path_examples=DURABLE_EXAMPLE,
         answers={200: Answer("Accepted.", PublishOk, {"type": "publish_ok", "count": 2})},
         errors=_ERRORS,
     ),
@@ -301,7 +302,8 @@ ENDPOINTS = (
         "event of this id. 410 if the stream does not have the stream_id that the request or the "
         "event's id names. If the broker ends the subscription, the last line is an error.",
         query=(SubscribeQuery,),
-        example={"heartbeat_ms": 15000},
+        example={"name": "billing", "owner": "w1", "start": "earliest"},
+        path_examples=DURABLE_EXAMPLE,
         answers={
             200: Answer(
                 "Events, until either side ends the subscription.",

@@ -44,14 +44,15 @@ _Grace = Annotated[int, limits(minimum=0, maximum=MAX_GRACE_MS)]
 class TokenBody(StrictBody):
     principal: Annotated[Name | None, required("Who sends with this token.")] = None
     tenant_id: Annotated[
-        Name | None, optional("The only tenant that it reaches; omitted: every tenant.")
+        Name | None, optional("The only tenant that the token may use; omitted: every tenant.")
     ] = None
     namespace: Annotated[
         Name | None, optional("The only namespace of the tenant; omitted: all of them.")
     ] = None
     roles: Annotated[_Roles | None, optional("Names of roles.")] = None
     admin: Annotated[
-        bool | None, optional("Whether it may do everything in its reach, without any rule.")
+        bool | None,
+        optional("Whether it may do everything in its tenant and namespace, without any rule."),
     ] = None
     expires_in_ms: Annotated[
         Count | None, optional("How long it is valid; 0 or omitted: until it is revoked.")
@@ -94,7 +95,7 @@ _rotate_decoder = msgspec.json.Decoder(RotateBody)
 
 
 def manager_of(request: Request) -> Principal:
-    """Returns the sender."""
+    """Returns the principal that sent the request. Raises without access control."""
     principal = request.notes.principal
     if principal is None:
         raise FailedPrecondition("there are no tokens to manage while access_control is off")
@@ -301,6 +302,7 @@ ENDPOINTS = (
         route="GET /v1/tokens",
         handler=list_tokens,
         access=Filtered("tenant"),
+        reads_scope=("tenant",),
         tag="Tokens",
         summary="List the tokens",
         text="Those in the sender's reach, in the order of their creation, without secrets.",

@@ -151,6 +151,7 @@ ENDPOINTS = (
         route="POST /v1/transactions",
         handler=commit,
         access=Open("each operation is checked by itself"),
+        reads_scope=("tenant", "namespace"),
         tag="Transactions",
         summary="Run operations together",
         text="Does all operations, in order, or none of them, also across a crash. If one is "

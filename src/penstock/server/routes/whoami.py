@@ -54,6 +54,7 @@ ENDPOINTS = (
         route="GET /v1/access/self",
         handler=describe_sender,
         access=Open("everybody may know their own name and reach"),
+        reads_scope=("tenant", "namespace"),
         tag="Access",
         summary="Who am I?",
         text="Says which principal sends the request, with which roles, and in which tenant and "

@@ -52,9 +52,10 @@ class ChannelOwner(Protocol):
 
 
 class Channel:
-    """The sink of a subscription or watch of the stream or cache `path`, which `needs` a permission
-    as long as it is open. `is_ready`: it waits for its turn to send. `is_paused`: the client wants
-    no events for now. `_end` is the error that ended it before its reply had left."""
+    """The sink of a subscription or watch of the stream or cache `path`. It ends when its principal
+    loses the permission that it `needs`. `is_ready` says that it waits for its turn to send,
+    `is_paused` that the client wants no events for now. `_end` is the error that ended it before
+    its reply was sent."""
 
     def __init__(self, channels: ChannelOwner, needs: HandlerNeeds, path: Path) -> None:
         self._channels = channels

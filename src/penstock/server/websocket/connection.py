@@ -20,7 +20,7 @@ from penstock.server.http.connection_slot import ConnectionSlot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.responses import encode_json, typed_error
-from penstock.server.http.tcp_liveness import is_unreachable
+from penstock.server.http.tcp_liveness import is_unreachable, reset
 from penstock.server.message_access import check_message
 from penstock.server.message_actions import Done, perform
 from penstock.server.websocket.arrays import perform_all
@@ -379,7 +379,7 @@ class WebSocketConnection(asyncio.Protocol):
             last = encode_json(typed_error(error))
             self._last_frames = frame_head(TEXT, len(last)) + last + self._last_frames
         self._channels.close()
-        self._set_watchdog(self._loop.call_later(END_GRACE_S, self.transport.abort))
+        self._set_watchdog(self._loop.call_later(END_GRACE_S, reset, self.transport))
         self.schedule_turn()
 
     def _send_last_frames(self) -> None:
@@ -390,7 +390,7 @@ class WebSocketConnection(asyncio.Protocol):
         if self._is_peer_done:
             self._close()
         else:
-            self._set_watchdog(self._loop.call_later(LINGER_S, self.transport.abort))
+            self._set_watchdog(self._loop.call_later(LINGER_S, reset, self.transport))
 
     def _discard(self, data: bytes) -> None:
         """Discards input, but for the peer's close frame."""
@@ -411,7 +411,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _close(self) -> None:
         """Closes the transport; what was written has a while to leave."""
         self._is_closed = True
-        self._set_watchdog(self._loop.call_later(LINGER_S, self.transport.abort))
+        self._set_watchdog(self._loop.call_later(LINGER_S, reset, self.transport))
         self.transport.close()
 
     # -- a peer that is slow, or silent --------------------------------------------------------

@@ -190,7 +190,7 @@ class IncrBody(Body):
 
 
 class TxnCheck(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """`cache` None: the transaction's own."""
+    """A condition of a transaction. Without `cache` it is about the transaction's cache."""
 
     cache: _OtherCache = None
     key: _Key = None

@@ -71,7 +71,7 @@ class Launch:
     def __post_init__(self) -> None:
         if self.master is not None and not self.master.startswith(MASTERS):
             raise InvalidArgument(
-                f"--master {self.master!r} is none that Spark knows; it takes local[*], local[4], "
+                f"--master {self.master!r} is not a master of Spark; use local[*], local[4], "
                 "spark://host:7077, yarn or k8s://…"
             )
 

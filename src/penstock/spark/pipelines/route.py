@@ -191,7 +191,9 @@ def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
     if "value" not in made.columns:
         raise InvalidArgument(f"{where} returned rows without the column value")
     if "topic" not in made.columns and "routing_label" not in made.columns:
-        raise InvalidArgument(f"{where} returned neither the column topic nor routing_label")
+        raise InvalidArgument(
+            f"{where} returned rows without the column topic or routing_label; they need one"
+        )
     columns = [
         (F.col(name) if name in made.columns else F.lit(None)).cast(kind).alias(name)
         for name, kind in (POSITION | ENVELOPE_FIELDS).items()

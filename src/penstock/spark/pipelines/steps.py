@@ -140,7 +140,7 @@ def _measured(messages: DataFrame) -> DataFrame:
 
 
 def _first_found(name: str, *words: str) -> Column:
-    """Returns the first of these words that any row has in the column."""
+    """Returns the first of `words` that occurs in the column."""
     chosen = F.lit(None)
     for word in reversed(words):
         chosen = F.when(F.max(F.col(name) == word), word).otherwise(chosen)

@@ -212,7 +212,8 @@ def _sources(
         given = dict(zip(parameters, listed, strict=True))
     elif set(given) != set(parameters):
         raise InvalidArgument(
-            f"pipeline {name} takes {', '.join(parameters)}; its sources are {', '.join(given)}"
+            f"the function of pipeline {name} has the parameters {', '.join(parameters)}, but its "
+            f"sources are named {', '.join(given)}: they must match"
         )
     return {parameter: _source(name, given[parameter]) for parameter in parameters}
 

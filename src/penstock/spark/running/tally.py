@@ -93,7 +93,8 @@ class Tally:
 
 
 def positions(offset: str | None) -> Positions | None:
-    """Returns the positions in an offset of our sources; None for others, and without one."""
+    """Returns the positions in a Spark offset of a Penstock source. None for other sources, or
+    without an offset."""
     try:
         known = json.loads(offset or "null")
     except ValueError:
