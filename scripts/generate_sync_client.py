@@ -29,6 +29,7 @@ GENERATED = {
     "aio_socket_events.py": "sync_socket_events.py",
     "aio_socket_feeds.py": "sync_socket_feeds.py",
     "aio_transactions.py": "sync_transactions.py",
+    "aio_transport.py": "sync_transport.py",
     "aio_worker_base.py": "sync_worker_base.py",
 }
 

@@ -31,12 +31,12 @@ CHECKED_MESSAGES = [each for each in MESSAGES if isinstance(each.access, Handler
 
 OPEN_ROUTES = {
     "GET /v1/version",
+    "GET /v1/cluster",
     "GET /v1/healthz",
     "GET /v1/livez",
     "GET /v1/readyz",
     "GET /v1/access/check",
     "GET /v1/access/self",
-    "GET /v1/cluster",
     "POST /v1/felix",
     "POST /v1/transactions",
     "GET /v1/felix/ws",

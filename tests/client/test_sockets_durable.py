@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.client import AsyncClient, Client, PositionFile
@@ -467,9 +468,8 @@ def test_a_name_that_is_deleted_ends_its_subscriptions(
         client.stream(stream.path[2]).delete_subscription("m")
         with pytest.raises(NotFound, match="deleted"):
             next(others)
-    found = client._http.get(
-        f"/v1/tenants/default/namespaces/default/streams/{stream.path[2]}/subscriptions"
-    )
+    path = f"/v1/tenants/default/namespaces/default/streams/{stream.path[2]}/subscriptions"
+    found = httpx.get(client.url + path, trust_env=False)
     assert found.json()["named"] == []
 
 

@@ -168,7 +168,8 @@ class ClusterProcess:
 
 def delete_streams(servers: NatsServers, cluster: str) -> None:
     """Deletes what a cluster has on the servers. Idle streams cost them CPU."""
-    for stream in (f"KV_penstock-{cluster}", f"penstock-{cluster}_shard-0"):
+    prefix = f"penstock-{cluster}"
+    for stream in (f"KV_{prefix}", f"{prefix}_shard-0", f"{prefix}_pieces-0"):
         with suppress(OSError, IndexError):
             _ask_nats(servers, f"$JS.API.STREAM.DELETE.{stream}")
 

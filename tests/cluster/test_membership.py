@@ -48,7 +48,7 @@ def refusal(world: ClusterWorld, member: Member, most_ms: int = 3 * TTL_MS) -> s
 
 
 def live(member: Member) -> list[str]:
-    return [each.name for each in member.node.brokers()]
+    return [each.name for each in member.node.brokers() if each.state != "gone"]
 
 
 def agreement(world: ClusterWorld) -> Agreement | None:

@@ -22,6 +22,8 @@ from tests.cluster.simulated_service import Faults
 
 SEEDS = range(int(os.environ.get("CLUSTER_SEEDS", "6")))
 BATCHES = 4
+DISTURBANCES = 40
+"""So many in one run: with the worst faults a write takes longer than the time between two."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,7 @@ class Writer:
         self.world.pieces.faults = Faults.drawn(self.draw)
         self.counts: Counter[str] = Counter()
         self.is_calm = False
+        self.disturbances = DISTURBANCES
 
     def owner(self) -> Node:
         while True:
@@ -59,6 +62,9 @@ class Writer:
 
     def disturb(self, kind: str = "") -> None:
         kind = kind or self.draw.choices(["none", "promote", "kill"], [40, 1, 1])[0]
+        if kind == "none" or not self.disturbances:
+            return
+        self.disturbances -= 1
         self.counts[kind] += 1
         node = self.world[self.draw.choice(list(self.world.nodes))]
         if kind == "kill" and not self.is_calm:
@@ -71,7 +77,7 @@ class Writer:
         for _ in range(100):
             if outcomes:
                 return outcomes[0]
-            self.world.simulation.pass_ms(self.draw.choice([1, 20, 100, 400]))
+            self.world.simulation.pass_ms(self.draw.choice([1, 20, 100, 400, 3000]))
             if not self.is_calm:
                 self.disturb()
         return outcomes[0] if outcomes else None

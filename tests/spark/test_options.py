@@ -80,6 +80,9 @@ def test_the_journal_has_one_position():
         ("url", "http://", "an address like"),
         ("url", "http://broker:99999", "an address like"),
         ("url", "http://me:secret@broker", "option token"),
+        ("url", "http://a:1,http://me:secret@b", "option token"),
+        ("url", "http://a:1,b:1", "an address like"),
+        ("url", "http://a:1,https://b:1", "the same scheme"),
         ("token", "line\nbreak", "a header cannot carry"),
         ("topic", "", "a topic"),
         ("topic", "orders,,jobs", "a topic"),
@@ -222,6 +225,8 @@ def test_the_environment_names_the_broker_and_options_come_first(monkeypatch: py
     monkeypatch.setenv("PENSTOCK_TOKEN", "from the environment")
     assert source().url == "https://broker:1"
     assert source(token="own").token == "own"
+    cluster = BrokerSettings.of(url=" http://a:1/ , http://b:1")
+    assert cluster.url == "http://a:1,http://b:1"
     settings = BrokerSettings.of(url="http://other", retry_s=2)
     assert settings.url == "http://other"
     assert settings.token == "from the environment"

@@ -30,7 +30,8 @@ class WatchSink(Protocol):
     """The receiving end of a watch."""
 
     def wake(self) -> None:
-        """Events can be taken, and there were none before. Called once until all are taken."""
+        """Called when events can be taken and there were none before, then not again until all are
+        taken."""
         ...
 
     def ended(self, error: PenstockError) -> None:
@@ -60,7 +61,7 @@ class CachesPart(Protocol):
     def put(self, command: Put, done: Done[Written]) -> None: ...
 
     def delete(self, command: Delete, done: Done[Written]) -> None:
-        """The version is 0 when there was nothing to delete."""
+        """Deletes a value. Gives the new version, or 0 if there was nothing to delete."""
         ...
 
     def increment(self, command: Increment, done: Done[Written]) -> None: ...

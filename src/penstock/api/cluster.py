@@ -1,4 +1,4 @@
-"""Who owns which shard: what a server must know of the cluster to forward requests.
+"""The owners of shards and the brokers: what a server needs to forward requests.
 
 The cluster's own code implements `OwnerMap`. All its methods answer at once from memory, and all
 calls are made on the loop's thread. Must not know how owners are chosen, or how requests travel.
@@ -30,12 +30,64 @@ class OwnerReport(msgspec.Struct, frozen=True):
 
 
 class BrokerReport(msgspec.Struct, frozen=True):
-    """A broker of the cluster, as it described itself last."""
+    """A broker of the cluster, as it described itself last, `age_ms` ago. `position` is the last
+    frame of the log that it has; `lag` is how many frames the owner's last description is ahead."""
 
     name: str
     url: str
     version: str
     state: BrokerState
+    position: int = 0
+    lag: int = 0
+    age_ms: int = 0
+
+
+class LogServer(msgspec.Struct, frozen=True):
+    """A server that keeps a replica of the log. `lag` is how many operations it is behind."""
+
+    name: str
+    role: Literal["leader", "follower"]
+    state: Literal["current", "behind", "offline"]
+    lag: int = 0
+
+
+class LogReport(msgspec.Struct, frozen=True):
+    """The stream that is the log of a shard. It refuses what would take it above `max_bytes`;
+    -1: it has no limit. It holds the frames from `first` to `last`."""
+
+    name: str
+    first: int
+    last: int
+    bytes: int
+    max_bytes: int
+    servers: list[LogServer]
+
+
+class ClusterControl(Protocol):
+    """The part of a cluster that operators use. `durability` says what a success means."""
+
+    durability: str
+
+    def describe_log(self, done: Done[LogReport]) -> None:
+        """Asks the servers. Gives Unavailable if they do not answer within a second or two."""
+        ...
+
+    def move(self, to: str) -> OwnerReport:
+        """Begins to hand the shard from this broker, its owner, to another one. Returns who owns
+        it until then. Raises FailedPrecondition if that is no standby that has caught up."""
+        ...
+
+    def drain(self, name: str) -> OwnerReport | None:
+        """Begins to hand over what a broker owns. From then on it takes a shard only if no other
+        does, until it is started again or moved to. Returns None if it owns nothing; raises
+        FailedPrecondition if no standby could take over, and NotFound for a name that is not
+        live."""
+        ...
+
+    def remove(self, name: str, done: Done[None]) -> None:
+        """Forgets a broker that is gone. Gives FailedPrecondition if it is live, NotFound if nobody
+        knows it."""
+        ...
 
 
 class CopyFigures(msgspec.Struct, frozen=True):

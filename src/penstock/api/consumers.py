@@ -14,7 +14,8 @@ class Sink(Protocol):
         ...
 
     def end(self, reason: str) -> None:
-        """The broker ends the stream: its topic or group is gone, or the broker stops."""
+        """Called when the broker ends the stream: its topic or group is gone, or the broker
+        stops."""
         ...
 
 

@@ -97,8 +97,8 @@ class Engine(Protocol):
         delay_ms: int | None = None,
         dead: bool = False,
     ) -> None:
-        """`delay_ms` replaces the backoff of the policy. With `dead` the message goes to the dead
-        letters without a retry."""
+        """Ends a delivery as failed. `delay_ms` replaces the backoff of the policy. With `dead` the
+        message goes to the dead letters without a retry."""
         ...
 
     def release(self, command: Settle, done: Done[None]) -> None: ...

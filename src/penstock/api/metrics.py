@@ -66,7 +66,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     sealing never failed. `clock_ahead_ms` is negative while broker time is behind the machine's."""
 
     topics: dict[str, TopicReport]
-    """By full name."""
+    """The figures by full name."""
     dead_letters: dict[tuple[str, str, int], int]
     """Messages moved to a dead-letter topic, by full name of the topic, group and partition."""
     rejected: dict[tuple[str, str, str], int]

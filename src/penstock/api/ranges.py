@@ -19,7 +19,7 @@ class Range(Protocol):
     tail: bytes
 
     def is_over(self) -> bool:
-        """Whether all pieces were given."""
+        """Returns whether all pieces were given."""
         ...
 
     def next(self, got: Callable[[RowBytes | PenstockError | None], None]) -> None:

@@ -49,15 +49,16 @@ class EventSink(Protocol):
     """The receiving end of a subscription."""
 
     def wake(self) -> None:
-        """Events can be taken, and there were none before. Called once until all are taken."""
+        """Called when events can be taken and there were none before, then not again until all are
+        taken."""
         ...
 
     def lagging(self, lag: Lag) -> None:
-        """The lag alert has begun or ended; only called if the subscriber asked for it."""
+        """Called when the lag alert has begun or ended, if the subscriber asked for it."""
         ...
 
     def ended(self, error: PenstockError) -> None:
-        """The broker ends the subscription: its stream is gone, or it is too slow."""
+        """Called when the broker ends the subscription: its stream is gone, or it is too slow."""
         ...
 
 

@@ -15,6 +15,7 @@ from penstock.cli.access import access
 from penstock.cli.apply import apply
 from penstock.cli.audit import audit
 from penstock.cli.cache import cache
+from penstock.cli.cluster import cluster
 from penstock.cli.config import config
 from penstock.cli.delivery import ack, extend, nack, release
 from penstock.cli.effect import effect
@@ -71,6 +72,6 @@ def penstock() -> None:
 for command in (
     serve, topic, produce, consume, ack, nack, release, extend, effect, group, journal, pipeline,
     stream, publish, subscribe, cache, namespace, tenant, quota, access, audit, token, whoami,
-    apply, config, wal, version,
+    cluster, apply, config, wal, version,
 ):  # fmt: skip
     penstock.add_command(command)

@@ -1,7 +1,7 @@
 """The client for asyncio.
 
-Sends the calls that `requests`, `registry`, `access`, `ranges`, `journal` and `tokens` build, and
-hands their answers back. Must not know what a call means.
+Sends the calls that `requests`, `registry`, `access`, `cluster`, `ranges`, `journal` and `tokens`
+build, and hands their answers back. Must not know what a call means.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from penstock.client import access, journal, ranges, registry, requests, tokens
+from penstock.client import access, cluster, journal, ranges, registry, requests, tokens
+from penstock.client.addresses import AddressBook
 from penstock.client.aio_feeds import AsyncLineStream, AsyncOpenRows
 from penstock.client.aio_handles import AsyncCacheHandle, AsyncStreamHandle
 from penstock.client.aio_transactions import AsyncTransaction
+from penstock.client.aio_transport import AsyncTransport
 from penstock.client.calls import Call, error_of, named_like
 from penstock.client.connection import (
     DEFAULT_TIMEOUT_S,
@@ -24,14 +26,13 @@ from penstock.client.connection import (
     answer_timeout,
     heartbeat_of,
     http_options,
-    lost,
 )
 from penstock.client.credentials import Credentials, Token, url_of
 from penstock.client.deliveries import DEFAULT_LEASE_MS, Delivery, DeliveryBuffer, new_owner
 from penstock.client.results import Produced
 from penstock.client.scope import UNKNOWN, ClientScope, is_located, located
 from penstock.client.tls import has_certificate
-from penstock.model.errors import NotFound
+from penstock.model.errors import NotFound, PenstockError
 from penstock.model.scopes import DEFAULT_SCOPE, Scope
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class AsyncClient:
 
     Tasks of one event loop may share it.
 
-    `url` defaults to the environment variable PENSTOCK_URL, else http://127.0.0.1:8080. `token`
+    `url` defaults to the environment variable PENSTOCK_URL, else http://127.0.0.1:8080. It may be
+    several addresses of one cluster, separated by commas: then requests go to the owner, and to any
+    other broker when that cannot be reached. `token`
     is the token or a function that returns it. It defaults to the contents of the file that
     PENSTOCK_TOKEN_FILE names, else to PENSTOCK_TOKEN. After a 401 the client reads a token that
     can change again, and if it has changed, sends the request once more.
@@ -130,6 +133,10 @@ class AsyncClient:
     describe_token = _operation(tokens.describe_token)
     rotate_token = _operation(tokens.rotate_token)
     revoke_token = _operation(tokens.revoke_token)
+    describe_cluster = _operation(cluster.describe_cluster)
+    move_shard = _operation(cluster.move_shard)
+    drain_broker = _operation(cluster.drain_broker)
+    remove_broker = _operation(cluster.remove_broker)
     version = _operation(requests.version)
     health = _operation(requests.health)
     ready = _operation(requests.ready)
@@ -147,18 +154,19 @@ class AsyncClient:
         client_cert: str | None = None,
         client_key: str | None = None,
     ) -> None:
-        self.url = url = url_of(url)
+        self.url = url_of(url)
         self._timeout_s = timeout_s
         self._user_agent = user_agent
         self._certificate = (client_cert, client_key)
         self._credentials = Credentials(token)
         self.scope = ClientScope.of(tenant, namespace)
         self._own_scope: Scope | None = None
-        options = http_options(url, timeout_s, user_agent, self.scope, client_cert, client_key)
-        try:
-            self._http = httpx.AsyncClient(**options, transport=transport)
-        except httpx.InvalidURL as error:
-            raise lost(url, error) from error
+        book = AddressBook(self.url)
+        self.has_several_addresses = book.has_several
+        self._options = http_options(
+            book.first, timeout_s, user_agent, self.scope, client_cert, client_key
+        )
+        self._transport = AsyncTransport(book, self._credentials, self._options, transport)
 
     async def send(self, call: Call[T]) -> T:
         """Sends a call and returns its result. Raises the error that the broker answered with."""
@@ -183,7 +191,8 @@ class AsyncClient:
 
         An empty `owner` is replaced by a unique name. `prefetch` limits how many deliveries of this
         stream may be unfinished at a time (0: the broker's limit). The stream ends when the broker
-        ends it or, with `wait_s`, when nothing has arrived for that many seconds.
+        ends it or, with `wait_s`, when nothing has arrived for that many seconds. With several
+        addresses it goes on at another broker instead, and ends if the topic is gone.
         """
         return AsyncDeliveries(self, topic, group, owner or new_owner(), lease_ms, prefetch, wait_s)
 
@@ -260,6 +269,8 @@ class AsyncClient:
             self._user_agent,
             ping_s,
             self._certificate,
+            self._transport.book,
+            self._options,
         )
         return AsyncSocket(self, endpoint, on_error)
 
@@ -309,40 +320,37 @@ class AsyncClient:
     async def _located(self, path: str) -> str:
         return path if is_located(path) else located(path, await self.locate())
 
+    def doubt_owner(self) -> None:
+        """Looks for the owner again before the next request, if there are several addresses."""
+        self._transport.book.doubt()
+
     async def _ask(self, call: Call[T], path: str) -> httpx.Response:
         headers = self._credentials.headers()
         if call.content_type:
             headers["Content-Type"] = call.content_type
-        try:
-            return await self._http.request(
-                call.method,
-                path,
-                content=call.body,
-                headers=headers,
-                timeout=answer_timeout(self._timeout_s, call.wait_s),
-            )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise lost(self.url, error) from error
+        return await self._transport.ask(
+            call.method,
+            path,
+            headers,
+            answer_timeout(self._timeout_s, call.wait_s),
+            body=call.body,
+            is_read=call.is_read,
+        )
 
     async def _ask_stream(self, path: str, wait_s: float) -> httpx.Response:
         timeout = answer_timeout(self._timeout_s, wait_s)
         # Streams are read as they come over the wire, so a proxy must not compress them.
         headers = self._credentials.headers() | {"Accept-Encoding": "identity"}
-        try:
-            request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
-            response = await self._http.send(request, stream=True)
-            if response.status_code != 200:
-                await response.aread()
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise lost(self.url, error) from error
-        return response
+        return await self._transport.ask(
+            "GET", path, headers, timeout, is_read=True, is_stream=True
+        )
 
     @property
     def is_closed(self) -> bool:
-        return self._http.is_closed
+        return self._transport.is_closed
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -363,6 +371,8 @@ class AsyncDeliveries(AsyncLineStream[Delivery]):
     messages that it had not sent yet to another consumer at once.
     """
 
+    goes_on = True
+
     def __init__(
         self,
         client: AsyncClient,
@@ -379,3 +389,6 @@ class AsyncDeliveries(AsyncLineStream[Delivery]):
         path = requests.consume_path(topic, group, owner, lease_ms, prefetch, heartbeat_ms)
         buffer = DeliveryBuffer(topic, group, owner)
         super().__init__(client, path, buffer, wait_s, heartbeat_ms)
+
+    def _is_end(self, error: PenstockError) -> bool:
+        return isinstance(error, NotFound)

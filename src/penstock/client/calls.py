@@ -97,6 +97,11 @@ class Call(Generic[T]):
     content_type: str = ""
     form: SocketForm | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Tells whether it changes nothing, so that it may be sent again."""
+        return self.method == "GET" or (self.form is not None and self.form.is_read)
+
     def answer(self, status: int, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> T:
         """Returns the result, or raises the error that the answer means. The names in `headers` are
         in lower case, or found in any case, as with httpx."""

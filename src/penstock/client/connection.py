@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock import __version__
-from penstock.client.credentials import DEFAULT_URL
+from penstock.client.addresses import no_address
 from penstock.client.scope import ClientScope
 from penstock.client.tls import context_for, refusal_of
-from penstock.model.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.model.errors import PenstockError, Unavailable
 
 DEFAULT_TIMEOUT_S = 10.0
+
+CONNECT_S = 2.0
+"""How long connecting may take while there is another address to try."""
 
 USER_AGENT = f"penstock/{__version__}"
 
@@ -44,28 +47,17 @@ def http_options(
     client_cert: str | None = None,
     client_key: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the arguments of httpx's clients. Ignores proxy settings of the environment, because
-    a broker is on the same network."""
-    try:
-        parts = urlsplit(url)
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL) as error:
-        raise _no_address(url) from error
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise _no_address(url)
+    """Returns the arguments of httpx's clients for the first address. Ignores proxy settings of the
+    environment, because a broker is on the same network."""
     return {
-        "base_url": url.rstrip("/"),
+        "base_url": url,
         "headers": {"User-Agent": user_agent, **scope.headers()},
         "timeout": timeout_s,
         # Each open stream needs a connection of its own; the caller decides how many there are.
         "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         "trust_env": False,
-        "verify": context_for(parts.scheme, client_cert, client_key),
+        "verify": context_for(urlsplit(url).scheme, client_cert, client_key),
     }
-
-
-def _no_address(url: str) -> InvalidArgument:
-    return InvalidArgument(f"{url!r} is no broker's address; an address looks like {DEFAULT_URL}")
 
 
 def heartbeat_of(wait_s: float | None) -> int:
@@ -85,6 +77,12 @@ def answer_timeout(timeout_s: float, wait_s: float) -> httpx.Timeout:
     return httpx.Timeout(max(timeout_s, wait_s), connect=timeout_s)
 
 
+def quick_connect(timeout: httpx.Timeout) -> httpx.Timeout:
+    """Returns the timeouts of a request that can go to another address."""
+    connect_s = CONNECT_S if timeout.connect is None else min(timeout.connect, CONNECT_S)
+    return httpx.Timeout(**timeout.as_dict() | {"connect": connect_s})
+
+
 def half_close(response: httpx.Response) -> bool:
     """Tells the broker to end an open stream. The broker closes the connection after the bytes that
     it has already written, and these can still be read. Returns False where one direction cannot be
@@ -100,6 +98,12 @@ def half_close(response: httpx.Response) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_unsent(error: Exception) -> bool:
+    """Tells whether no byte of a request has left when the transport fails so."""
+    kinds = httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout
+    return isinstance(error, kinds)
 
 
 def is_cut_off(error: PenstockError) -> bool:
@@ -118,7 +122,7 @@ def lost(url: str, error: Exception) -> PenstockError:
     if isinstance(error, httpx.TimeoutException):
         return Unavailable(f"the broker at {url} did not answer in time")
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return _no_address(url)
+        return no_address(url)
     if isinstance(error, httpx.RemoteProtocolError) and _CLOSED.search(str(error)):
         return Unavailable(f"the broker at {url} closed the connection")
     return Unavailable(f"the connection to {url} broke: {str(error) or type(error).__name__}")

@@ -91,6 +91,11 @@ class FeedBuffer(LineBuffer[T]):
             raise failure
         return event
 
+    def begin_again(self) -> None:
+        super().begin_again()
+        self.is_open = False
+        self._failure = None
+
     def end(self) -> None:
         raise self._failure or Unavailable("the broker ended the connection; it may be restarting")
 
@@ -105,28 +110,48 @@ class FeedBuffer(LineBuffer[T]):
 
 
 class PayloadBuffer(FeedBuffer[bytes]):
-    """Reads the payloads of a subscription."""
+    """Reads the payloads of a subscription.
+
+    `position` is the offset of the next event of a durable stream, None for other streams. `gaps`
+    counts the places where events may be missing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.subscription_id = ""
+        self.position: int | None = None
+        self.gaps = 0
 
     def _read(self, lines: bytes) -> Iterator[bytes]:
         for line in _stream_lines(lines):
             if line.type == "event":
+                self._place(line.offset)
                 yield line.payload
             elif line.type == "subscribed":
-                self.subscription_id, self.is_open = line.subscription_id, True
+                self._begin(line)
             else:
                 self._note(line)
 
+    def _begin(self, line: _StreamLine) -> None:
+        if self.position is None:
+            self.gaps += bool(self.subscription_id)
+            self.position = line.offset if line.offset >= 0 else None
+        self.subscription_id, self.is_open = line.subscription_id, True
+
+    def _place(self, offset: int) -> None:
+        if offset >= 0:
+            self.gaps += self.position is not None and offset > self.position
+            self.position = offset + 1
+
 
 class ReceivedEventBuffer(FeedBuffer[T]):
-    """Reads the events of a durable stream. `make` wraps each of them for its client."""
+    """Reads the events of a durable stream. `make` wraps each of them for its client.
+    `next_offset` is that of the next event, None until it is known."""
 
     def __init__(self, stream: Path, make: Callable[[ReceivedEvent], T]) -> None:
         super().__init__()
         self._make = make
+        self.next_offset: int | None = None
         self.subscription_id = ""
         self.stream_id: int | None = None
         self.name = ""
@@ -157,9 +182,12 @@ class ReceivedEventBuffer(FeedBuffer[T]):
                     attempt=line.attempt,
                     last_error=line.last_error,
                 )
+                self.next_offset = line.offset + 1
                 yield self._make(event)
             elif line.type == "subscribed":
                 self.subscription_id, self.is_open = line.subscription_id, True
+                if self.next_offset is None and line.offset >= 0:
+                    self.next_offset = line.offset
                 self.name, self.owner = line.name, line.owner
                 self.stream_id = line.stream_id
             else:
@@ -167,18 +195,23 @@ class ReceivedEventBuffer(FeedBuffer[T]):
 
 
 class WatchBuffer(FeedBuffer[WatchEvent]):
-    """Reads the changes of a watch. `version` is the cache's when the watch began."""
+    """Reads the changes of a watch. `version` is the cache's when the watch began, `seen` that of
+    the last change, None before it began."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watch_id = ""
         self.version = 0
+        self.seen: int | None = None
 
     def _read(self, lines: bytes) -> Iterable[WatchEvent]:
         for line in _cache_lines(lines):
             if line.type == "cache_event":
+                self.seen = line.version
                 yield WatchEvent(line.event, line.version, line.key, line.value, line.from_version)
             elif line.type == "ok":
-                self.watch_id, self.version, self.is_open = line.watch_id, line.version, True
+                self.watch_id, self.is_open = line.watch_id, True
+                if self.seen is None:
+                    self.seen = self.version = line.version
             else:
                 self._note(line)

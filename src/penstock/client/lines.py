@@ -56,6 +56,10 @@ class LineBuffer(Generic[T]):
         """Returns how long the caller has waited for the next item."""
         return 0.0 if self._waiting_since is None else now_s - self._waiting_since
 
+    def begin_again(self) -> None:
+        """Notes that the stream goes on over another connection: half a line is not continued."""
+        self._half_line.clear()
+
     def end(self) -> None:
         """Notes that the broker ended the stream. Raises if that is an error."""
 

@@ -130,7 +130,8 @@ class SocketChannel(Generic[T]):
         self.wake()
 
     def _has_room(self, nbytes: int) -> bool:
-        """An event that is too large for the limit fits when nothing else waits."""
+        """Returns whether an event fits. One that is too large for the limit fits when nothing else
+        waits."""
         if len(self._unread) >= self._max_events:
             return False
         return not self._unread or self._unread_bytes + nbytes <= MAX_UNREAD_BYTES

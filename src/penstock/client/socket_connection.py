@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
+from penstock.client.addresses import AddressBook
+from penstock.client.aio_transport import AsyncTransport
 from penstock.client.calls import error_of
-from penstock.client.connection import lost_socket
+from penstock.client.connection import CONNECT_S, lost_socket
 from penstock.client.credentials import Credentials
 from penstock.client.socket_frames import SOCKET_PATH, SUBPROTOCOL
 from penstock.client.tls import context_for, with_scheme
@@ -47,7 +49,9 @@ class SocketReceiver(Protocol):
 @dataclass(frozen=True, slots=True)
 class SocketEndpoint:
     """The broker to connect to. After `ping_s` of silence the connection is checked with a ping.
-    `certificate` are the client's certificate and key, None for those of the environment."""
+    `certificate` are the client's certificate and key, None for those of the environment. If `book`
+    has several addresses, `url` is the text that names them, and the best of them is connected to.
+    `options` are those of the HTTP client that reads the map of the cluster."""
 
     url: str
     credentials: Credentials
@@ -55,6 +59,8 @@ class SocketEndpoint:
     user_agent: str
     ping_s: float
     certificate: tuple[str | None, str | None] = (None, None)
+    book: AddressBook | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 async def connect(endpoint: SocketEndpoint, receiver: SocketReceiver) -> SocketConnection:
@@ -62,14 +68,43 @@ async def connect(endpoint: SocketEndpoint, receiver: SocketReceiver) -> SocketC
     the token, tries once more with a token that has changed."""
     used = endpoint.credentials.token
     try:
-        return await _connect_once(endpoint, receiver)
+        return await _connect_any(endpoint, receiver)
     except PenstockError as error:
         if error.http_status != 401 or not endpoint.credentials.has_changed(used):
             raise
-    return await _connect_once(endpoint, receiver)
+    return await _connect_any(endpoint, receiver)
 
 
-async def _connect_once(endpoint: SocketEndpoint, receiver: SocketReceiver) -> SocketConnection:
+async def _connect_any(endpoint: SocketEndpoint, receiver: SocketReceiver) -> SocketConnection:
+    """Tries one address after another, the owner's first."""
+    book = endpoint.book
+    if book is None or not book.has_several:
+        return await _connect_once(endpoint, receiver, endpoint.timeout_s)
+    transport = AsyncTransport(book, endpoint.credentials, endpoint.options)
+    try:
+        await transport.read_map()
+    finally:
+        await transport.close()
+    tried: list[str] = []
+    failure: PenstockError = Unavailable("there is no address left to try")
+    while (address := book.next(tried)) is not None:
+        tried.append(address)
+        try:
+            chosen = replace(endpoint, url=address)
+            connection = await _connect_once(chosen, receiver, CONNECT_S)
+        except (Unavailable, InvalidArgument) as error:
+            # Not that of a token that is refused: all brokers take the same ones.
+            book.failed(address)
+            failure = error
+        else:
+            book.answered(address)
+            return connection
+    raise failure
+
+
+async def _connect_once(
+    endpoint: SocketEndpoint, receiver: SocketReceiver, connect_s: float
+) -> SocketConnection:
     parts = urlsplit(endpoint.url)
     is_tls, host = parts.scheme == "https", parts.hostname or ""
     port = parts.port or (443 if is_tls else 80)
@@ -80,7 +115,8 @@ async def _connect_once(endpoint: SocketEndpoint, receiver: SocketReceiver) -> S
     connection = SocketConnection(endpoint, receiver, loop)
     try:
         async with asyncio.timeout(endpoint.timeout_s):
-            await loop.create_connection(lambda: connection, host, port, **tls)
+            async with asyncio.timeout(connect_s):
+                await loop.create_connection(lambda: connection, host, port, **tls)
             await connection.opened
     except (OSError, ssl.SSLError, TimeoutError) as error:
         connection.abort("the connection was not opened in time")

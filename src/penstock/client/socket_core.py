@@ -142,6 +142,8 @@ class SocketCore:
             self._why_away = reason = self._explained(reason)
             log.warning("%s; reconnecting to %s", reason, self._endpoint.url)
             self._exchange.lost(reason)
+            if self._endpoint.book is not None:
+                self._endpoint.book.doubt()
             if loop.time() - since >= STABLE_S:
                 failures = 0
             while True:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from penstock.client import positions, streams
@@ -85,8 +86,11 @@ class Events(LineStream[StreamEvent]):
     With `stream_id` it raises OutOfRange if the stream is another one, created later under the same
     name.
 
-    When it is closed, events that arrived and were not taken go back to the others of the name.
+    When it is closed, events that arrived and were not taken go back to the others of the name. If
+    the client has several addresses, it goes on at the next owner, without losing an event.
     """
+
+    goes_on = True
 
     def __init__(
         self,
@@ -110,15 +114,17 @@ class Events(LineStream[StreamEvent]):
             path, lambda received: StreamEvent(client, once, received)
         )
         numbers = {"lease_ms": lease_ms, "prefetch": prefetch} if name is not None else {}
-        url_path = streams.subscribe_path(
+        self._path_from = partial(
+            streams.subscribe_path,
             path,
             name=name,
-            start=streams.start_text(start),
             owner=owner,
             heartbeat_ms=heartbeat_ms,
-            stream_id=positions.expected_id(once, path, stream_id),
             **numbers,
         )
+        self._start = start
+        expected = positions.expected_id(once, path, stream_id)
+        url_path = self._path_from(start=streams.start_text(start), stream_id=expected)
         super().__init__(client, url_path, self._events, wait_s, heartbeat_ms)
 
     @property
@@ -142,6 +148,14 @@ class Events(LineStream[StreamEvent]):
                 raise
             self._has_begun = True
         return self
+
+    def _current_path(self) -> str:
+        """Goes on in the very stream that it began with: never in one of the same name."""
+        events = self._events
+        if events.stream_id is None:
+            return self._path
+        start = self._start if events.name else events.next_offset
+        return self._path_from(start=streams.start_text(start), stream_id=events.stream_id)
 
     def close(self) -> None:
         """Ends the subscription, also for another thread that is waiting for its next event. Events

@@ -36,7 +36,7 @@ from penstock.cluster.surroundings import Surroundings, monotonic_ms
 from penstock.engine.clock import Clock
 from penstock.engine.embedded import EmbeddedEngine
 from penstock.engine.scheduler import Scheduler
-from penstock.model.errors import PenstockError
+from penstock.model.errors import FailedPrecondition, PenstockError
 from penstock.storage.vfs import Vfs
 
 NODE_FILE = "NODE"
@@ -128,6 +128,41 @@ class ClusterNode:
         it. The server must not serve any more."""
         self.ownership.stop(done)
 
+    def check_successor(self, name: str) -> None:
+        """Raises FailedPrecondition unless this broker owns the shard, and the other could take
+        over at once."""
+        if self.ownership.role is not ShardRole.OWNER:
+            raise FailedPrecondition(f"{self.name} does not own the shard any more; ask again")
+        if name == self.name:
+            raise FailedPrecondition(f"{name} owns the shard already")
+        if name not in self.successors():
+            ready = ", ".join(self.successors()) or "none"
+            raise FailedPrecondition(
+                f"{name!r} is no standby that has caught up; there is: {ready}"
+            )
+
+    def successors(self) -> list[str]:
+        """Returns the other brokers that have read the log to its end."""
+        return [
+            each.name
+            for each in self._roster.live()
+            if each.name != self.name
+            and (standing := each.shards.get(FIRST_SHARD)) is not None
+            and standing.is_caught_up
+        ]
+
+    def is_live(self, name: str) -> bool:
+        return self._roster.find_live(name) is not None
+
+    def move(self, successor: str, *, yields: bool) -> None:
+        """Lets another broker take over the shard, and stands by. The server must not serve any
+        more."""
+        self.ownership.hand_over(successor, yields=yields)
+
+    def remove(self, name: str, done: Done[None]) -> None:
+        """Forgets a broker that is gone."""
+        self._roster.remove(name, done)
+
     def leave(self, done: Callable[[], None]) -> None:
         """Tells the others that this broker stops, and closes the local files."""
 
@@ -193,9 +228,20 @@ class ClusterNode:
         return [] if owner is None else [owner]
 
     def brokers(self) -> list[BrokerReport]:
+        owner, known = self.owner_of(FIRST_SHARD), self._roster.known()
+        places = {each.announcement.name: _place(each.announcement) for each in known}
+        end = 0 if owner is None else places.get(owner.owner, 0)
         return [
-            BrokerReport(each.name, each.url, each.version, self._state_of(each))
-            for each in self._roster.live()
+            BrokerReport(
+                name=each.announcement.name,
+                url=each.announcement.url,
+                version=each.announcement.version,
+                state=self._state_of(each.announcement) if each.is_live else "gone",
+                position=places[each.announcement.name],
+                lag=max(0, end - places[each.announcement.name]) if each.is_live else 0,
+                age_ms=each.age_ms,
+            )
+            for each in known
         ]
 
     def when_changed(self, callback: Callable[[], None]) -> None:
@@ -231,7 +277,7 @@ class ClusterNode:
     def _furthest_copy(self, identity: str) -> tuple[int, str]:
         """Returns how far any broker said that its copy goes, live or not, and its name."""
         found = [(0, "")]
-        for each in self._roster.known():
+        for each in self._roster.announcements():
             standing = each.shards.get(FIRST_SHARD)
             if standing is not None and standing.stream == identity and each.name != self.name:
                 found.append((standing.position, each.name))
@@ -240,7 +286,7 @@ class ClusterNode:
     def _replica_standings(self) -> list[ReplicaStanding]:
         live = {each.name for each in self._roster.live()}
         found: list[ReplicaStanding] = []
-        for each in self._roster.known():
+        for each in self._roster.announcements():
             standing = each.shards.get(FIRST_SHARD)
             if standing is not None:
                 # What is not a copy of this stream counts as none yet.
@@ -261,3 +307,9 @@ def identity_of(vfs: Vfs, directory: str, name: str, url: str) -> Identity:
         node_id = secrets.token_hex(8)
         vfs.write_file_atomically(path, f"{node_id}\n".encode())
     return Identity(name, url, node_id, secrets.token_hex(8))
+
+
+def _place(broker: Announcement) -> int:
+    """Returns the last frame of the shard that a broker has."""
+    standing = broker.shards.get(FIRST_SHARD)
+    return 0 if standing is None else standing.position

@@ -33,6 +33,8 @@ from penstock.model.errors import PenstockError
 
 TURN_MS = 40
 """How much longer each broker waits for those that come before it."""
+YIELD_MS = 2000
+"""How long a drained broker waits until it takes a shard that no other has taken."""
 RELEASE_MS = 2000
 """How long a broker that stops tries to release its lease. Then the lease runs out."""
 DRAIN_MS = 5000
@@ -65,7 +67,7 @@ class ShardRole(enum.Enum):
     """It has the lease, and makes its copy the log of an owner."""
     OWNER = "owner"
     DRAINING = "draining"
-    """It still serves what it accepted, and stops after that."""
+    """It still serves what it accepted, and lets another broker take over after that."""
     RELEASING = "releasing"
     STOPPED = "stopped"
 
@@ -98,6 +100,10 @@ class Ownership:
         self._renewal: Cancellable | None = None
         self._deadline: Cancellable | None = None
         self._stopped: Callable[[], None] | None = None
+        self._successor = ""
+        """The broker that this one would like to take over next."""
+        self._yields = False
+        """This broker was drained: it takes the shard only if no other does."""
 
     # -- called by the node ----------------------------------------------------------------------
 
@@ -109,9 +115,10 @@ class Ownership:
         """Hands the shard over, if this broker owns it. Calls `done` in any case. Called once."""
         self._stopped = done
         if self.role is ShardRole.OWNER:
-            self._become(ShardRole.DRAINING)
-            self._deadline = self._around.scheduler.later(DRAIN_MS, self._drained)
-            self._replica.drain(self._drained)
+            self._drain()
+        elif self.role in (ShardRole.DRAINING, ShardRole.RELEASING):
+            # The shard is being handed over already. `_released` stops this broker after that.
+            return
         elif self.role is ShardRole.PROMOTING:
             self._release()
             self._replica.drop("the broker is stopping")
@@ -121,6 +128,13 @@ class Ownership:
             self._deadline = self._around.scheduler.later(RELEASE_MS, self._end)
         else:
             self._end()
+
+    def hand_over(self, successor: str, *, yields: bool) -> None:
+        """Lets another broker own the shard, best `successor`, and stands by. With `yields` this
+        one takes it again only if no other does. The server must not serve any more."""
+        if self.role is ShardRole.OWNER:
+            self._successor, self._yields = successor, yields
+            self._drain()
 
     def is_current(self) -> bool:
         """Says whether no other broker can own the shard at this moment."""
@@ -183,9 +197,12 @@ class Ownership:
         if not self._replica.is_caught_up():
             self._reader.read_within(RETRY_MS)
             return
-        turn = self._takers().index(self._around.me.name)
+        lease, me = self._reader.held.lease, self._around.me.name
+        if lease is not None and lease.successor == me:
+            self._yields = False
+        wait_ms = YIELD_MS if self._yields else self._takers().index(me) * TURN_MS
         take = partial(self._take, self._reader.held.revision)
-        self._turn = self._around.scheduler.later(turn * TURN_MS, take)
+        self._turn = self._around.scheduler.later(wait_ms, take)
 
     def _may_be_taken(self) -> bool:
         lease, me = self._reader.held.lease, self._around.me
@@ -289,7 +306,7 @@ class Ownership:
 
     def _lose(self, reason: str) -> None:
         """Another broker has the lease."""
-        is_stopping = self.role is ShardRole.DRAINING
+        is_stopping = self.role is ShardRole.DRAINING and self._stopped is not None
         self._step_down()
         self._replica.drop(reason)
         if is_stopping:
@@ -303,6 +320,11 @@ class Ownership:
 
     # -- the end ---------------------------------------------------------------------------------
 
+    def _drain(self) -> None:
+        self._become(ShardRole.DRAINING)
+        self._within(DRAIN_MS, self._drained)
+        self._replica.drain(self._drained)
+
     def _drained(self) -> None:
         if self.role is ShardRole.DRAINING:
             self._release()
@@ -310,10 +332,14 @@ class Ownership:
     def _release(self) -> None:
         self._current_until_ms = 0
         self._become(ShardRole.RELEASING)
+        self._within(RELEASE_MS, self._released)
+        self._put_released()
+
+    def _within(self, delay_ms: int, then: Callable[[], None]) -> None:
+        """Calls `then` after the delay at the latest."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self._around.scheduler.later(RELEASE_MS, self._end)
-        self._put_released()
+        self._deadline = self._around.scheduler.later(delay_ms, then)
 
     def _put_released(self) -> None:
         """Says in the store that the lease is free, until that is known or another has it."""
@@ -328,7 +354,7 @@ class Ownership:
             lease,
             now_ms=self._around.clock.now_ms(),
             is_released=True,
-            successor=others[0] if others else "",
+            successor=self._successor or (others[0] if others else ""),
         )
         self._put(released, self._release_answered)
 
@@ -349,9 +375,14 @@ class Ownership:
         self._around.scheduler.later(pause_ms, self._put_released)
 
     def _released(self) -> None:
-        if self.role is ShardRole.RELEASING:
+        if self.role is ShardRole.RELEASING and self._stopped is not None:
             self._end()
-        elif self.role is ShardRole.STANDBY:
+            return
+        if self.role is ShardRole.RELEASING:
+            self._step_down()
+            self._replica.drop("another broker is to own it")
+        if self.role is ShardRole.STANDBY:
+            self._successor = ""
             # If nobody else takes it, this broker does, once its copy is open again.
             self._reader.read_within(RETRY_MS)
 

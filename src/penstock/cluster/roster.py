@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.api.outcomes import Done
 from penstock.cluster.lease import Identity
-from penstock.cluster.shared import Entry, KeyStore, Tail
+from penstock.cluster.shared import Conflict, Entry, KeyStore, Tail, Unanswered
+from penstock.model.errors import FailedPrecondition, NotFound, OutcomeUnknown, Unavailable
 
 PREFIX = "broker."
 SKEW_MS = 500
@@ -52,6 +54,15 @@ class Announcement(msgspec.Struct, frozen=True):
 
     def is_of(self, me: Identity) -> bool:
         return self.life_id == me.life_id
+
+
+class KnownBroker(msgspec.Struct, frozen=True):
+    """A broker as this one knows it. `age_ms` is the time since its announcement changed last, or
+    since this broker began to watch."""
+
+    announcement: Announcement
+    is_live: bool
+    age_ms: int
 
 
 class _Seen(msgspec.Struct):
@@ -97,9 +108,44 @@ class Roster:
             if seen.at_ms >= since_ms and not seen.announcement.has_left
         ]
 
-    def known(self) -> list[Announcement]:
+    def announcements(self) -> list[Announcement]:
         """Returns all brokers that ever announced themselves, in the order of their names."""
         return [seen.announcement for _, seen in sorted(self._seen.items())]
+
+    def known(self) -> list[KnownBroker]:
+        """Returns every broker that has an announcement, in the order of their names."""
+        now_ms, live = self._monotonic_ms(), {each.name for each in self.live()}
+        return [
+            KnownBroker(seen.announcement, name in live, now_ms - seen.at_ms)
+            for name, seen in sorted(self._seen.items())
+        ]
+
+    def remove(self, name: str, done: Done[None]) -> None:
+        """Removes the announcement of a broker that is gone. Gives NotFound if there is none, and
+        FailedPrecondition if the broker is live."""
+        if self.find_live(name) is not None:
+            done(FailedPrecondition(f"broker {name!r} is live; stop it first"))
+            return
+        key = PREFIX + name
+
+        def found(outcome: Entry | Unanswered | None) -> None:
+            if isinstance(outcome, Unanswered):
+                done(Unavailable(f"NATS does not answer: {outcome.reason}"))
+            elif outcome is None or decode_announcement(outcome.value) is None:
+                done(NotFound(f"no broker {name!r} has ever announced itself in this cluster"))
+            else:
+                # A store of keys has no removal: a value that is no announcement stands for none.
+                self._keys.put(key, b"", outcome.revision, written)
+
+        def written(outcome: int | Conflict | Unanswered) -> None:
+            if isinstance(outcome, int):
+                done(None)
+            elif isinstance(outcome, Conflict):
+                done(FailedPrecondition(f"broker {name!r} has just announced itself again"))
+            else:
+                done(OutcomeUnknown(f"NATS does not answer: {outcome.reason}"))
+
+        self._keys.get(key, found)
 
     def find_live(self, name: str) -> Announcement | None:
         return next((each for each in self.live() if each.name == name), None)

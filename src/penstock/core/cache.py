@@ -41,7 +41,7 @@ class CacheEntry(msgspec.Struct, gc=False):
     late_ms: int = 0
 
     def ends(self) -> int:
-        """When this process lets the entry expire; 0 for never."""
+        """Returns when this process lets the entry expire; 0 for never."""
         return self.expires + self.late_ms
 
 

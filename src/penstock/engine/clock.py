@@ -34,11 +34,11 @@ _log = logging.getLogger("penstock.engine")
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Broker time."""
+        """Returns broker time."""
         ...
 
     def wall_ms(self) -> int:
-        """The time to compare with times that users give."""
+        """Returns the time to compare with times that users give."""
         ...
 
     def ahead_ms(self) -> int:

@@ -76,7 +76,7 @@ class Timers:
             lease.tick = NO_TICK
 
     def next_ms(self) -> int | None:
-        """The time of the earliest bucket; None with nothing set."""
+        """Returns the time of the earliest bucket; None with nothing set."""
         while self._ticks and self._ticks[0] not in self._buckets:
             heapq.heappop(self._ticks)
         return self._ticks[0] * TICK_MS if self._ticks else None
@@ -117,7 +117,8 @@ class Leases:
         return ended
 
     def give(self, entry: Unfinished, consumer: int) -> None:
-        """The entry was delivered to this consumer. Its lease begins later, with `extend`."""
+        """Notes that the entry was delivered to this consumer. Its lease begins later, with
+        `extend`."""
         if entry in self._of:
             self._forget(entry)
         self._of[entry] = DeliveryLease(entry, consumer)
@@ -129,8 +130,8 @@ class Leases:
         self._timers.set(lease, until)
 
     def settle(self, entry: Unfinished) -> int:
-        """A record changed the entry, or finished it: its lease or alarm ends, and if it is WAITING
-        now an alarm is set. Returns the consumer that had it, or NO_CONSUMER."""
+        """Ends the lease or alarm of an entry that a record changed or finished. If it is WAITING
+        now, an alarm is set. Returns the consumer that had it, or NO_CONSUMER."""
         consumer = self._forget(entry)
         if entry.state == WAITING and is_unfinished(entry):
             alarm = self._of[entry] = DeliveryLease(entry, until=entry.retry_at)
@@ -138,7 +139,7 @@ class Leases:
         return consumer
 
     def drop(self, entries: Iterable[Unfinished]) -> None:
-        """The group of these entries is gone."""
+        """Forgets these entries, because their group is gone."""
         for entry in entries:
             self._forget(entry)
 
@@ -147,7 +148,7 @@ class Leases:
         return NO_CONSUMER if lease is None else lease.consumer
 
     def end_of(self, entry: Unfinished) -> int:
-        """When the lease of this entry in flight ends; 0 if it has not begun."""
+        """Returns when the lease of this entry in flight ends; 0 if it has not begun."""
         return self._of[entry].until
 
     def ready(self, progress: Progress, most: int) -> list[Unfinished]:
@@ -161,7 +162,7 @@ class Leases:
         return [entry for _, entry in islice(heapq.merge(at_once, later, key=itemgetter(0)), most)]
 
     def next_ms(self) -> int | None:
-        """When `ended` will have something to return; None with nothing set."""
+        """Returns when `ended` will have something to return; None with nothing set."""
         return self._timers.next_ms()
 
     def ended(self, now_ms: int) -> list[Unfinished]:

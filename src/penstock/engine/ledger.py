@@ -105,8 +105,8 @@ class Ledger:
         return True
 
     def record_together(self, records: Sequence[Record], *, reserve: bool = True) -> bool:
-        """Like `record`, for records of which a crash must keep all or none. Without `reserve`
-        only where there is room to produce."""
+        """Appends and applies records of which a crash must keep all or none. Returns False without
+        room for them; with `reserve` False they leave the reserve free."""
         encoded = [encode_record(record) for record in records]
         size = sum(map(len, encoded)) + len(encoded) * RECORD_OVERHEAD_BYTES
         if not self._fits(size, reserve=reserve):

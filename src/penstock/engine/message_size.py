@@ -49,8 +49,8 @@ def _text_bytes(text: str) -> int:
 
 
 def _wide_bytes(text: str, utf8_bytes: int) -> int:
-    """A text that is not ASCII also keeps its UTF-8 once it was encoded, which happens to every
-    message; `getsizeof` includes it only from then on."""
+    """Returns the bytes of a text that is not ASCII. It also keeps its UTF-8 once it was encoded,
+    which happens to every message; `getsizeof` includes that only from then on."""
     found = getsizeof(text)
     for width in (1, 2, 4):
         plain = _WIDE_HEADER_BYTES + width * (len(text) + 1)

@@ -63,7 +63,7 @@ class ProgressCommands:
         *,
         only_new: bool = False,
     ) -> None:
-        """With `only_new` a group that exists stays where it is."""
+        """Moves the cursor of a group. With `only_new` a group that exists stays where it is."""
 
         def look() -> Callable[[], _Counted]:
             if self._ledger.failure is not None:

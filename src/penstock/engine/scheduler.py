@@ -28,7 +28,7 @@ class Scheduler(Protocol):
     def later(self, delay_ms: int, turn: Turn) -> Cancellable: ...
 
     def post(self, turn: Turn) -> None:
-        """Like `soon`, from any thread."""
+        """Runs `turn` like `soon`. May be called from any thread."""
         ...
 
     def in_thread(self, work: Turn) -> None:
@@ -36,7 +36,7 @@ class Scheduler(Protocol):
         ...
 
     def in_background(self, work: Turn) -> None:
-        """Like `in_thread`, for long work that nobody else should wait behind."""
+        """Runs work like `in_thread`, for long work that nobody else should wait behind."""
         ...
 
     def close(self) -> None: ...

@@ -24,7 +24,8 @@ class Precondition(msgspec.Struct, frozen=True, gc=False):
     if_none_match: frozenset[int] | None = None
 
     def is_matched(self, version: int) -> bool:
-        """`version` is that of the key's value, 0 if it has none."""
+        """Returns whether `if_match` holds. `version` is that of the key's value, 0 if it has
+        none."""
         return self.if_match is None or _has(self.if_match, version)
 
     def is_excluded(self, version: int) -> bool:

@@ -138,7 +138,8 @@ class Internal(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """If it is known when to try again, `retry_after_ms` says so; 0 otherwise."""
+    """The broker cannot do this now. `retry_after_ms` says when to try again, 0 if that is not
+    known."""
 
     code = "UNAVAILABLE"
     http_status = 503

@@ -77,13 +77,13 @@ class Option:
             raise self.wrong(text, label, reason) from None
 
     def wrong(self, given: object, label: str = "", reason: str = "") -> InvalidArgument:
-        """The error for a value that is not allowed."""
+        """Returns the error for a value that is not allowed."""
         shown = "the value" if self.is_secret else repr(given)
         text = self.kind.refusal(shown, reason)
         return InvalidArgument(f"{label or f'option {self.name}'}: {text}")
 
     def missing(self, label: str = "") -> InvalidArgument:
-        """The error for a required option that is not given."""
+        """Returns the error for a required option that is not given."""
         return InvalidArgument(
             f"{label or f'option {self.name}'} is required; it takes {self.kind.takes}"
         )

@@ -22,7 +22,9 @@ from penstock.cluster.http_peer import HttpPeer
 from penstock.cluster.jetstream.addresses import read_addresses
 from penstock.cluster.jetstream.errors import NatsError
 from penstock.cluster.jetstream.promise import ClusterPromise
+from penstock.cluster.jetstream.report import describe_stream
 from penstock.cluster.jetstream.services import JetStreamServices, NatsSettings
+from penstock.cluster.jetstream.setup import ClusterNames
 from penstock.cluster.lease import MIN_TTL_MS, LeaseTimes
 from penstock.cluster.loop_calls import LoopCalls
 from penstock.cluster.node import ClusterNode, identity_of
@@ -38,6 +40,7 @@ from penstock.engine.memory_trimming import trim_memory
 from penstock.engine.scheduler import LoopScheduler, Scheduler
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.server.broker import Broker, open_broker
+from penstock.server.cluster_commands import ClusterCommands
 from penstock.server.forwarding.tls import upstream_tls
 from penstock.server.listening import STOPPING, address_of, listen
 from penstock.server.router_hook import make_router
@@ -201,6 +204,16 @@ class ClusteredBroker:
             settings.cluster_copy_bytes,
         )
         dispatch.copy_figures = self._node.copy_figures
+        dispatch.cluster = ClusterCommands(
+            self._node,
+            self._broker,
+            capabilities.durability,
+            partial(
+                describe_stream,
+                services.connection,
+                ClusterNames(settings.cluster_name).stream(SHARD),
+            ),
+        )
         await self._join()
         following = self._loop.create_task(self._follow_changes())
         self._broker.server.farewell = self._hand_over

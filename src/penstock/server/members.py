@@ -45,7 +45,7 @@ def limits(**keywords: Any) -> Meta:
 
 
 def decoded_later(shape: Any) -> Meta:
-    """For a list that is decoded when it is used: the type that the documents show for it."""
+    """Describes a list that is decoded when it is used: the documents show this type for it."""
     return Meta(extra={"shape": shape})
 
 

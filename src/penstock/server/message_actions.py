@@ -213,7 +213,8 @@ def _transacted(done: Done, request_id: RequestId, outcome: list[Written] | Pens
 
 
 def too_much(limit: int) -> TooLarge:
-    """For a small request whose answer would be large, as when it asks for one value many times."""
+    """Returns the error for a small request whose answer would be large, as when it asks for one
+    value many times."""
     return TooLarge(f"the values are over {limit} bytes (max_body_bytes); ask for fewer at once")
 
 

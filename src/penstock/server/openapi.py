@@ -285,7 +285,8 @@ def _items(schema: Json) -> Json:
 
 
 def _one_line(schema: Json) -> Json:
-    """A body that is no array is NDJSON, whatever its content type: this one has one line."""
+    """The schema of NDJSON with one line. A body that is no array is NDJSON, whatever its content
+    type."""
     return {"not": {"type": "array"}, "anyOf": [schema, {}]}
 
 

@@ -146,7 +146,8 @@ class _Columns:
         return self._get(name, is_text, _TEXT, "text")
 
     def bytes(self, name: str) -> pa.Array | None:
-        """As `text`, but a column of nulls is a column, not a missing one."""
+        """Returns a column of bytes like `text`, but a column of nulls is a column, not a missing
+        one."""
         self._name = name
         if name in self._table.column_names and pa.types.is_null(self._table.column(name).type):
             return pa.nulls(self._table.num_rows, pa.binary())

@@ -28,7 +28,7 @@ def ref(shape: Any) -> Json:
 
 
 def schemas_of(requests: Iterable[Any], answers: Iterable[Any]) -> dict[str, Json]:
-    """By the structs' names, with all that they refer to."""
+    """Returns the schemas by the names of the structs, with all that they refer to."""
     asked = [_shown(one) for shape in requests for one in get_args(shape) or (shape,)]
     answered = [one for shape in answers for one in get_args(shape) or (shape,)]
     _, schemas = msgspec.json.schema_components([*asked, *answered], ref_template=REF)

@@ -36,8 +36,8 @@ from penstock.server.settings import Settings, read_token
 from penstock.storage.log import WalOptions
 
 Announce = Callable[[str, Capabilities, str], None]
-"""Is told the address when the broker accepts connections there, what a success means, and the
-first admin token if one was made."""
+"""A function that is called when the broker accepts connections, with its address, what a success
+means, and the first admin token if one was made."""
 
 _log = logging.getLogger("penstock.server")
 

@@ -1,4 +1,4 @@
-"""What a broker has only while it serves: an engine, and everything that listens to it.
+"""The part of a broker that exists only while it serves: its engine and what listens to it.
 
 An embedded broker serves from its start to its end. A broker of a cluster begins when it becomes
 the owner, and ends when it is the owner no longer; its connections stay open. Invariant: after

@@ -180,7 +180,8 @@ class BrokerConnection:
                 f"the broker at {self.url} does not take the token, or wants one; set the option "
                 "token, or PENSTOCK_TOKEN before Spark starts"
             )
-        if is_cut_off(error) and self.url.startswith("http:") and not self._has_answered:
+        is_plain = self.url.startswith("http:") and "," not in self.url
+        if is_cut_off(error) and is_plain and not self._has_answered:
             https = with_scheme("https", self.url)
             return Unavailable(f"{error.message}; a port of TLS does so too, is it {https}?")
         # Only a failure of the connection has a cause. Any other error is the broker's answer.

@@ -35,7 +35,7 @@ class CacheReader(DataSourceReader):
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark calls it in the task."""
+        """Reads the entries. Spark calls this in the task."""
         tenant, namespace, cache = map(segment, self._settings.cache.split("/"))
         path = f"/v1/tenants/{tenant}/namespaces/{namespace}/caches/{cache}/entries"
         # Without any column, as for a count, the keys say how many rows there are.

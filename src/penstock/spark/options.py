@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from penstock.client.addresses import addresses_of
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import ARCHIVE_GROUP
@@ -127,7 +128,7 @@ class SourceSettings(BrokerSettings):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use | None = None) -> SourceSettings:
-        """`use` is None while Spark asks only for the schema."""
+        """Reads the options. `use` is None while Spark asks only for the schema."""
         given = _named(options, _SOURCE, use)
         values = _read(given, _SOURCE)
         log = _log_of(given, values)
@@ -213,7 +214,7 @@ class SinkSettings(BrokerSettings):
     producer_id: str = ""
     txn: str = ""
     txn_batch: int | None = None
-    """If it is None, the txn has one batch only."""
+    """The number of the batch in the txn. None: the txn has one batch only."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, str], use: Use) -> SinkSettings:
@@ -238,6 +239,16 @@ def _with_full_paths(values: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- kinds of values -------------------------------------------------------------------------------
+
+
+def _urls(text: str) -> str:
+    """Checks the addresses of one broker, or those of a cluster between commas."""
+    given = ",".join(_url(each) for each in text.split(","))
+    try:
+        addresses_of(given)
+    except InvalidArgument as error:
+        raise WrongValue(f"is refused: {error.message}") from None
+    return given
 
 
 def _url(text: str) -> str:
@@ -299,7 +310,7 @@ _OFFSETS = Kind(
     "log=journal a position",
     parse_offsets,
 )
-_URL = Kind(f"an address like {DEFAULT_URL}", _url)
+_URL = Kind(f"an address like {DEFAULT_URL}", _urls)
 _TOKEN = Kind("the broker's token", _token)
 _TOPICS = list_of(TOPIC, "a topic, several with commas between, or a pattern like orders-*")
 _STREAMS = list_of(TOPIC, "a stream, several with commas between, or a pattern like orders-*")

@@ -80,7 +80,8 @@ class PushdownReader(BatchReader):
         self._topics: frozenset[str] | None = None
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Spark calls it on the driver, once, before `partitions`."""
+        """Takes the filters that the broker can apply. Spark calls this on the driver, once, before
+        `partitions`."""
         exact: dict[str, str | int] = {}
         for given in filters:
             column = ".".join(getattr(given, "attribute", ()))

@@ -87,8 +87,8 @@ class CorruptIndex(CorruptLog):
 
 
 class CorruptStaged(CorruptLog):
-    """No start is refused for it. Before its commit, a damaged piece counts as not staged. After
-    the commit, the batch cannot be stored any further."""
+    """A staged piece is damaged. The broker starts all the same. Before its commit, a damaged piece
+    counts as not staged. After the commit, the batch cannot be stored any further."""
 
     advice = (
         "Restore this file from a copy that has it: a file of this name never changes. Until then "

@@ -20,7 +20,7 @@ The limit also keeps a damaged length from making a reader allocate more."""
 OFFSET_MASK = MAX_FRAME_BYTES - 1
 
 FRAME_MAGIC = b"\xfePF\xff"
-"""Not valid in UTF-8 text, so keys and values cannot contain it."""
+"""The first bytes of a frame. They are not valid UTF-8, so keys and values cannot contain them."""
 
 _FIXED = Struct("<4sI")  # magic, CRC
 _COVERED = Struct("<QQII")  # sequence, synced, payload length, record count

@@ -224,8 +224,8 @@ class _HistoryRewrite:
         self._numbers = moved
 
     def _extent(self, ref: BatchRef) -> _Extent:
-        """An unreadable batch is taken to hold what its reference says. That only matters if its
-        file has to be rewritten, and then reading it raises."""
+        """Returns the extent of a batch. An unreadable one is taken to hold what its reference
+        says. That matters only if its file has to be rewritten, and then reading it raises."""
         try:
             batch = self._reader.batch(ref)
         except CorruptLog:

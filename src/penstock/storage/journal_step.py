@@ -53,8 +53,8 @@ class JournalStep:
         self._merged: list[JournalFile] | None = None
 
     def begin_segment(self, path: str) -> None:
-        """Call it before the first record of a segment. The journal begins with its first segment,
-        even if that has no rows."""
+        """Begins a segment. Call it before the segment's first record. The journal begins with its
+        first segment, even if that has no rows."""
         if self._start < 0:
             self._start = first_position(self._vfs, path)
 

@@ -49,16 +49,17 @@ class LogListener(Protocol):
     goes on."""
 
     def durable(self, seq: int) -> None:
-        """Every frame up to `seq` is as durable as the log promises. Sequences only rise; not
-        every one is reported."""
+        """Called when every frame up to `seq` is as durable as the log promises. Sequences only
+        rise; not every one is reported."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """The log cannot be written any more. Called once; `durable` is not called after it."""
+        """Called once, when the log cannot be written any more. `durable` is not called after
+        it."""
         ...
 
     def rolled(self) -> None:
-        """A segment was closed: `closed_segments` has one more."""
+        """Called when a segment was closed: `closed_segments` has one more."""
         ...
 
 
@@ -88,7 +89,7 @@ class Log(Protocol):
     is_shared: bool
     """Other brokers follow this log, and one of them may take over."""
     failed: BaseException | None
-    """Why nothing is written any more."""
+    """The reason why nothing is written any more."""
     commits: int
     commit_seconds: float
     last_commit_seconds: float
@@ -107,7 +108,7 @@ class Log(Protocol):
         ...
 
     def append_one(self, record: bytes) -> int:
-        """`append` for a single record."""
+        """Appends a single record, like `append`."""
         ...
 
     def commit(self) -> None:
@@ -174,7 +175,7 @@ class Log(Protocol):
 
     @property
     def first_position(self) -> int:
-        """Everything below it has been dropped."""
+        """The position below which everything has been dropped."""
         ...
 
     @property

@@ -250,7 +250,8 @@ class CollectedMessages:
         self.messages = 0
 
     def add(self, message: Stored, size: int) -> None:
-        """`size` is the record's size in the log, an estimate of the memory it takes."""
+        """Adds a message. `size` is the record's size in the log, an estimate of the memory it
+        takes."""
         place = (message.topic_id, message.partition)
         pending = self._pending.get(place)
         if pending is None:

@@ -33,7 +33,8 @@ SMALL_BYTES = 4 * 1024 * 1024
 MERGED_FILES = 16
 """This many small files become one. A log that is sealed often makes many small files."""
 _FREE_PART = 4
-"""At most a quarter of the free disk is filled, because sealing must work on a nearly full disk."""
+"""One part in this many of the free disk is filled at most: sealing must work on a nearly full
+disk."""
 
 
 class VacuumPlan(msgspec.Struct):

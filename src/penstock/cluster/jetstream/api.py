@@ -73,7 +73,7 @@ class ConsumerAnswer(ApiAnswer, frozen=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True):
-    """What Penstock sets or looks at. JetStream's own words."""
+    """Members of a stream's configuration that Penstock sets or checks, named as in JetStream."""
 
     name: str = ""
     subjects: tuple[str, ...] = ()
@@ -109,6 +109,9 @@ class StreamState(msgspec.Struct, frozen=True):
 
 class PeerReport(msgspec.Struct, frozen=True):
     name: str = ""
+    current: bool = False
+    offline: bool = False
+    lag: int = 0
 
 
 class PlacementReport(msgspec.Struct, frozen=True):

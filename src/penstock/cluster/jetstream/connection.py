@@ -95,7 +95,7 @@ class NatsConnection:
         self._subscriptions: dict[int, NatsSubscription] = {}
         self._listeners: list[Callable[[bool], None]] = []
         self._said: set[str] = set()
-        """What the log has about this outage."""
+        """Topics of the warnings about this outage; each is logged once."""
 
     @property
     def is_connected(self) -> bool:

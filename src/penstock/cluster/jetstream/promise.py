@@ -1,4 +1,4 @@
-"""What the streams of a cluster promise, and the refusal of those that promise too little.
+"""Checks how durable a cluster's streams are, and refuses those that promise too little.
 
 Three replicas, each synced to its disk before it answers, on servers that take messages of the size
 that the log writes. The operator may accept less, by the names in `ACCEPTABLE`.
@@ -24,13 +24,13 @@ ACCEPTABLE = {
     "sync": "servers that do not sync every write: what several servers lose at once is lost",
     "unread-sync": "the operator's word that all servers have sync_interval: always",
 }
-"""What an operator may accept by name, and what that means."""
+"""Weaker promises that an operator may accept, by name, with what each one risks."""
 MONITOR_TIMEOUT_S = 5.0
 
 
 class ClusterPromise(msgspec.Struct, frozen=True):
-    """What a success means. `sync` is `always` (read from every server), `stated` (by the operator,
-    not read), or `less` (accepted)."""
+    """The meaning of a success. `sync` is `always` (read from every server), `stated` (by the
+    operator, not read), or `less` (accepted)."""
 
     replicas: int
     sync: str
@@ -45,7 +45,7 @@ class MonitoredSection(msgspec.Struct, frozen=True):
 
 
 class MonitoredServer(msgspec.Struct, frozen=True):
-    """What a server says of itself on its monitoring port, under /varz."""
+    """A NATS server as its monitoring port describes it, under /varz."""
 
     server_name: str
     max_payload: int = 0
@@ -174,7 +174,8 @@ def holders_of(found: StreamAnswer, connected_server: str) -> set[str]:
 
 
 def _expected(wanted: StreamConfig) -> dict[str, object]:
-    """What must be as it was made. A shard's subject has its stream's own id, and is not here."""
+    """The configuration that must not have changed since the stream was made. Leaves out the
+    subject of a shard, which has its stream's own id."""
     names = (
         "retention", "storage", "discard", "max_msgs", "max_msgs_per_subject", "max_msg_size",
         "max_age", "deny_delete", "deny_purge", "allow_rollup_hdrs", "no_ack", "sealed",

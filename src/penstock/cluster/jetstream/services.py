@@ -24,7 +24,7 @@ from penstock.cluster.jetstream.tail import StreamPlace
 
 
 class NatsSettings(msgspec.Struct, frozen=True):
-    """Where the servers are, and what is wanted of them. `accept` has names of
+    """Addresses of the NATS servers, and what Penstock requires of them. `accept` has names of
     `promise.ACCEPTABLE`; `monitors` are the monitoring addresses of the servers. `ca` is a file of
     certificates by which TLS servers are verified; empty: those that the system trusts."""
 

@@ -39,7 +39,7 @@ HEADER_BYTES = 256
 """Room in a payload for the headers of an append, and of JetStream's own."""
 
 BYTES_PER_S = 2 * 1024 * 1024
-"""What a slow network carries at least. A large message may take so much longer than a small one
+"""The least that a slow network carries. A large message may take so much longer than a small one
 before it counts as unanswered: otherwise it would be asked for again and again."""
 
 _LAST_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")

@@ -35,11 +35,11 @@ UNACKNOWLEDGED_MS = 10_000
 """How long the owner's machine may leave bytes unacknowledged before its connection is given up."""
 
 RECEIVE_BUFFER_BYTES = 128 * KIB
-"""What the system holds of an owner's answers that are not read. The owner sees by what is accepted
-whether the client still reads, so it must not be much."""
+"""Bytes of an owner's answers that the system holds while they are not read. Kept small, because
+the owner sees only by them whether the client still reads."""
 
 Sender = bytes
-"""What tells senders apart: the lines of the head that say who they are."""
+"""Header lines that identify a sender."""
 
 _SENDER_LINES = (b"authorization:", b"x-penstock-tenant:", b"x-penstock-namespace:")
 

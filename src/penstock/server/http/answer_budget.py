@@ -62,7 +62,7 @@ class AnswerBudget:
         return len(self._waiting)
 
     def tick(self, now: float) -> None:
-        """Once a second: closes connections that have stalled for too long."""
+        """Closes connections that have stalled for too long. Called once a second."""
         for claim, acceptance in list(self._full.items()):
             if not claim.is_answering():
                 self._full[claim] = _Acceptance(claim.transport, now)
@@ -179,13 +179,13 @@ class Claim:
             budget.grant()
 
     def filled(self) -> None:
-        """The connection is above its high-water mark."""
+        """Called when the connection is above its high-water mark."""
         self._budget.filled(self)
         if not self.held_bytes and self.is_answering():
             self.hold(self.transport.get_write_buffer_size())
 
     def drained(self) -> None:
-        """The connection accepts bytes again."""
+        """Called when the connection accepts bytes again."""
         self._budget.drained(self)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from penstock.server.http.request_headers import RequestVerdict
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:
+    from penstock.api.cluster import ClusterControl
     from penstock.server.forwarding.forwarder import Forwarder
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
@@ -115,6 +116,7 @@ class RequestDispatch:
         self.copies: CopySource | None = None
         """The sealed files that other brokers of the cluster copy."""
         self.copy_figures: Callable[[], CopyFigures] | None = None
+        self.cluster: ClusterControl | None = None
         self.max_body_bytes = limits.max_body_bytes
         self._no_engine = absent_engine(limits)
         self.engine = self._no_engine

@@ -11,11 +11,12 @@ LINGER_BYTES = MIB
 """How long, and how much, the broker reads and discards after it has refused a request."""
 
 TLS_HIGH_WATER_BYTES = 64 * KIB
-"""As that of a plain connection. By default TLS would hold eight times as much."""
+"""The high-water mark of a TLS connection, that of a plain one. By default TLS would hold eight
+times as much."""
 
 
 WRITTEN_CHECK_S = 0.05
-"""How often a TLS connection that shall close looks whether its last answer has left."""
+"""How often a TLS connection that is to close checks whether its last answer was sent."""
 
 
 class FlowControl:

@@ -76,7 +76,7 @@ class RangeStream:
             connection.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
 
     def half_closed(self) -> bool:
-        """The client sends nothing more. Returns whether the connection stays for the rest."""
+        """Called when the client sends nothing more. Returns whether the connection stays open."""
         return False
 
     def disconnected(self) -> None:

@@ -128,7 +128,7 @@ class Reply(Response):
         return self._connection.order.before(self)
 
     def send_error(self, error: PenstockError, request_id: str | int | None = None) -> None:
-        """`request_id` is the one that the body of the request had, if any."""
+        """Sends an error. `request_id` is the one that the body of the request had, if any."""
         if self._connection.order.blocker is self:
             self._connection.order.blocker = None
         is_typed = self.path.startswith(TYPED_PATHS)

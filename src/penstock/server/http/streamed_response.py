@@ -101,7 +101,7 @@ class StreamedResponse(Generic[S]):
     # -- called by the connection --------------------------------------------------------------
 
     def pause(self) -> None:
-        """The connection is above its high-water mark."""
+        """Called when the connection is above its high-water mark."""
 
     def resume(self) -> None:
         """Called when the connection accepts bytes again."""

@@ -103,7 +103,8 @@ class Authenticator:
         return True
 
     def _is_current(self, token: Token, digest: bytes) -> bool:
-        """The secret may have become the old one of its token since it was verified."""
+        """Returns whether a verified secret is still the token's, or its old one within the grace
+        period."""
         if digest == token.digest:
             return not token.is_expired(self.now_ms())
         return digest == token.old_digest and token.old_until_ms > self.now_ms()

@@ -42,8 +42,8 @@ class CredentialWatch:
         self._is_scheduled = False
 
     def changed(self) -> None:
-        """Something that credentials depend on has changed. Connections are closed in the next
-        turn: this may be called while the engine decides, which must not be re-entered."""
+        """Called when something that credentials depend on has changed. Connections are closed in
+        the next turn: this may be called while the engine decides, which must not be re-entered."""
         self._dispatch.forget_verdicts()
         if not self._is_scheduled:
             self._is_scheduled = True

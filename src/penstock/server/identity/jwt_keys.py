@@ -157,7 +157,7 @@ class JwtKeys:
         self.keys = tuple(self._read(_read_file(self.source)))
 
     def tick(self) -> None:
-        """Once a second: reads a file that has changed, fetches a URL when it is time."""
+        """Reads a file that has changed, or fetches a URL when it is time. Called once a second."""
         if self.is_url:
             if self._monotonic() - self._fetched_at >= self._refresh_s:
                 self._begin_refresh()
@@ -176,7 +176,8 @@ class JwtKeys:
             _log.error("the keys for JWTs stay as they were: %s", error.message)
 
     def ask_for_unknown(self) -> bool:
-        """A token names a key that is not there. Returns whether the keys are being fetched."""
+        """Called when a token names a key that is not there. Returns whether the keys are being
+        fetched."""
         if not self.is_url:
             return False
         if self._monotonic() - self._fetched_at >= UNKNOWN_KEY_INTERVAL_S:

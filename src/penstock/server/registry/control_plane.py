@@ -39,10 +39,10 @@ from penstock.server.http.requests import Request
 from penstock.server.registry.mirror import Mirror, RemoteChanges, RemoteSnapshot
 
 TIMEOUT_S = 5.0
-"""For connecting, and for each part of an answer."""
+"""The time limit for connecting, and for each part of an answer."""
 FORWARD_S = 5.0
 SYNC_S = 30.0
-"""For a whole sync, however slowly an answer comes."""
+"""The time limit for a whole sync, however slowly an answer comes."""
 FIRST_SYNC_S = 2.0
 """How long a start waits for the control plane; then the broker serves the registry it has."""
 MAX_ANSWER_BYTES = 128 * MIB
@@ -184,7 +184,8 @@ class Follower:
             mirror.is_new = False
 
     async def _ask_changes(self) -> RemoteChanges | None:
-        """None: a snapshot is needed, since a restarted control plane may have lost changes."""
+        """Asks for the changes since the last sync. Returns None if a snapshot is needed, since a
+        restarted control plane may have lost changes."""
         mirror = self._mirror
         query = f"since={mirror.revision}&epoch={mirror.epoch}"
         try:

@@ -62,7 +62,7 @@ class RegistryRequest:
         self.request_id: RequestId = None
 
     def path(self, *more: str | None) -> Path:
-        """The entry's path: the names of the request's path, and `more`."""
+        """Returns the entry's path: the names of the request's path, and `more`."""
         names = names_in_path(self.request)[1::2]
         return entry_path(*filter(None, names), *more)
 
@@ -103,7 +103,8 @@ class RegistryRequest:
         check_request(self.dispatch, self.request, self.reply, needs, scope, name)
 
     def then(self, use: Callable[[T], None]) -> Done[T]:
-        """A callback for the engine: gives its outcome to `use`, or answers its error."""
+        """Returns a callback for the engine, which gives its outcome to `use` or answers its
+        error."""
 
         def done(outcome: T | PenstockError) -> None:
             try:

@@ -222,7 +222,7 @@ def revoke_rule(dispatch: RequestDispatch, request: Request, reply: Reply) -> No
 
 
 def list_roles(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    """The roles of a tenant are for all who may know of the tenant."""
+    """Lists the roles of a tenant to everybody who may know of the tenant."""
     tenant = _tenant_of_query(request)
     principal, access = request.notes.principal, dispatch.engine.access
     if principal is not None and not access.sees_scope(principal, tenant):

@@ -142,6 +142,7 @@ class PathNames(msgspec.Struct):
     subscription: Annotated[Name, _named("The name of a subscription.", "billing")]
     cache: Annotated[Name, _named("The cache's name.", "default")]
     token_id: Annotated[Name, _named("The token's id.", "0b7d3f2a9c1e4d58")]
+    broker: Annotated[Name, _named("The name of a broker of the cluster.", "b3")]
     key: Annotated[
         CacheKey, _named("1 to 1,024 bytes of UTF-8 without control characters.", "greeting")
     ]

@@ -28,7 +28,8 @@ _KINDS: dict[str, ResourceKind] = {
 
 
 def _creates(kind: ResourceKind) -> EndpointAccess:
-    """A tenant is created by who may change the broker's registry: it has no rules before."""
+    """Returns what a creation needs. A tenant has no rules before it exists, so creating one needs
+    the permission to change the broker's registry."""
     if kind == "tenant":
         return Needs("registry", "broker")
     return HandlerNeeds("registry" if kind == "namespace" else "manage", kind)

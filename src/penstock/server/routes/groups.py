@@ -48,7 +48,7 @@ _decoder = msgspec.json.Decoder(ProgressBody)
 
 
 def set_progress(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    """For readers that count their progress elsewhere."""
+    """Sets a group's progress, for readers that keep their position elsewhere."""
     topic, group = _topic_and_group(request)
     body = decode_body(_decoder, request.body)
     dispatch.engine.set_progress(

@@ -163,7 +163,8 @@ def describe_quota(exchange: RegistryRequest) -> None:
 
 @changing
 def change_quota(exchange: RegistryRequest) -> None:
-    """If somebody else has changed it meanwhile, begins again, so that no change is lost."""
+    """Changes a quota. If somebody else has changed it meanwhile, begins again, so that no change
+    is lost."""
     body = exchange.body(_decoder)
     if exchange.is_followed():
         exchange.forward()

@@ -96,8 +96,8 @@ class _Pattern:
             self.methods[method] = guarded(endpoint)
 
     def matches(self, parts: list[bytes]) -> bool:
-        """`parts` are as many as the pattern has. A handler with a scope refuses empty names
-        itself, and says which."""
+        """Returns whether a path matches. `parts` are as many as the pattern has. A handler with a
+        scope refuses empty names itself, and says which."""
         if any(parts[at] != literal for at, literal in self._literals):
             return False
         return bool(self.scope) or all(parts[at] for at in self._names_at)
@@ -114,9 +114,9 @@ class PathRouter:
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._patterns: dict[tuple[bytes, int], list[_Pattern]] = {}
-        """By the first word after /v1, and the number of parts."""
+        """The routes by the first word after /v1 and the number of parts."""
         self._known: dict[bytes, Methods] = {}
-        """By the whole path; for an entry of a cache by the path up to its key."""
+        """The methods of known paths. A path of an entry of a cache is kept up to the key."""
         patterns: dict[str, _Pattern] = {}
         for endpoint in endpoints:
             if "{" in endpoint.path:

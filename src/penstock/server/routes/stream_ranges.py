@@ -134,7 +134,7 @@ def read_event_offsets(
 def set_subscription_progress(
     path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
-    """For readers that count their progress elsewhere."""
+    """Sets a subscription's progress, for readers that keep their position elsewhere."""
     name = clean_name(names_in_path(request)[-2], "name")
     body = decode_body(_progress, request.body)
     at = required_index(body.next, "next")

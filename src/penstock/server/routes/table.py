@@ -62,7 +62,7 @@ MODULES = (
     cluster,
     system,
 )
-"""In the order of the documentation."""
+"""All endpoints, in the order of the documentation."""
 
 ENDPOINTS = tuple(endpoint for module in MODULES for endpoint in module.ENDPOINTS)
 

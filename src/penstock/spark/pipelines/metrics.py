@@ -209,7 +209,7 @@ class WindowProgress:
         self._reported = -1
 
     def follow(self, spark: SparkSession, query_id: str) -> None:
-        """Call it in a batch: only then is it certain that the query exists."""
+        """Follows the query. Call it in a batch: only then is it certain that the query exists."""
         if self._query is None:
             self._query = spark.streams.get(query_id)
 

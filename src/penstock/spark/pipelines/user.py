@@ -90,7 +90,7 @@ class UserPipeline:
         return text.splitlines()[0] if text else f"{', '.join(self._origins())} → {self.sink}"
 
     def settings(self) -> tuple[Option, ...]:
-        """The function's keyword-only parameters, as options."""
+        """Returns the function's keyword-only parameters, as options."""
         return tuple(
             _option(self.name, each)
             for each in inspect.signature(self.function).parameters.values()

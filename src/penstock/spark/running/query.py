@@ -100,7 +100,7 @@ class PipelineQuery(Activity):
         self.rows, self.lag = self._tally.rows, self._tally.lag
 
     def no_more_progress(self) -> None:
-        """The session's listener has received the query's last event."""
+        """Called when the session's listener has received the query's last event."""
         self._has_all_progress.set()
 
     def where(self) -> str:
