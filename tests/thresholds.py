@@ -53,8 +53,8 @@ STORAGE = (
     Threshold("storage.history_reader", "OPEN_FILES", 2, "HistoryReader.__init__", "open_files"),
     Threshold("storage.history_reader", "PAGE_BYTES", 4 * KIB, "HistoryReader.read", "max_bytes"),
     Threshold("storage.row_stream", "STEP_ROWS", 3),
-    Threshold("storage.wal_reader", "_GAP_BYTES", 64),
-    Threshold("storage.wal_reader", "_RUN_BYTES", 2 * KIB),
+    Threshold("storage.segment_files", "_GAP_BYTES", 64),
+    Threshold("storage.segment_files", "_RUN_BYTES", 2 * KIB),
     # Pieces of an Arrow write.
     Threshold("storage.staging", "SLICE_ROWS", 4),
     Threshold("storage.staging", "SLICE_BYTES", 4 * KIB),
@@ -68,7 +68,7 @@ ENGINE = (
     Threshold("engine.pages", "PAGE_MSGS", 3),
     Threshold("engine.ranges", "PIECE_ROWS", 5),
     Threshold("engine.retention", "RECLAIM_CHUNKS", 1),
-    Threshold("engine.ledger", "LOT_BYTES", 2 * KIB),
+    Threshold("engine.append_batch", "BATCH_BYTES", 2 * KIB),
     Threshold("engine.sealing", "MANY_REMOVED_BYTES", 2 * KIB),
     Threshold("engine.sealing", "IDLE_ROUNDS", 2),
     Threshold("engine.sealing", "MAX_REST_ROUNDS", 1),
@@ -96,13 +96,13 @@ ENGINE = (
 SERVER = (
     Threshold("server.http.head_cache", "MAX_HEADS", 4),
     Threshold("server.line_bodies", "STEP_LINES", 3),
-    Threshold("server.routes.ranges", "WRITE_BYTES", 2 * KIB),
+    Threshold("server.http.range_stream", "WRITE_BYTES", 2 * KIB),
     Threshold("server.routes.router", "MAX_KNOWN", 4),
     Threshold("server.commands", "MAX_KNOWN_PATHS", 4),
     Threshold("server.websocket.events", "BURST_BYTES", 2 * KIB),
     Threshold("server.websocket.events", "MAX_BURST_EVENTS", 4),
     Threshold("server.websocket.channel", "FIRST_FRAME_EVENTS", 2),
-    Threshold("server.websocket.named_channel", "MAX_WAITING", 2),
+    Threshold("server.websocket.channel", "MAX_WAITING", 2),
 )
 
 SPARK = (

@@ -22,10 +22,16 @@ from penstock.engine.scheduler import LoopScheduler
 from penstock.model.errors import PenstockError
 from penstock.model.limits import KIB, Limits
 from penstock.model.principals import Principal
-from penstock.server.http.admission import Admission, Headers, RequestVerdict
+from penstock.server.http.admission import Admission
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.scope_headers import NO_SCOPE, SCOPE_HEADERS, read_scope
+from penstock.server.http.request_headers import (
+    NO_SCOPE,
+    SCOPE_HEADERS,
+    Headers,
+    RequestVerdict,
+    read_scope,
+)
 from penstock.server.identity.credentials import Credential
 from penstock.server.pages import WebPages
 from penstock.server.routes.table import ROUTES, path_route

@@ -61,24 +61,6 @@ def test_a_subscriber_subscribes_and_cannot_publish(server: AccessServer) -> Non
     assert status(server, stranger, "POST", f"{HERE}/streams/prices/publish", PAYLOAD) == 403
 
 
-def test_publish_is_checked(server: AccessServer) -> None:
-    """felix-95"""
-    who = server.know(Principal("p95"))
-    path = f"{HERE}/streams/news/publish"
-    assert status(server, who, "POST", path, PAYLOAD) == 403
-    server.grant(who, "publish", resource="stream:news")
-    assert status(server, who, "POST", path, PAYLOAD) == 200
-
-
-def test_subscribe_is_checked(server: AccessServer) -> None:
-    """felix-95"""
-    who = server.know(Principal("s95"))
-    path = f"{HERE}/streams/news/subscribe"
-    assert status(server, who, "GET", path) == 403
-    server.grant(who, "subscribe", resource="stream:news")
-    assert status(server, who, "GET", path) == 200
-
-
 def test_cache_operations_are_checked(server: AccessServer) -> None:
     """felix-95"""
     who = server.know(Principal("c95"))

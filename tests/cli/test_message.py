@@ -64,7 +64,10 @@ def test_every_option_in_milliseconds_takes_a_duration(penstock: Run, topic: str
     assert extended.out.endswith("the lease ends 60000 ms from now\n")
     assert penstock("nack", topic, *here, "--delay-ms", "2h").code == 0
     refused = penstock("nack", topic, *here, "--delay-ms", "soon")
-    assert (refused.code, "'soon' is no duration" in refused.err) == (2, True)
+    assert (
+        refused.code,
+        "'soon' is not allowed; it takes milliseconds or a duration" in refused.err,
+    ) == (2, True)
 
 
 def test_a_released_message_comes_again_uncounted(penstock: Run, topic: str) -> None:

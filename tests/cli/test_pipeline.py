@@ -88,7 +88,11 @@ def test_the_options_of_replay_say_what_they_take() -> None:
             2,
             "pipeline archive: unknown option topcs; did you mean topics?",
         ),
-        (["archive", "--every", "soon"], 2, "--every 'soon' is no duration"),
+        (
+            ["archive", "--every", "soon"],
+            2,
+            "--every: 'soon' is not allowed; it takes seconds, or a duration",
+        ),
         (["materialize"], 2, "option topic is required"),
         (["archive", "--token-file", "nowhere"], 2, "--token-file: [Errno 2]"),
         (["archive", "--url", "http://127.0.0.1:9"], 1, "UNAVAILABLE: no broker answers at"),

@@ -25,5 +25,5 @@ def test_a_quota_is_set_shown_and_reset(penstock: Run) -> None:
 def test_a_wrong_quota_is_one_line(penstock: Run) -> None:
     refused = penstock("quota", "set", "default", "--publish-rate-limit", "fast")
     assert refused.code == 1
-    assert "is no rate" in refused.err
+    assert "it takes a number per second, or a rate such as" in refused.err
     assert penstock("quota", "show", "nobody").code == 1

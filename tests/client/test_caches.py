@@ -166,22 +166,6 @@ def test_of_racing_writers_each_step_has_one(broker: BrokerProcess, cache: Cache
     assert failures
 
 
-def test_counters_lose_nothing(broker: BrokerProcess, cache: CacheHandle) -> None:
-    """felix-79: each answer is a number that no other got."""
-    answers: list[int] = []
-
-    def count(_: str) -> None:
-        with Client(broker.url) as client:
-            mine = client.cache(cache.path[2])
-            answers.extend(mine.incr("n") for _ in range(25))
-
-    together(count, "abcdefgh")
-    assert sorted(answers) == list(range(1, 201))
-    assert cache.incr("n", -200) == 0
-    assert cache.incr("n", -7) == -7
-    assert cache.incr("n", 12) == 5
-
-
 def together(target: Callable[[str], None], names: str) -> None:
     threads = [threading.Thread(target=target, args=(name,)) for name in names]
     for thread in threads:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.client import AsyncClient, Client, Envelope
-from penstock.engine.seal_requests import MIN_REST_MS
+from penstock.engine.sealing import MIN_REST_MS
 from penstock.model.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from tests.broker_process import BrokerProcess
 

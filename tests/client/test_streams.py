@@ -17,7 +17,6 @@ from penstock.model.errors import (
     InvalidArgument,
     NotFound,
     PenstockError,
-    ResourceExhausted,
     TooLarge,
     Unavailable,
 )
@@ -99,16 +98,6 @@ def test_a_refused_publish_says_why_and_publishes_nothing(
         with pytest.raises(InvalidArgument):
             stream.publish_batch([])
         assert list(subscription) == []
-
-
-def test_an_event_and_its_invalidation_are_one_step(client: Client, stream: StreamHandle) -> None:
-    """felix-82, 83."""
-    cache = client.cache("default")
-    cache.put("user123", "old")
-    with stream.subscribe(wait_s=WAIT_S) as subscription:
-        stream.publish("changed", invalidate=["cache:default:user123"])
-        assert cache.get("user123") is None
-        assert next(subscription) == b"changed"
 
 
 def test_lag_is_that_of_the_subscription_that_asks(stream: StreamHandle) -> None:
@@ -262,23 +251,6 @@ def test_a_slow_subscriber_loses_the_newest_and_can_read_how_many(client: Client
         seen = [payload[:7] for payload in subscription]
     assert len(seen) == len(payloads) - dropped
     assert seen == [payload[:7] for payload in payloads][: len(seen)]
-
-
-def test_a_chronically_slow_subscriber_is_ended_with_the_reason(client: Client) -> None:
-    """felix-117"""
-    settings = {"event_queue_depth": 4, "lag_alert_events": 1, "disconnect_slow_ms": 100}
-    client.create_stream("default", "default", "chronic", **settings)
-    stream = client.stream("chronic")
-    with stream.subscribe(wait_s=WAIT_S) as subscription:
-
-        def publish_and_look() -> int:
-            stream.publish(b"x" * 1_000_000)
-            return len(stream.subscriptions())
-
-        eventually(publish_and_look, lambda count: count == 0, timeout_s=20)
-        with pytest.raises(ResourceExhausted) as failure:
-            list(subscription)
-        assert failure.value.limit == "event_queue_depth"
 
 
 # -- the async client ----------------------------------------------------------------------------

@@ -136,8 +136,11 @@ def test_a_namespace_that_is_neither_there_nor_declared_is_a_conflict(
         ),
         ({"caches": [{"name": "c"}, {"name": "c"}]}, "declared twice"),
         ({"topics": [{"partitions": 1}]}, "name is required"),
-        ({"topics": [{"name": "a", "partitions": 0}]}, "partitions must be 1 to"),
-        ({"topics": [{"name": "a", "retention_ms": "soon"}]}, "is no duration"),
+        ({"topics": [{"name": "a", "partitions": 0}]}, "partitions must be a whole number, 1 to"),
+        (
+            {"topics": [{"name": "a", "retention_ms": "soon"}]},
+            "it takes milliseconds or a duration",
+        ),
         ({"streams": [{"name": "s", "request_id": "x"}]}, "request_id"),
         ({"streams": [{"name": "s", "colour": "red"}]}, "colour"),
         ({"queues": []}, "queues"),

@@ -90,38 +90,6 @@ def everything(stream: ConsumeStream, count: int) -> list[Item]:
     return items
 
 
-@pytest.mark.parametrize("fsync", ["commit", "interval"])
-def test_every_2xx_is_honoured_after_sigkill_under_load(
-    start_broker: StartBroker, fsync: str
-) -> None:
-    """driftq-46: a killed process loses nothing written, in either mode; nothing is made up."""
-    broker = start_broker("--fsync", fsync, "--max-in-flight", "100000")
-    topic = broker.create_topic("t", 2)
-    sent: set[str] = set()
-    produced: set[str] = set()
-    acked: set[str] = set()
-    ack_sent: set[str] = set()
-    for n in range(2):
-        load = Load(broker, topic, f"round{n}")
-        load.wait_for_acks(30)
-        broker.kill()
-        load.join()
-        sent |= load.sent
-        produced |= load.produced
-        acked |= load.acked
-        ack_sent |= load.ack_sent
-        broker.start()
-        with broker.consume(topic, group=new_name("audit")) as stream:
-            kept = sum(each["retained_msgs"] for each in describe(broker, topic)["partitions"])
-            stored = [item.value for item in everything(stream, kept)]
-        assert len(stored) == len(set(stored))
-        assert produced <= set(stored) <= sent
-        with broker.consume(topic, owner="auditor") as stream:
-            undone = {item.value for item in everything(stream, lag(broker, topic, "g"))}
-        assert not undone & acked
-        assert set(stored) - ack_sent <= undone
-
-
 # -- driftq-51: replay -------------------------------------------------------------------------
 
 

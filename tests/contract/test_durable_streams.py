@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.broker_process import BrokerProcess, eventually
@@ -445,23 +444,6 @@ def test_a_broker_in_memory_refuses_durable_streams(start_broker: StartBroker) -
     reply = ns.post(f"{ns.path}/streams", name="orders", delivery="at_least_once")
     body = assert_typed_error(reply, 409, "FAILED_PRECONDITION")
     assert "would be lost" in body["message"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "status"),
-    [
-        ({"delivery": "at_least_once", "durable": False}, 400),
-        ({"retention": "7d"}, 400),
-        ({"delivery": "twice"}, 400),
-        ({"durable": True, "retention": "7d", "retention_bytes": "1GB"}, 201),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    ns: Namespace, settings: dict[str, Any], status: int
-) -> None:
-    """felix-120, 125, 127."""
-    reply: httpx.Response = ns.post(f"{ns.path}/streams", name="odd", **settings)
-    assert reply.status_code == status, reply.text
 
 
 def test_streams_are_no_topics(ns: Namespace) -> None:

@@ -13,6 +13,7 @@ from tests.broker_process import BrokerProcess
 from tests.contract.checks import assert_error, new_name
 from tests.contract.conftest import StartBroker
 from tests.contract.namespaces import Namespace, assert_typed_error, b64
+from tests.contract.stream_clients import Session
 
 
 @pytest.fixture
@@ -93,7 +94,10 @@ def test_a_refused_publish_names_its_request_and_publishes_nothing(ns: Namespace
             ({"payload": "", "ack": "per_batch"}, 400, "INVALID_ARGUMENT"),
             ({"payload": "", "invalidate": ["cache:none:k"], "ack": "none"}, 404, "NOT_FOUND"),
             ({"payload": "", "invalidate": ["x"], "ack": "none"}, 400, "INVALID_ARGUMENT"),
-            ({"payload": "", "invalidate": ["cache:default:"]}, 400, "INVALID_ARGUMENT"),
+            *(
+                ({"payload": "", "invalidate": [target]}, 400, "INVALID_ARGUMENT")
+                for target in ("sessions:u", "cache:", "cache:s", "cache::k", "cache:default:", 5)
+            ),
             ({"payload": "", "invalidate": ["cache:default:k"] * 1001}, 413, "INVALID_ARGUMENT"),
         ]
         for members, status, code in cases:
@@ -130,6 +134,7 @@ def test_payloads_and_values_over_the_limit_are_413(start_broker: StartBroker) -
     ns = Namespace(broker)
     at, over = b"x" * 1000, b"x" * 1001
     raw = f"{ns.stream_path('default')}/publish?raw=true"
+    assert ns.put("default", "k", b"as it was").status_code == 200
     for reply in (
         ns.publish("default", over),
         ns.publish("default", b"", over),
@@ -140,6 +145,14 @@ def test_payloads_and_values_over_the_limit_are_413(start_broker: StartBroker) -
     ):
         body = assert_typed_error(reply, 413, "INVALID_ARGUMENT")
         assert "max_message_bytes is 1000" in body["message"]
+    with Session(ns) as ws:
+        for answer in (
+            ws.call("cache_put", cache="default", key="k", value=b64(over)),
+            ws.publish("default", b"small", over),
+        ):
+            assert answer["error"] == "INVALID_ARGUMENT"
+            assert "max_message_bytes is 1000" in answer["message"]
+    assert ns.value("default", "k") == b"as it was"
     assert ns.publish("default", at).status_code == 200
     assert ns.put("default", "k", at).status_code == 200
     assert ns.value("default", "k") == at

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker_process import BrokerProcess, wait_until
 from tests.contract.conftest import StartBroker
-from tests.contract.namespaces import Namespace, assert_typed_error, b64, unb64
+from tests.contract.namespaces import Namespace, b64, unb64
 from tests.contract.stream_clients import BinarySession, Session, at_once
 
 MIB = 2**20
@@ -40,26 +40,6 @@ def test_a_large_value_or_event_comes_back_byte_for_byte(ns: Namespace, size: in
         assert unb64(watch.next().members["value"]) == value
         assert ws.publish(stream, value)["type"] == "publish_ok"
         assert binary.events(1) == feed.payloads(1) == [value]
-
-
-def test_a_value_that_is_too_large_is_refused_and_never_cut(ns: Namespace) -> None:
-    """felix-132: what was there stays as it was."""
-    cache, stream = ns.create_cache(), ns.create_stream()
-    ns.put(cache, "k", b"as it was")
-    over = b"x" * (8 * MIB + 1)
-    with Session(ns) as ws, ns.subscribe(stream) as feed:
-        for answer in (
-            ws.call("cache_put", cache=cache, key="k", value=b64(over)),
-            ws.publish(stream, over),
-            ws.publish(stream, b"small", over),
-        ):
-            assert answer["error"] == "INVALID_ARGUMENT"
-            assert f"max_message_bytes is {8 * MIB}" in answer["message"]
-        raw = ns.broker.client.put(f"{ns.entry_path(cache, 'k')}?raw=true", content=over)
-        assert_typed_error(raw, 413, "INVALID_ARGUMENT")
-        assert ns.value(cache, "k") == b"as it was"
-        ns.publish(stream, b"the next one")
-        assert feed.payloads(1) == [b"the next one"]
 
 
 def test_sessions_end_with_their_time_unless_they_are_used(ns: Namespace) -> None:

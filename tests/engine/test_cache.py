@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.invariants import check
-from penstock.model.caching import CacheValue, Delete, Increment, Put
+from penstock.model.caching import CacheValue, Delete, Increment
 from penstock.model.errors import (
-    AlreadyExists,
     FailedPrecondition,
     InvalidArgument,
     TooLarge,
@@ -15,7 +14,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_OFFSET
 from penstock.model.tenancy import Path
-from tests.engine.cache_harness import DEFAULT, CacheBroker, durable, in_memory
+from tests.engine.cache_harness import CacheBroker, durable, in_memory
 
 Held = tuple[CacheBroker, Path]
 
@@ -74,23 +73,6 @@ def test_a_deleted_key_is_gone_and_deleting_it_again_says_so(held: Held):
     assert broker.read(path, "k") is None
     again = broker.erase(path, "k")
     assert (again.deleted, again.version) == (False, 0)
-
-
-def test_entries_are_scoped_by_tenant_namespace_and_cache(held: Held):
-    """felix-66, 67, 68, 69."""
-    broker, path = held
-    scopes = [
-        path,
-        broker.cache("other"),
-        broker.cache("c", namespace="staging"),
-        broker.cache("c", tenant="t2"),
-        DEFAULT,
-    ]
-    for n, scope in enumerate(scopes):
-        broker.write(scope, "k", b"%d" % n)
-    broker.erase(scopes[1], "k")
-    values = [broker.read(scope, "k") for scope in scopes]
-    assert values == [b"0", None, b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "line\nbreak", "\x85"])
@@ -206,19 +188,6 @@ def test_an_absurd_ttl_is_as_good_as_none_and_a_negative_one_is_refused(held: He
 # -- conditions -------------------------------------------------------------------------------
 
 
-def test_of_many_puts_if_not_exists_one_succeeds(held: Held):
-    """felix-77."""
-    broker, path = held
-    puts = [
-        broker.submit(broker.engine.caches.put, Put(path, "k", b"%d" % n, if_not_exists=True))
-        for n in range(5)
-    ]
-    broker.settle()
-    refused = [isinstance(outcomes[0], AlreadyExists) for outcomes in puts]
-    assert refused == [False, True, True, True, True]
-    assert broker.read(path, "k") == b"0"
-
-
 def test_if_not_exists_finds_an_expired_entry_absent(held: Held):
     """felix-77, 62."""
     broker, path = held
@@ -226,17 +195,6 @@ def test_if_not_exists_finds_an_expired_entry_absent(held: Held):
     broker.pass_ms(10)
     broker.write(path, "k", b"new", if_not_exists=True)
     assert broker.read(path, "k") == b"new"
-
-
-def test_a_put_if_version_succeeds_only_on_that_version(held: Held):
-    """felix-78."""
-    broker, path = held
-    version = broker.write(path, "k", b"a")
-    version = broker.write(path, "k", b"b", if_version=version)
-    with pytest.raises(VersionMismatch) as refusal:
-        broker.write(path, "k", b"c", if_version=version - 1)
-    assert refusal.value.http_status == 412
-    assert broker.read(path, "k") == b"b"
 
 
 def test_if_version_0_means_absent(held: Held):

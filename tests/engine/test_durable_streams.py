@@ -7,7 +7,6 @@ import pytest
 from penstock.core.invariants import check
 from penstock.model.errors import (
     FailedPrecondition,
-    InvalidArgument,
     NotFound,
     NotYet,
     OutOfRange,
@@ -302,16 +301,6 @@ def test_a_start_with_weaker_storage_is_refused():
     broker.options = WalOptions(segment_bytes=SMALL.segment_bytes, reserve_bytes=0, fsync="none")
     with pytest.raises(FailedPrecondition, match=r"acme/prod/orders.*--fsync commit"):
         broker.open()
-
-
-def test_delivery_needs_durable():
-    """felix-120, 125."""
-    broker = Streams()
-    with pytest.raises(InvalidArgument, match="needs a durable stream"):
-        broker.create("other", durable=False)
-    with pytest.raises(InvalidArgument, match="retention needs a durable stream"):
-        broker.create("other", "at_most_once", durable=False, retention_ms=1)
-    broker.create("kept", "at_most_once", retention_ms=1)
 
 
 def test_ephemeral_streams_write_nothing():

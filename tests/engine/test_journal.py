@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.engine.seal_requests import MIN_REST_MS
-from penstock.model.access import TopicPattern, TopicReach
+from penstock.engine.sealing import MIN_REST_MS
+from penstock.model.access import TopicPattern, VisibleTopics
 from penstock.model.envelope import Envelope
 from penstock.model.errors import (
     FailedPrecondition,
@@ -323,8 +323,8 @@ def test_the_journal_tells_the_events_of_a_stream_from_messages_of_a_topic(strea
 def test_who_may_see_a_topic_does_not_see_the_stream_of_the_same_name(
     streams: Streams, kind: str, rows: int
 ):
-    reach = TopicReach((TopicPattern("acme", "prod", kind, "orders"),))
-    assert read(streams, selection=JournalSelection(reach=reach)).num_rows == rows
+    visible = VisibleTopics((TopicPattern("acme", "prod", kind, "orders"),))
+    assert read(streams, selection=JournalSelection(visible=visible)).num_rows == rows
 
 
 def test_a_journal_of_before_there_were_kinds_of_resources_has_rows_of_topics(streams: Streams):

@@ -54,16 +54,6 @@ def test_a_repeat_of_what_is_not_durable_yet_waits_for_it(broker):
     assert stored(broker) == [b"a"]
 
 
-def test_a_gap_is_refused_and_says_what_is_expected(broker):
-    """felix-122"""
-    assert isinstance(broker.try_publish(b"x", **numbered(1)), FailedPrecondition)
-    broker.publish(b"a", **numbered(0))
-    refused = broker.try_publish(b"x", **numbered(5))
-    assert isinstance(refused, FailedPrecondition)
-    assert "1 is expected" in refused.message
-    assert stored(broker) == [b"a"]
-
-
 def test_a_number_that_is_used_for_something_else_is_refused(broker):
     broker.publish(b"a", **numbered(0))
     refused = broker.try_publish(b"a", b"b", **numbered(0))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.invariants import check
-from penstock.core.retries import backoff_ms
+from penstock.core.settle import backoff_ms
 from penstock.engine.leases import TICK_MS
 from penstock.model.envelope import RetryPolicy
 from penstock.model.limits import MAX_BACKOFF_MS, Limits

@@ -42,4 +42,4 @@ def test_evicted_messages_keep_their_positions_in_as_few_bytes_as_hold_them(
     window.evict()
     assert positions(window) == places
     assert all(chunk.messages is None for chunk in chunks(window))
-    assert [chunk.places.itemsize for chunk in chunks(window)] == bytes_each
+    assert [chunk.positions.itemsize for chunk in chunks(window)] == bytes_each

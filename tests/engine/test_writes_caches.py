@@ -150,7 +150,10 @@ def test_a_watch_sees_every_row_of_a_batch():
         (pa.table({"key": ["a", "b\x07"], "value": ["1", "2"]}), "row 1: key: key has control"),
         (pa.table({"key": ["a", "\x85"], "value": ["1", "2"]}), "row 1: key: key has control"),
         (pa.table({"key": ["x" * 1025], "value": ["1"]}), "row 0: key: key is longer than 1024"),
-        (pa.table({"key": ["a"], "value": ["1"], "ttl_ms": [-1]}), "row 0: ttl_ms must be 0"),
+        (
+            pa.table({"key": ["a"], "value": ["1"], "ttl_ms": [-1]}),
+            "row 0: ttl_ms must be a whole number, at least 0",
+        ),
         (pa.table({"key": ["a"], "value": ["1"], "topic": ["t"]}), "unknown columns ['topic']"),
     ],
 )

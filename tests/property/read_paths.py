@@ -118,8 +118,8 @@ class _EngineAsBroker:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def patience(self) -> Any:
-        return _NoPatience()
+    def retry_time(self) -> Any:
+        return _NoRetries()
 
     def call(self, method: str, path: str, *, query: Mapping[str, Any]) -> bytes:
         assert (method, path.rsplit("/", 1)[1]) == ("GET", "splits"), path
@@ -142,11 +142,11 @@ class _EngineAsBroker:
         return {"topic": topic, "partition": int(partition)}
 
 
-class _NoPatience:
+class _NoRetries:
     def renew(self) -> None:
         """Rows came."""
 
-    def bear(self, error: Exception) -> None:
+    def wait_after(self, error: Exception) -> None:
         raise error
 
 

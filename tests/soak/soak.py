@@ -20,8 +20,8 @@ from penstock.storage import offline
 from penstock.storage.vfs import Vfs
 from tests.broker_process import eventually
 from tests.soak.faults import FAILING_WRITE, KILL, REST, STOP, Faults
-from tests.soak.felix_load import FelixChecks, FelixLoad, FelixModel
 from tests.soak.journal_checks import JournalChecks
+from tests.soak.namespace_load import NamespaceChecks, NamespaceLoad, NamespaceModel
 from tests.soak.process import SoakBroker
 from tests.soak.queue_admin import Churn, Effects, Publisher
 from tests.soak.queue_checks import QueueChecks
@@ -71,14 +71,14 @@ class Soak:
         self.rng = random.Random(seed)
         self.broker = SoakBroker(directory)
         self.model = QueueModel()
-        self.felix = FelixModel(self.model)
+        self.namespace = NamespaceModel(self.model)
         self.stream = StreamModel(self.model)
         self.faults = Faults(self.broker, self.rng)
         self.counts: Counter[str] = Counter()
         self._say = say
         self._queue_checks = QueueChecks(self.broker, self.model)
         self._journal_checks = JournalChecks(self.broker, self.model)
-        self._felix_checks = FelixChecks(self.broker, self.felix)
+        self._namespace_checks = NamespaceChecks(self.broker, self.namespace)
         self._stream_checks = StreamChecks(self.broker, self.stream)
         self._made = 0
         self._lives = 0
@@ -115,7 +115,7 @@ class Soak:
         self._note({"seed": self.seed})
         self._start()
         self._features = self._find_features()
-        self._felix_checks.set_up()
+        self._namespace_checks.set_up()
         self._stream_checks.set_up()
         for _ in range(TOPICS):
             self._make_topic()
@@ -194,7 +194,7 @@ class Soak:
             works.append(Publisher(setting, topic, REPORTS).run())
             works.append(Effects(setting, topic, WORKERS).run())
         works += StreamLoad(setting, self.stream).works()
-        return works + FelixLoad(setting, self.felix).works()
+        return works + NamespaceLoad(setting, self.namespace).works()
 
     # -- the broker's lives ---------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Soak:
         self._queue_checks.check(with_audit=self.model.round % LONG_LOOK_EVERY == 0)
         if self.model.round % LONG_LOOK_EVERY == 1:
             self._journal_checks.check()
-        self._felix_checks.check(has_restarted=has_restarted)
+        self._namespace_checks.check(has_restarted=has_restarted)
         self._stream_checks.check(with_drain=self.model.round % LONG_LOOK_EVERY == 2)
 
     def _storing(self) -> int:

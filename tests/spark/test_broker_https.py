@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.model.errors import InvalidArgument, Unavailable
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.options import BrokerSettings
 from tests.broker_process import BrokerProcess
 from tests.tls_proxy import Certificate, tls_proxy
@@ -21,8 +21,8 @@ def url(broker: BrokerProcess, certificate: Certificate) -> Iterator[str]:
         yield address
 
 
-def connect(url: str, retry_s: float = 60) -> Broker:
-    return Broker(BrokerSettings(url=url, retry_s=retry_s))
+def connect(url: str, retry_s: float = 60) -> BrokerConnection:
+    return BrokerConnection(BrokerSettings(url=url, retry_s=retry_s))
 
 
 def refused_at_once(url: str, told: str) -> None:

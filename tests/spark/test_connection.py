@@ -16,7 +16,7 @@ from penstock.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.spark.broker import Broker, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.logs import TopicPartition
 from penstock.spark.options import BrokerSettings, SourceSettings
 from penstock.spark.planning import TaskSlice
@@ -33,21 +33,24 @@ WRONG = json_answer(404, b'{"error":"NOT_FOUND","message":"no such topic"}')
 
 def test_a_broker_that_comes_back_answers():
     with canned(AWAY, FULL, b"", json_answer(200, b"{}")) as server:
-        with Broker(server.settings(retry_s=20)) as broker:
+        with BrokerConnection(server.settings(retry_s=20)) as broker:
             assert broker.call("GET", "/v1/topics") == b"{}"
         assert len(server.requests) == 4
 
 
 def test_what_waiting_cannot_mend_is_raised_at_once():
     with canned(WRONG) as server:
-        broker = Broker(server.settings(retry_s=60))
+        broker = BrokerConnection(server.settings(retry_s=60))
         with broker, pytest.raises(NotFound, match="no such topic"):
             broker.call("GET", "/v1/topics/x")
 
 
 @pytest.mark.parametrize(("answer", "kind"), [(AWAY, Unavailable), (FULL, ResourceExhausted)])
 def test_a_broker_that_stays_away_is_given_up_after_retry_seconds(answer: bytes, kind: Any):
-    with canned(*[answer] * 100) as server, Broker(server.settings(retry_s=0.3)) as broker:
+    with (
+        canned(*[answer] * 100) as server,
+        BrokerConnection(server.settings(retry_s=0.3)) as broker,
+    ):
         begun = time.monotonic()
         with pytest.raises(kind, match=r"tried for 0\.3 s \(option retrySeconds\)"):
             broker.call("GET", "/v1/topics")
@@ -56,7 +59,7 @@ def test_a_broker_that_stays_away_is_given_up_after_retry_seconds(answer: bytes,
 
 def test_nobody_there_is_said_with_the_address():
     url = f"http://127.0.0.1:{free_port()}"
-    broker = Broker(BrokerSettings(url=url, retry_s=0.1))
+    broker = BrokerConnection(BrokerSettings(url=url, retry_s=0.1))
     with broker, pytest.raises(Unavailable, match=f"no broker answers at {url}.*penstock serve"):
         broker.call("GET", "/v1/topics")
 
@@ -64,7 +67,7 @@ def test_nobody_there_is_said_with_the_address():
 def test_a_wrong_token_is_said_at_once_and_not_shown():
     refusal = json_answer(401, b'{"error":"UNAUTHENTICATED","message":"no"}')
     with canned(refusal, refusal) as server:
-        broker = Broker(server.settings(retry_s=60, token="s3cret"))
+        broker = BrokerConnection(server.settings(retry_s=60, token="s3cret"))
         with broker, pytest.raises(Unauthenticated, match="does not take the token") as failure:
             broker.call("GET", "/v1/topics")
         with pytest.raises(Unauthenticated):
@@ -76,14 +79,14 @@ def test_a_wrong_token_is_said_at_once_and_not_shown():
 
 def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure():
     kept = json_answer(200, b"{}").replace(b"connection: close\r\n", b"")
-    with canned(kept, kept) as server, Broker(server.settings(retry_s=0)) as broker:
+    with canned(kept, kept) as server, BrokerConnection(server.settings(retry_s=0)) as broker:
         assert broker.call("GET", "/v1/topics") == b"{}"
         assert broker.call("GET", "/v1/topics") == b"{}"
 
 
 def test_a_copy_of_a_broker_connects_anew():
     with canned(json_answer(200, b"{}")) as server:
-        broker = Broker(server.settings())
+        broker = BrokerConnection(server.settings())
         with pickle.loads(pickle.dumps(broker)) as copy:
             assert copy.call("GET", "/") == b"{}"
 
@@ -92,7 +95,7 @@ def test_a_stream_that_breaks_off_is_never_taken_for_a_whole_one():
     whole = offsets_stream([0, 1, 2], [5, 6])
     answers = [rows_answer(whole[:size]) for size in range(len(whole))]
     with canned(*answers, rows_answer(whole)) as server:
-        broker = Broker(server.settings())
+        broker = BrokerConnection(server.settings())
         for _ in answers:
             with broker.rows("/rows", {}) as rows, pytest.raises(Unavailable, match="broke off"):
                 list(rows)
@@ -146,44 +149,44 @@ class Watch:
 
 def test_patience_lasts_as_long_as_it_says_and_pauses_grow():
     watch = Watch()
-    patience = Patience(30, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(30, lambda: watch.now, watch.sleep)
     with pytest.raises(Unavailable):
-        bear_for_ever(patience, Unavailable("away"))
+        wait_for_ever(retry_time, Unavailable("away"))
     assert watch.now == pytest.approx(130)
     assert watch.pauses[0] < 0.1 < max(watch.pauses) <= 2
 
 
 def test_progress_renews_patience():
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     with pytest.raises(Unavailable):
-        bear_for_ever(patience, Unavailable("away"))
-    patience.renew()
-    patience.bear(Unavailable("away"))
+        wait_for_ever(retry_time, Unavailable("away"))
+    retry_time.renew()
+    retry_time.wait_after(Unavailable("away"))
 
 
 def test_a_full_broker_is_not_asked_before_it_said():
     watch = Watch()
-    patience = Patience(30, lambda: watch.now, watch.sleep)
-    patience.bear(ResourceExhausted("full", limit="x", retry_after_ms=3000))
+    retry_time = RetryTime(30, lambda: watch.now, watch.sleep)
+    retry_time.wait_after(ResourceExhausted("full", limit="x", retry_after_ms=3000))
     assert watch.pauses == [3.0]
 
 
 def test_a_debt_that_is_paid_back_is_waited_for():
     """Longer than the patience: a large batch may have used up the rate of a minute."""
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     began, debt_ms = watch.now, 60_000
     while (left_ms := debt_ms - int((watch.now - began) * 1000)) > 0:
-        patience.bear(refused_by_quota(left_ms))
+        retry_time.wait_after(refused_by_quota(left_ms))
     assert watch.now - began < 70
 
 
 def test_a_quota_without_room_is_not_waited_for_for_ever():
     watch = Watch()
-    patience = Patience(5, lambda: watch.now, watch.sleep)
+    retry_time = RetryTime(5, lambda: watch.now, watch.sleep)
     with pytest.raises(ResourceExhausted, match="retrySeconds"):
-        bear_for_ever(patience, refused_by_quota(1000))
+        wait_for_ever(retry_time, refused_by_quota(1000))
     assert watch.now == pytest.approx(105)
 
 
@@ -191,6 +194,6 @@ def refused_by_quota(retry_after_ms: int) -> ResourceExhausted:
     return ResourceExhausted("full", limit="x", reason="quota", retry_after_ms=retry_after_ms)
 
 
-def bear_for_ever(patience: Patience, error: PenstockError) -> None:
+def wait_for_ever(retry_time: RetryTime, error: PenstockError) -> None:
     while True:
-        patience.bear(error)
+        retry_time.wait_after(error)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.model.errors import NotFound
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.options import SinkSettings
 from penstock.spark.sink import BatchSink, StreamSink
 from penstock.spark.staging import ProducerBatch, cut
@@ -149,7 +149,7 @@ def test_other_rows_under_a_number_that_is_stored_are_told(
     settings = SinkSettings(url=copy.broker.url, retry_s=20, topic=copy.target)
     sink = StreamSink(settings, StructType([StructField("value", StringType())]), overwrite=False)
     name = new_name("producer")
-    with Broker(settings) as broker:
+    with BrokerConnection(settings) as broker:
         for count in (3, 3, 5):
             rows = pa.RecordBatch.from_pydict({"value": numbered(range(count))})
             sent = ProducerBatch(broker, name, 0).send(0, cut([rows]), {"topic": copy.target})

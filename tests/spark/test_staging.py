@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError, Unavailable
-from penstock.spark.broker import Broker, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.options import BrokerSettings
 from penstock.spark.staging import ProducerBatch, RowPiece, StagedPart
 
@@ -18,7 +18,7 @@ COMMIT = ("POST", "/v1/writes/p%2Fq/7/commit")
 PRODUCER = ("GET", "/v1/writes/p%2Fq")
 
 
-class ScriptedBroker(Broker):
+class ScriptedBroker(BrokerConnection):
     """Answers each call from its list; the last of a list is answered again."""
 
     def __init__(self, answers: dict[tuple[str, str], list[Answer]]) -> None:
@@ -29,8 +29,8 @@ class ScriptedBroker(Broker):
         self.queries: list[Mapping[str, str | int] | None] = []
         self.now = 0.0
 
-    def patience(self) -> Patience:
-        return Patience(self.retry_s, lambda: self.now, self._sleep)
+    def retry_time(self) -> RetryTime:
+        return RetryTime(self.retry_s, lambda: self.now, self._sleep)
 
     def call(
         self,
@@ -40,7 +40,7 @@ class ScriptedBroker(Broker):
         body: bytes = b"",
         content_type: str = "",
         query: Mapping[str, str | int] | None = None,
-        patience: Patience | None = None,
+        retry_time: RetryTime | None = None,
     ) -> bytes:
         self.asked.append((method, path))
         self.bodies.append(body)

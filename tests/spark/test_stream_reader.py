@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock.model.errors import NotFound
 from penstock.spark import logs
 from penstock.spark.bounds import Bound
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.options import SourceSettings
 from penstock.spark.schemas import schema_of
 from penstock.spark.source import StreamReader
@@ -207,13 +207,13 @@ def test_many_topics_are_asked_for_at_once(
     start = reader.initialOffset()
     wanted = [value for n, name in enumerate(names) for value in produce(broker, name, [n])]
     asked: list[str] = []
-    call = Broker.call
+    call = BrokerConnection.call
 
-    def counted(self: Broker, method: str, path: str, **rest: Any) -> bytes:
+    def counted(self: BrokerConnection, method: str, path: str, **rest: Any) -> bytes:
         asked.append(path)
         return call(self, method, path, **rest)
 
-    monkeypatch.setattr(Broker, "call", counted)
+    monkeypatch.setattr(BrokerConnection, "call", counted)
     end = latest(reader, start)
     assert asked == ["/v1/topics", "/v1/offsets"]
     assert rows_between(reader, start, end) == sorted(wanted)
@@ -225,12 +225,12 @@ def test_a_broker_that_knows_no_such_question_is_asked_one_by_one(
     broker: BrokerProcess, reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ):
     prefix, names = many_topics(broker)
-    call = Broker.call
+    call = BrokerConnection.call
 
-    def older(self: Broker, method: str, path: str, **rest: Any) -> bytes:
+    def older(self: BrokerConnection, method: str, path: str, **rest: Any) -> bytes:
         return call(self, method, path.replace("/v1/offsets", "/v1/unknown"), **rest)
 
-    monkeypatch.setattr(Broker, "call", older)
+    monkeypatch.setattr(BrokerConnection, "call", older)
     assert sorted(reader_of(f"{prefix}-*").initialOffset()["records"]) == names
     with pytest.raises(NotFound, match=f"topic '{prefix}' does not exist"):
         reader_of(f"{prefix}-*", prefix).initialOffset()

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from penstock.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.cache_source import CacheReader
 from penstock.spark.options import CacheSettings, SinkSettings, SourceSettings
 from penstock.spark.schemas import cache_schema, schema_of
@@ -231,7 +231,7 @@ def test_a_task_that_runs_again_and_a_killed_broker_store_a_batch_once(
     settings = SinkSettings(url=broker.url, retry_s=20, stream=f"default/default/{stream}")
     sink = StreamSink(settings, PAYLOAD, overwrite=False)
     rows = pa.RecordBatch.from_pydict({"payload": numbered(range(3000))})
-    with Broker(settings) as connection:
+    with BrokerConnection(settings) as connection:
         batch = ProducerBatch(connection, "query", 0)
         target = {"stream": settings.stream}
         lost = batch.send(0, cut([rows]), target)
@@ -366,7 +366,7 @@ def test_a_snapshot_that_breaks_off_is_not_continued_with_another_one(
         Rows([batch], is_broken=True),
         Rows([batch], is_broken=False),
     ]
-    monkeypatch.setattr(Broker, "rows", lambda *_: answers.pop(0))
+    monkeypatch.setattr(BrokerConnection, "rows", lambda *_: answers.pop(0))
     settings = CacheSettings(url="http://127.0.0.1:1", retry_s=5, cache="a/b/c")
     reader = CacheReader(settings, cache_schema(["key"]))
     assert [each.num_rows for each in reader.read(InputPartition(0))] == [2]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.api.streams import EventBatch, EventRun
 from penstock.server.websocket.binary import BinaryPublish, decode_publish, encode_events
-from penstock.server.websocket.messages import Refused
+from penstock.server.websocket.messages import RefusedMessage
 
 
 def u32(number: int) -> bytes:
@@ -74,7 +74,7 @@ WHOLE = publish([b"ab", b"c"])
 @pytest.mark.parametrize("size", range(len(WHOLE)))
 def test_a_frame_that_was_cut_anywhere_is_refused(size: int) -> None:
     frame = decode_publish(WHOLE[:size])
-    assert isinstance(frame, Refused)
+    assert isinstance(frame, RefusedMessage)
     assert frame.error.code == "INVALID_ARGUMENT"
     assert frame.request_id == (7 if size >= 6 else None)
 
@@ -94,5 +94,5 @@ def test_a_frame_that_was_cut_anywhere_is_refused(size: int) -> None:
 )
 def test_nonsense_is_refused(data: bytes) -> None:
     frame = decode_publish(data)
-    assert isinstance(frame, Refused)
+    assert isinstance(frame, RefusedMessage)
     assert msgspec.json.encode(frame.error.message)

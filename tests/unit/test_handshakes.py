@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from penstock.server.handshakes import PAUSE_S, RefusedCertificates
+from penstock.server.tls import PAUSE_S, RefusedCertificates
 
 
 def failure(reason: str) -> ssl.SSLError:

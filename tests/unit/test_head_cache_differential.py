@@ -137,29 +137,3 @@ def test_a_request_cut_anywhere_and_sent_again_is_the_same_with_a_cache(data: by
             await assert_same(cached, plain, [data, data[:place], data[place:], data + data])
 
     with_both_sides(test)
-
-
-def test_a_body_is_never_taken_for_a_request() -> None:
-    """driftq-65: a blank behind the length, and the same request again."""
-
-    async def test(cached: Side, plain: Side) -> None:
-        for side in (cached, plain):
-            for data in (smuggling(b"Content-Length: # "), smuggling(b"Content-Length: #")):
-                handled, _, _ = await side.talk([data, data, data + data])
-                assert [path for _, path, *_ in handled] == [b"/v1/produce"] * 4
-
-    with_both_sides(test)
-
-
-def test_a_verdict_on_http_1_0_is_none_on_http_1_1() -> None:
-    """driftq-65: HTTP/1.1 wants a Host, whatever came before with the same headers."""
-    old = b"GET /v1/topics HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
-
-    async def test(cached: Side, plain: Side) -> None:
-        for side in (cached, plain):
-            handled, answered, _ = await side.talk([old, old.replace(b"1.0", b"1.1"), old])
-            assert answered.count(b"HTTP/1.1 200") == 2
-            assert answered.count(b"HTTP/1.1 400") == 1
-            assert len(handled) == 2
-
-    with_both_sides(test)

@@ -369,7 +369,7 @@ def test_a_key_file_is_read_again_when_it_changes_and_a_bad_one_changes_nothing(
     async def test() -> None:
         keys = JwtKeys(str(file), is_shared=False, refresh_ms=1000)
         told: list[int] = []
-        keys.changed = lambda: told.append(1)
+        keys.when_changed(lambda: told.append(1))
         await keys.start()
         keys.tick()
         assert told == []

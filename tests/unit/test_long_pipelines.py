@@ -73,18 +73,6 @@ def test_a_long_pipeline_is_answered_whole(
     on_a_connection(test)
 
 
-def test_a_long_pipeline_of_upgrades_is_answered_whole() -> None:
-    """driftq-65: none of them is granted."""
-
-    async def test(connection: MemoryConnection) -> None:
-        wish = get(b"/v1/healthz", b"Connection: Upgrade", b"Upgrade: h2c")
-        connection.protocol.data_received(wish * COUNT)
-        await connection.rest()
-        assert connection.transport.written.count(b"HTTP/1.1 200") == COUNT
-
-    on_a_connection(test)
-
-
 def test_a_defect_in_the_connection_itself_is_answered_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.groups import Unfinished
-from penstock.engine.leases import Lease, Timers
+from penstock.engine.leases import DeliveryLease, Timers
 from penstock.model import names
 from penstock.model.names import clean_name
 
 HOUR_MS = 3600 * 1000
 
 
-def entry(offset: int) -> Lease:
+def entry(offset: int) -> DeliveryLease:
     progress: Any = None
-    return Lease(Unfinished(progress, offset, 0, None, ""))
+    return DeliveryLease(Unfinished(progress, offset, 0, None, ""))
 
 
 def test_a_padded_name_is_cleaned_and_not_remembered() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_OFFSET
 from penstock.model.options import (
     CACHE,
     MOMENT,
@@ -24,6 +25,8 @@ from penstock.model.options import (
     moment_at,
     number,
     pattern,
+    per_second,
+    read_member,
     size_bytes,
     unknown_name,
     whole_number,
@@ -110,3 +113,37 @@ def test_how_long_ago_counts_from_the_start_of_the_run() -> None:
     assert moment_at(timedelta(hours=1), now) == datetime(2025, 1, 31, 11, tzinfo=UTC)
     assert moment_at(now, datetime.now(UTC)) == now
     assert moment_at(None, now) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "value"),
+    [
+        (whole_number(1, 5), 5, 5),
+        (duration_ms(), MAX_OFFSET, MAX_OFFSET),
+        (duration_ms(), "7d", 604_800_000),
+        (size_bytes(1), "1KB", 1024),
+        (per_second(whole_number(1, MAX_OFFSET), "10/s"), 7, 7),
+        (per_second(whole_number(1, MAX_OFFSET), "10/s"), " 7 /s", 7),
+        (per_second(size_bytes(1), "10MB/s"), "1KB/s", 1024),
+    ],
+)
+def test_a_member_is_a_number_or_a_text_with_a_unit(kind: Kind, given: int | str, value: int):
+    assert read_member(kind, "m", given) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "text"),
+    [
+        (whole_number(1, 5), 6, "m must be a whole number, 1 to 5, not 6"),
+        (duration_ms(1, 60_000), 0, "m must be a whole number, 1 to 60000, not 0"),
+        (duration_ms(0, 60_000), "2m", "m: '2m' is not allowed; it takes .*, at most 1m"),
+        (size_bytes(1), "much", "m: 'much' is not allowed; it takes bytes or a size"),
+        (per_second(whole_number(1), "10/s"), "10", "'10' is not allowed; .* such as 10/s"),
+        (per_second(whole_number(1), "10/s"), "10/m", "such as 10/s"),
+        (per_second(whole_number(1), "10/s"), "+1/s", "such as 10/s"),
+        (per_second(whole_number(1), "10/s"), 0, "m must be a whole number, 1 to"),
+    ],
+)
+def test_a_member_with_a_wrong_value_names_what_is_allowed(kind: Kind, given: int | str, text: str):
+    with pytest.raises(InvalidArgument, match=text):
+        read_member(kind, "m", given)

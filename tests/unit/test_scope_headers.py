@@ -9,8 +9,8 @@ from penstock.model.names import full_name_in
 from penstock.model.principals import Principal
 from penstock.model.scopes import DEFAULT_SCOPE, SEPARATOR, Scope, split_name
 from penstock.server.http.admission import Admission
+from penstock.server.http.request_headers import NO_SCOPE, RequestScope, read_scope
 from penstock.server.http.requests import Request
-from penstock.server.http.scope_headers import NO_SCOPE, RequestScope, read_scope
 
 TENANT, NAMESPACE = b"x-penstock-tenant", b"x-penstock-namespace"
 

@@ -287,22 +287,6 @@ def test_a_restored_registry_goes_on_as_the_old_one():
 # -- reconciling ------------------------------------------------------------------------------
 
 
-def test_a_follower_takes_over_what_was_created_changed_and_deleted():
-    """felix-107."""
-    source, follower = whole(), made(tenant("old"), namespace("n", of="old"), tenant())
-    apply_all(follower, decide_reconcile(follower, source.entries(), NOW + 1))
-    assert content(follower) == content(source)
-    assert decide_reconcile(follower, source.entries(), NOW + 2) == []
-    record = decide_change(source, ("t", "n", "s"), NOW, stream=StreamConfig(lag_alert_events=7))
-    assert record is not None
-    source.apply(record)
-    apply_all(source, decide_delete(source, "cache", ("t", "n", "c"), NOW, cascade=False))
-    steps = decide_reconcile(follower, source.entries(), NOW + 3)
-    assert [(s.entry.kind, s.deleted) for s in steps] == [("cache", True), ("stream", False)]
-    apply_all(follower, steps)
-    assert content(follower) == content(source)
-
-
 def test_a_follower_gives_up_the_stream_and_cache_that_it_began_with_once():
     """felix-107: they look like those of the source, and are its own; from then on they are not."""
     source, follower = Registry(), Registry()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from penstock.api.outcomes import Done
-from penstock.model.access import AccessRule, AccessVerdict, ResourceKind, Role, TopicReach
+from penstock.model.access import AccessRule, AccessVerdict, ResourceKind, Role, VisibleTopics
 from penstock.model.permissions import Permission
 from penstock.model.principals import Principal
 from penstock.model.scopes import Scope
@@ -30,7 +30,7 @@ class AccessPart(Protocol):
         """Returns whether the principal may know of the tenant, or of the namespace."""
         ...
 
-    def topics_within(self, principal: Principal, permission: Permission) -> TopicReach | None:
+    def topics_within(self, principal: Principal, permission: Permission) -> VisibleTopics | None:
         """Returns the topics on which the principal has the permission. None means all."""
         ...
 

@@ -10,14 +10,13 @@ from typing import Any
 import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
+from penstock.cli.entry_commands import EntryKind, add_entry_commands
 from penstock.cli.feed import check_form, follow, in_form, with_end
 from penstock.cli.scope import (
-    changes_of,
+    FLAG,
     in_namespace,
     path_text,
     show_settings,
-    with_reset,
-    with_settings,
 )
 from penstock.cli.terminal import (
     CommandFailed,
@@ -26,7 +25,6 @@ from penstock.cli.terminal import (
     show,
     show_data,
     show_json,
-    show_names,
     show_result,
     size,
 )
@@ -35,6 +33,7 @@ from penstock.client.sync import Client
 from penstock.client.sync_handles import CacheHandle
 from penstock.model.caching import WatchEvent
 
+_LASTING = {"durable": ("Keep the entries when the broker restarts.", FLAG)}
 _SETTINGS: dict[str, tuple[str, Any]] = {
     "max_entries": ("Most entries it holds; beyond that, a new entry evicts another.", int),
     "max_bytes": ("Most bytes it holds: 1GB.", str),
@@ -54,35 +53,17 @@ def cache() -> None:
     """Create, show, change and delete caches; use their entries."""
 
 
-@cache.command()
-@click.argument("name")
-@in_namespace
-@with_settings(_SETTINGS)
-@click.option("--durable", is_flag=True, help="Keep the entries when the broker restarts.")
-@json_flag
-@with_client
-def create(
-    client: Client,
-    name: str,
-    tenant_id: str,
-    namespace: str,
-    durable: bool,
-    as_json: bool,
-    **settings: Any,
-) -> None:
-    """Create the cache NAME. One that exists with the same settings is left as it is."""
-    found = client.create_cache(tenant_id, namespace, name, durable=durable, **settings)
-    show_result(found, f"cache {path_text(tenant_id, namespace, found.name)} is there", as_json)
-
-
-@cache.command("list")
-@in_namespace
-@json_flag
-@with_client
-def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """List the caches of a namespace."""
-    found = client.list_caches(tenant_id, namespace)
-    show_names("caches", found, (each.name for each in found), as_json)
+add_entry_commands(
+    cache,
+    EntryKind(
+        "cache",
+        _LASTING,
+        _SETTINGS,
+        Client.create_cache,
+        Client.list_caches,
+        Client.change_cache,
+    ),
+)
 
 
 @cache.command()
@@ -94,27 +75,6 @@ def describe(client: Client, name: str, tenant_id: str, namespace: str, as_json:
     """Show the settings of the cache NAME that are in force, and how much it holds."""
     found = client.describe_cache(tenant_id, namespace, name)
     show_settings(found, as_json, f"{found.entries} entries, {size(found.bytes or 0)}")
-
-
-@cache.command()
-@click.argument("name")
-@in_namespace
-@with_settings(_SETTINGS)
-@with_reset(_SETTINGS)
-@json_flag
-@with_client
-def change(
-    client: Client,
-    name: str,
-    tenant_id: str,
-    namespace: str,
-    reset: tuple[str, ...],
-    as_json: bool,
-    **settings: Any,
-) -> None:
-    """Change settings of the cache NAME."""
-    changes = changes_of(settings, reset)
-    show_settings(client.change_cache(tenant_id, namespace, name, **changes), as_json)
 
 
 @cache.command()

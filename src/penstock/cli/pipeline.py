@@ -119,7 +119,7 @@ def list_pipelines(files: tuple[str, ...], options: bool, as_json: bool) -> None
 )  # fmt: skip
 @with_token
 @click.option("--verbose", "-v", is_flag=True, help="Also show the log of Spark.")
-def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
+def run(names: tuple[str, ...], token: Token | None, **given: Any) -> None:
     """Run pipelines of Penstock by NAME, all pipelines in a FILE, or one of them as FILE:NAME.
 
     \b
@@ -140,10 +140,10 @@ def run(names: tuple[str, ...], token: Token | None, **said: Any) -> None:
     try:
         launch = submit.Launch(
             words=names,
-            options=submit.pairs(said.pop("options"), "--set"),
-            conf=submit.pairs(said.pop("conf"), "--conf"),
-            every_s=submit.seconds(said.pop("every")),
-            **said,
+            options=submit.pairs(given.pop("options"), "--set"),
+            conf=submit.pairs(given.pop("conf"), "--conf"),
+            every_s=submit.seconds(given.pop("every")),
+            **given,
         )
         execute = submit.execute if launch.is_local else _spark("launching.cluster").submit
         code = execute(launch, Credentials(token).token)

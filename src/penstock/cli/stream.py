@@ -7,22 +7,18 @@ from typing import Any
 import click
 
 from penstock.cli.connection import confirm, json_flag, with_client, yes_flag
+from penstock.cli.entry_commands import EntryKind, add_entry_commands
 from penstock.cli.scope import (
     FLAG,
-    changes_of,
     in_namespace,
     path_text,
     show_settings,
-    with_reset,
-    with_settings,
 )
 from penstock.cli.stream_delivery import ack, extend, nack, release
 from penstock.cli.terminal import (
     printable,
     show,
     show_json,
-    show_names,
-    show_result,
     show_table,
 )
 from penstock.cli.units import MILLISECONDS, Duration
@@ -56,28 +52,17 @@ def stream() -> None:
     """Create, show, change and delete streams."""
 
 
-@stream.command()
-@click.argument("name")
-@in_namespace
-@with_settings(_DELIVERY | _SETTINGS)
-@json_flag
-@with_client
-def create(
-    client: Client, name: str, tenant_id: str, namespace: str, as_json: bool, **settings: Any
-) -> None:
-    """Create the stream NAME. One that exists with the same settings is left as it is."""
-    found = client.create_stream(tenant_id, namespace, name, **settings)
-    show_result(found, f"stream {path_text(tenant_id, namespace, found.name)} is there", as_json)
-
-
-@stream.command("list")
-@in_namespace
-@json_flag
-@with_client
-def list_(client: Client, tenant_id: str, namespace: str, as_json: bool) -> None:
-    """List the streams of a namespace."""
-    found = client.list_streams(tenant_id, namespace)
-    show_names("streams", found, (each.name for each in found), as_json)
+add_entry_commands(
+    stream,
+    EntryKind(
+        "stream",
+        _DELIVERY,
+        _SETTINGS,
+        Client.create_stream,
+        Client.list_streams,
+        Client.change_stream,
+    ),
+)
 
 
 @stream.command()
@@ -132,27 +117,6 @@ def offsets(
         return
     columns = (" earliest", " next", " at time")[: 2 if time_ms is None else 3]
     show_table(columns, [(found.earliest, found.next, found.at_time)[: len(columns)]])
-
-
-@stream.command()
-@click.argument("name")
-@in_namespace
-@with_settings(_SETTINGS)
-@with_reset(_SETTINGS)
-@json_flag
-@with_client
-def change(
-    client: Client,
-    name: str,
-    tenant_id: str,
-    namespace: str,
-    reset: tuple[str, ...],
-    as_json: bool,
-    **settings: Any,
-) -> None:
-    """Change settings of the stream NAME."""
-    changes = changes_of(settings, reset)
-    show_settings(client.change_stream(tenant_id, namespace, name, **changes), as_json)
 
 
 @stream.command()

@@ -199,17 +199,17 @@ def _retention(found: Topic) -> str:
 
 def _retries(found: Topic) -> str:
     """Describes how the topic retries messages without a retry policy; empty if it sets nothing."""
-    said = ""
+    text = ""
     if found.max_attempts:
         limit = f"gives up after {_count(found.max_attempts, 'attempt')}"
         is_dead = is_dead_letter_topic(found.name)
-        said += "; ignores max_attempts, as dead-letter topics do" if is_dead else f"; {limit}"
+        text += "; ignores max_attempts, as dead-letter topics do" if is_dead else f"; {limit}"
     if found.retry_backoff_ms:
-        said += f"; retries after {format_duration(found.retry_backoff_ms)}"
+        text += f"; retries after {format_duration(found.retry_backoff_ms)}"
     if found.retry_max_backoff_ms:
         # The longest wait is never shorter than the first.
         longest_ms = max(found.retry_max_backoff_ms, found.retry_backoff_ms)
-        said += f"; waits at most {format_duration(longest_ms)}"
+        text += f"; waits at most {format_duration(longest_ms)}"
         if not found.retry_backoff_ms:
-            said += ", or the broker's first wait if that is longer"
-    return said
+            text += ", or the broker's first wait if that is longer"
+    return text

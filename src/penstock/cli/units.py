@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from penstock.cli.terminal import CommandFailed
-from penstock.model.units import parse_duration_ms, parse_size
+from penstock.model.errors import InvalidArgument
+from penstock.model.options import (
+    UTC_MOMENT,
+    Kind,
+    Moment,
+    Option,
+    duration_ms,
+    size_bytes,
+)
+from penstock.model.units import parse_size
+
+_DURATION_OR_MS = duration_ms()
+_DURATION = _DURATION_OR_MS.described("a duration such as 250ms, 60s, 5m or 7d")
+_SIZE = size_bytes()
+
+
+def _parsed(
+    own: click.ParamType[int],
+    kind: Kind,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> int:
+    try:
+        return value if isinstance(value, int) else int(kind.parse(value))
+    except ValueError:
+        own.fail(kind.refusal(repr(value)), param, ctx)
 
 
 class Duration(click.ParamType[int]):
@@ -25,10 +51,8 @@ class Duration(click.ParamType[int]):
         is_bare = isinstance(value, str) and value.strip().isdigit()
         if is_bare and int(value) and not self._bare_ms:
             self.fail(f"{value} of what? Say {value}s, or {value}ms", param, ctx)
-        found = value if isinstance(value, int) else parse_duration_ms(value)
-        if found is None:
-            self.fail(f"{value!r} is no duration; it looks like 250ms, 60s, 5m or 7d", param, ctx)
-        return found
+        kind = _DURATION_OR_MS if self._bare_ms else _DURATION
+        return _parsed(self, kind, value, param, ctx)
 
 
 MILLISECONDS = Duration(bare_ms=True)
@@ -37,15 +61,13 @@ MILLISECONDS = Duration(bare_ms=True)
 
 def moment_ms(text: str, option: str) -> int:
     """Parses a time, or how long ago it was, into milliseconds since 1970."""
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    if seconds is not None and text[:-1].isdigit():
-        return max(0, int((time.time() - int(text[:-1]) * seconds) * 1000))
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        message = f"{option}: {text!r} is not a time such as 2026-01-31T12:00:00Z or 15m"
-        raise CommandFailed(message) from error
-    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+        found: Moment = Option(option, UTC_MOMENT).read(text, option)
+    except InvalidArgument as error:
+        raise CommandFailed(error.message) from error
+    if isinstance(found, timedelta):
+        return max(0, time.time_ns() // 1_000_000 - found // timedelta(milliseconds=1))
+    return int(found.timestamp() * 1000)
 
 
 class Size(click.ParamType[int]):
@@ -54,10 +76,7 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = value if isinstance(value, int) else parse_size(value)
-        if found is None:
-            self.fail(f"{value!r} is no size; it looks like 64MiB or 1GB", param, ctx)
-        return found
+        return _parsed(self, _SIZE, value, param, ctx)
 
 
 class ByteRate(click.ParamType[str]):

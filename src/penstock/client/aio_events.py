@@ -168,7 +168,7 @@ class AsyncEvents(AsyncLineStream[AsyncStreamEvent]):
         if not self._is_filling:
             await self._drain(LAST_EVENTS_S)
         await super().close()
-        left = [event.ref for event in self._events.drain()]
+        left = [event.ref for event in self._events.take_all()]
         if left:
             # What cannot be released comes again when its lease ends.
             with suppress(PenstockError):

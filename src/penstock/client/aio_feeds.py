@@ -41,7 +41,44 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
-class AsyncLineStream(Generic[T]):
+class AsyncFeed(Generic[T]):
+    """Iterates over items as they arrive, until it has `ended`. Begins in an `async with`."""
+
+    ended: bool
+
+    async def open(self) -> Self:
+        raise NotImplementedError
+
+    async def poll(self) -> T | None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while True:
+            found = await self.poll()
+            if found is not None:
+                return found
+            if self.ended:
+                raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncLineStream(AsyncFeed[T]):
     """One open stream.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -237,28 +274,6 @@ class AsyncLineStream(Generic[T]):
     def _is_over(self) -> bool:
         waited_s = self._buffer.waited_s(time.monotonic())
         return self._wait_s is not None and waited_s >= self._wait_s
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        while True:
-            found = await self.poll()
-            if found is not None:
-                return found
-            if self.ended:
-                raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class AsyncOpenRows(AsyncLineStream[Row]):

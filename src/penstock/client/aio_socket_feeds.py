@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self, TypeVar
 
+from penstock.client.aio_feeds import AsyncFeed
 from penstock.client.calls import Call, SocketForm, reader
 from penstock.client.connection import HEARTBEAT_MS
 from penstock.client.socket_channels import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncSocketFeed(Generic[T]):
+class AsyncSocketFeed(AsyncFeed[T]):
     """One open subscription or watch. One task at a time may read it.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -99,28 +99,6 @@ class AsyncSocketFeed(Generic[T]):
         if not self._taken and self._wait_s is not None and waited_s >= self._wait_s:
             self.timed_out = True
             await self.close()
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        while True:
-            found = await self.poll()
-            if found is not None:
-                return found
-            if self.ended:
-                raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class AsyncSocketSubscription(AsyncSocketFeed[bytes]):

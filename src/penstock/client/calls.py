@@ -216,7 +216,11 @@ def escaped(text: str) -> str:
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+        raise wrong_unicode(error) from error
+
+
+def wrong_unicode(error: UnicodeEncodeError) -> InvalidArgument:
+    return InvalidArgument(f"not valid Unicode: {error.reason}")
 
 
 def query_of(**parameters: str | int | None) -> str:
@@ -224,14 +228,14 @@ def query_of(**parameters: str | int | None) -> str:
     try:
         return urlencode({name: value for name, value in parameters.items() if value is not None})
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+        raise wrong_unicode(error) from error
 
 
 def bytes_of(payload: Payload) -> bytes:
     try:
         return payload.encode() if isinstance(payload, str) else payload
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+        raise wrong_unicode(error) from error
 
 
 def list_of(values: Iterable[T], what: str) -> list[T]:
@@ -258,4 +262,4 @@ def encode(body: Any) -> bytes:
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+        raise wrong_unicode(error) from error

@@ -159,11 +159,11 @@ class ReceivedEventBuffer(FeedBuffer[T]):
         self._stream = stream
 
     def close(self) -> None:
-        """Keeps the events of a name that were not taken, for `drain`."""
+        """Keeps the events of a name that were not taken, for `take_all`."""
         if not self.name:
             super().close()
 
-    def drain(self) -> list[T]:
+    def take_all(self) -> list[T]:
         """Returns the events that were not taken, and forgets them."""
         left = list(self._ready)
         self._ready.clear()

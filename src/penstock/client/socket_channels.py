@@ -8,8 +8,9 @@ Subscriptions with a start or a name are in `socket_event_channels`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from penstock.client.caches import cache_members
@@ -38,10 +39,10 @@ T = TypeVar("T")
 class SocketChannel(Generic[T]):
     """A subscription or watch. `id` is the broker's name for it, empty while it is not open.
 
-    `opened` is called when the broker has answered for the first time, and `wake` when there is
-    something to take. `is_closed`: the reader wants no more. `resumes`: it begins again on the next
-    connection. `is_paused`: the broker was asked to send no more until the reader has taken what is
-    here. `must_reopen`: events were left out that the broker sends when the channel begins again.
+    `news` is set when there is something to take. `is_closed`: the reader wants no more. `resumes`:
+    it begins again on the next connection. `is_paused`: the broker was asked to send no more until
+    the reader has taken what is here. `must_reopen`: events were left out that the broker sends
+    when the channel begins again.
     """
 
     kind = ""
@@ -55,12 +56,32 @@ class SocketChannel(Generic[T]):
         self.is_closed = False
         self.is_paused = False
         self.must_reopen = False
-        self.opened: Callable[[PenstockError | None], None] = _ignore
-        self.wake: Callable[[], None] = _nothing
+        self.news = asyncio.Event()
+        self._opening: asyncio.Future[None] | None = None
         self._max_events = max_events
         self._unread: deque[T | GapMark] = deque()
         self._unread_bytes = 0
         self._failure: PenstockError | None = None
+
+    def opening(self) -> asyncio.Future[None]:
+        """Returns what is done when the broker has answered for the first time. Fails with the
+        error with which it refused."""
+        self._opening = asyncio.get_running_loop().create_future()
+        return self._opening
+
+    def opened(self, error: PenstockError | None) -> None:
+        """Called when the broker has answered."""
+        opening, self._opening = self._opening, None
+        if opening is None or opening.done():
+            return
+        if error is None:
+            opening.set_result(None)
+        else:
+            opening.set_exception(error)
+
+    def wake(self) -> None:
+        """Called when there is something to take."""
+        self.news.set()
 
     def request(self) -> SocketForm:
         """Returns the message that opens the channel, now and after every reconnect."""
@@ -231,9 +252,3 @@ class ChangesChannel(SocketChannel[WatchEvent]):
 
 
 AnyChannel = SocketChannel[Any]
-
-
-def _ignore(_: PenstockError | None) -> None: ...
-
-
-def _nothing() -> None: ...

@@ -302,17 +302,7 @@ class SocketCore:
     async def open_channel(self, channel: AnyChannel) -> None:
         """Opens a channel. Raises the error with which the broker refuses it."""
         self.check()
-        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(error: PenstockError | None) -> None:
-            if opened.done():
-                return
-            if error is None:
-                opened.set_result(None)
-            else:
-                opened.set_exception(error)
-
-        channel.opened = done
+        opened = channel.opening()
         self._exchange.open_channel(channel)
         self._schedule()
         try:
@@ -328,11 +318,10 @@ class SocketCore:
         """Returns what can be read from a channel; waits up to `wait_s` for it. Raises the error
         that ended the channel when all before it has been read."""
         if not channel.has_news():
-            news = asyncio.Event()
-            channel.wake = news.set
+            channel.news.clear()
             try:
                 async with asyncio.timeout(wait_s):
-                    await news.wait()
+                    await channel.news.wait()
             except TimeoutError:
                 return []
         try:

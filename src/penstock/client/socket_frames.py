@@ -13,7 +13,7 @@ from itertools import chain
 
 import msgspec
 
-from penstock.client.calls import ErrorAnswer, SocketForm, encode
+from penstock.client.calls import ErrorAnswer, SocketForm, encode, wrong_unicode
 from penstock.client.streams import BatchAck
 from penstock.model.caching import WatchEvent, WatchKind
 from penstock.model.errors import Internal, InvalidArgument
@@ -98,7 +98,7 @@ def _names(path: Path) -> bytes:
         try:
             text = name.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"not valid Unicode: {error.reason}") from error
+            raise wrong_unicode(error) from error
         if len(text) > _MAX_NAME_BYTES:
             raise InvalidArgument(f"the name {name[:40]!r}… is too long")
         parts.append(bytes([len(text)]) + text)

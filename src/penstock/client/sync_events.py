@@ -167,7 +167,7 @@ class Events(LineStream[StreamEvent]):
         if not self._is_filling:
             self._drain(LAST_EVENTS_S)
         super().close()
-        left = [event.ref for event in self._events.drain()]
+        left = [event.ref for event in self._events.take_all()]
         if left:
             # What cannot be released comes again when its lease ends.
             with suppress(PenstockError):

@@ -42,7 +42,44 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 
 
-class LineStream(Generic[T]):
+class Feed(Generic[T]):
+    """Iterates over items as they arrive, until it has `ended`. Begins in a `with`."""
+
+    ended: bool
+
+    def open(self) -> Self:
+        raise NotImplementedError
+
+    def poll(self) -> T | None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            found = self.poll()
+            if found is not None:
+                return found
+            if self.ended:
+                raise StopIteration
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LineStream(Feed[T]):
     """One open stream.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -238,28 +275,6 @@ class LineStream(Generic[T]):
     def _is_over(self) -> bool:
         waited_s = self._buffer.waited_s(time.monotonic())
         return self._wait_s is not None and waited_s >= self._wait_s
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        while True:
-            found = self.poll()
-            if found is not None:
-                return found
-            if self.ended:
-                raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class OpenRows(LineStream[Row]):

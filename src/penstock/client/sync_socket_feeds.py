@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from penstock.client.calls import Call, SocketForm, reader
 from penstock.client.connection import HEARTBEAT_MS
@@ -22,6 +21,7 @@ from penstock.client.socket_channels import (
     SubscriptionChannel,
 )
 from penstock.client.streams import SocketLag
+from penstock.client.sync_feeds import Feed
 from penstock.model.caching import WatchEvent
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.streams import Lag
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SocketFeed(Generic[T]):
+class SocketFeed(Feed[T]):
     """One open subscription or watch. One thread at a time may read it.
 
     `ended`: nothing more will arrive. `timed_out`: it ended because nothing arrived for `wait_s`.
@@ -98,28 +98,6 @@ class SocketFeed(Generic[T]):
         if not self._taken and self._wait_s is not None and waited_s >= self._wait_s:
             self.timed_out = True
             self.close()
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        while True:
-            found = self.poll()
-            if found is not None:
-                return found
-            if self.ended:
-                raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class SocketSubscription(SocketFeed[bytes]):

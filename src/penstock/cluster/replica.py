@@ -226,12 +226,13 @@ class Replica:
             self.clock,
             self._scheduler,
             standby.sealing,
+            router=self._router,
         )
         self.standby = None
         self.serving_epoch = epoch
         self._promotion = None
         self._pause_ms = REOPEN_MS[0]
-        self.engine = EmbeddedEngine(parts, self._router)
+        self.engine = EmbeddedEngine(parts)
         self._listener.engine_began(self.engine)
 
     def find_pieces(self, epoch: int, done: Done[None]) -> None:

@@ -18,7 +18,7 @@ from penstock.model.access import (
     AccessVerdict,
     Role,
     TopicPattern,
-    TopicReach,
+    VisibleTopics,
     intersection,
     is_on,
     is_over,
@@ -211,7 +211,9 @@ def explain(
     return AccessVerdict(allowed=False, reason=f"no rule gives {who} {permission} here")
 
 
-def topics_within(access: AccessRules, principal: Principal, permission: str) -> TopicReach | None:
+def topics_within(
+    access: AccessRules, principal: Principal, permission: str
+) -> VisibleTopics | None:
     """Returns the topics and streams on which the principal has the permission. None means all."""
     bound = principal.namespace
     if principal.is_admin and principal.tenant_id is None and bound is None:
@@ -230,7 +232,7 @@ def topics_within(access: AccessRules, principal: Principal, permission: str) ->
                 found.append(TopicPattern(tenant, rule.namespace, kind, name))
             elif matches(rule.namespace, bound):
                 found.append(TopicPattern(tenant, bound, kind, name))
-    return TopicReach(tuple(found))
+    return VisibleTopics(tuple(found))
 
 
 def sees_scope(access: AccessRules, principal: Principal, tenant: str, namespace: str) -> bool:

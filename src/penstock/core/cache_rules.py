@@ -333,7 +333,7 @@ def _store(
     elif ttl_ms >= 0:
         expires = min(draft.now_ms + ttl_ms, MAX_OFFSET)
     else:
-        raise InvalidArgument("ttl_ms must be 0 or more")
+        raise InvalidArgument("ttl_ms must be a whole number, at least 0")
     record = draft.store(key, value, expires, old)
     decision.anew.append(record)
     return record.version

@@ -87,7 +87,7 @@ class Progress:
         self.ready: OrderedDict[int, Unfinished] = OrderedDict()
         self.in_flight = 0
         self.last_acked = -1
-        # Counted towards the partition's buffer (see core/backlog.py).
+        # Counted towards the partition's buffer (see core/topics.py).
         self.finished_msgs = 0
         self.finished_bytes = 0
         # History that all earlier groups had finished is not charged to this one.

@@ -30,7 +30,7 @@ class ProgressTarget(msgspec.Struct, frozen=True, gc=False):
     stored_bytes: int
 
 
-def check_reach(topic: Topic, reached: Iterable[Reached]) -> None:
+def check_not_past_end(topic: Topic, reached: Iterable[Reached]) -> None:
     """Raises unless every partition and offset exists in the topic."""
     seen: set[int] = set()
     for each in reached:

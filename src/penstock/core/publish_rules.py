@@ -15,7 +15,8 @@ from penstock.core.publishers import Publisher
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from penstock.model.limits import MAX_NAME_BYTES, MAX_OFFSET, MAX_STREAM_PRODUCERS
+from penstock.model.limits import MAX_NAME_BYTES, MAX_STREAM_PRODUCERS
+from penstock.model.options import check_number
 from penstock.model.records import Published, StoredEvent
 from penstock.model.tenancy import StreamConfig
 
@@ -48,8 +49,8 @@ def check_numbers(config: StreamConfig, producer_id: str, sequence: int | None) 
                 "a publish to an exactly_once stream needs producer_id and sequence, which counts "
                 "the publishes of this producer from 0 on"
             )
-    elif not 0 <= sequence <= MAX_OFFSET:
-        raise InvalidArgument("sequence must be 0 or more")
+    else:
+        check_number("sequence", sequence)
     if len(producer_id.encode()) > MAX_NAME_BYTES:
         raise InvalidArgument(f"producer_id is longer than {MAX_NAME_BYTES} bytes")
 

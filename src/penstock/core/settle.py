@@ -1,4 +1,4 @@
-"""Ack, nack, release and extend: who may settle a delivery, and the record of it.
+"""Ack, nack, release and extend: who may settle a delivery, when it is tried again, and its record.
 
 The rules, in order: an offset that is done for the group may be acked again, and nothing is
 written. An offset that was never delivered to the group is refused. Otherwise only the last owner
@@ -13,14 +13,43 @@ import msgspec
 from penstock.api.messages import Settle
 from penstock.core.groups import DYING, IN_FLIGHT, WAITING, Group, Progress, Unfinished
 from penstock.core.produce import find_topic
-from penstock.core.retries import backoff_ms, default_backoff_ms, is_last_attempt
 from penstock.core.state import BrokerState
 from penstock.core.stream_logs import no_subscription
 from penstock.core.topics import Topic
+from penstock.model.envelope import RetryPolicy
 from penstock.model.errors import FailedPrecondition, InvalidArgument
-from penstock.model.limits import MAX_BACKOFF_MS
+from penstock.model.limits import MAX_BACKOFF_MS, Limits
+from penstock.model.options import check_number
 from penstock.model.records import DEAD, Extended, Finished, Released
 from penstock.model.scopes import is_stream_log, plain_name
+
+
+def backoff_ms(policy: RetryPolicy | None, attempts: int) -> int:
+    """Returns the policy's wait after delivery number `attempts`, or 0 without a policy."""
+    if policy is None or not policy.backoff_ms:
+        return 0
+    return _doubled(policy.backoff_ms, policy.max_backoff_ms or MAX_BACKOFF_MS, attempts)
+
+
+def default_backoff_ms(topic: Topic, limits: Limits, attempts: int) -> int:
+    """Returns the wait after a nack of a message without a policy, from the settings of the topic
+    or else of the broker."""
+    first = topic.retry_backoff_ms or limits.retry_backoff_ms
+    longest = topic.retry_max_backoff_ms or limits.retry_max_backoff_ms
+    return _doubled(first, max(first, longest), attempts)
+
+
+def is_last_attempt(topic: Topic, policy: RetryPolicy | None, attempts: int) -> bool:
+    """Returns True if delivery number `attempts` was the last. The policy's `max_attempts` goes
+    before the topic's. A dead-letter topic never gives up."""
+    own = policy.max_attempts if policy is not None else 0
+    return 0 < (own or topic.max_attempts) <= attempts and not topic.is_dead_letter
+
+
+def _doubled(first_ms: int, longest_ms: int, attempts: int) -> int:
+    # After 48 doublings any backoff exceeds any cap. The bound keeps the shift small.
+    return min(first_ms << min(attempts - 1, 48), longest_ms)
+
 
 NACKED = "nack"
 LAPSED = "ack_timeout"
@@ -66,8 +95,8 @@ def decide_nack(
 ) -> Released:
     """Returns the record of a failed attempt. `delay_ms` replaces the backoff; `dead` gives the
     message up at once. After the lease has ended, only the reason changes, not the retry time."""
-    if delay_ms is not None and not 0 <= delay_ms <= MAX_BACKOFF_MS:
-        raise InvalidArgument(f"delay_ms must be between 0 and {MAX_BACKOFF_MS}")
+    if delay_ms is not None:
+        check_number("delay_ms", delay_ms, 0, MAX_BACKOFF_MS)
     if dead and delay_ms is not None:
         raise InvalidArgument("dead and delay_ms exclude each other")
     topic, progress = _find(state, command)

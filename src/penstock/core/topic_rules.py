@@ -23,6 +23,7 @@ from penstock.model.errors import (
     ResourceExhausted,
 )
 from penstock.model.limits import MAX_BACKOFF_MS, MAX_GROUPS, MAX_OFFSET, MAX_PARTITIONS
+from penstock.model.options import check_number
 from penstock.model.records import (
     GroupCreated,
     GroupDeleted,
@@ -148,10 +149,8 @@ def decide_configure_topic(
     topic = _find_own(state, name)
     age = topic.retention_ms if retention_ms is None else retention_ms
     size = topic.retention_bytes if retention_bytes is None else retention_bytes
-    if not (0 <= age <= MAX_OFFSET and 0 <= size <= MAX_OFFSET):
-        raise InvalidArgument(
-            f"retention_ms and retention_bytes must be between 0 and {MAX_OFFSET}"
-        )
+    check_number("retention_ms", age)
+    check_number("retention_bytes", size)
     _check_retries(retries)
     waits = topic.after_archive if after_archive is None else after_archive
     attempts, backoff, longest = (
@@ -164,8 +163,8 @@ def decide_configure_topic(
 def _check_retries(retries: RetryDefaults) -> None:
     for setting, value in msgspec.structs.asdict(retries).items():
         most = MAX_OFFSET if setting == "max_attempts" else MAX_BACKOFF_MS
-        if value is not None and not 0 <= value <= most:
-            raise InvalidArgument(f"{setting} must be between 0 and {most}")
+        if value is not None:
+            check_number(setting, value, 0, most)
 
 
 def decide_create_group(

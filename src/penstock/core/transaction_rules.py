@@ -69,7 +69,7 @@ class TransactionDraft:
     """A transaction as decided so far.
 
     `records` are all but those of caches, each with its size, which counts for messages only.
-    `places` are the partitions that get messages, by topic. `settled` are the deliveries that end.
+    `partitions` are those that get messages, by topic. `settled` are the deliveries that end.
     `caches` has the records of caches, None if there is no operation on one. `published` are the
     publishes that store events, each with the offset of its first.
     """
@@ -84,7 +84,7 @@ class TransactionDraft:
         "_state",
         "_wall_ms",
         "caches",
-        "places",
+        "partitions",
         "published",
         "records",
         "results",
@@ -94,7 +94,7 @@ class TransactionDraft:
     def __init__(self, state: BrokerState, now_ms: int, wall_ms: int) -> None:
         self.records: list[tuple[Record, int]] = []
         self.results: list[OperationResult] = []
-        self.places: dict[tuple[int, int], tuple[int, int]] = {}
+        self.partitions: dict[tuple[int, int], tuple[int, int]] = {}
         self.settled: dict[Unfinished, None] = {}
         self.caches: Decision[None] | None = None
         self.published: list[tuple[Publish, int]] = []
@@ -117,7 +117,7 @@ class TransactionDraft:
 
     def is_all_settling(self) -> bool:
         """Says whether it stores nothing new, in a topic or in a cache."""
-        if self.places:
+        if self.partitions:
             return False
         records = self.caches.records if self.caches is not None else ()
         return not any(isinstance(record, CacheStored) for record in records)
@@ -148,12 +148,12 @@ class TransactionDraft:
     def _reserve(self, topic: Topic, partition: int, count: int, size: int) -> int:
         """Counts messages that will be stored in a partition, or raises if there is no room.
         Returns how many the transaction has stored in the topic before."""
-        place = (topic.id, partition)
-        pending = self.places.get(place)
+        where = (topic.id, partition)
+        pending = self.partitions.get(where)
         if pending is not None:
             check_room(self._state, topic.partitions[partition], size, pending, count)
         msgs, nbytes = pending or (0, 0)
-        self.places[place] = (msgs + count, nbytes + size)
+        self.partitions[where] = (msgs + count, nbytes + size)
         earlier = self._produced.get(topic.id, 0)
         self._produced[topic.id] = earlier + count
         return earlier

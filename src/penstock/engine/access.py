@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from penstock.api.outcomes import Done
 from penstock.core.access import (
@@ -36,16 +35,14 @@ from penstock.model.access import (
     AccessVerdict,
     ResourceKind,
     Role,
-    TopicReach,
+    VisibleTopics,
 )
-from penstock.model.errors import PermissionDenied, Unavailable
+from penstock.model.errors import PermissionDenied
 from penstock.model.permissions import BUILT_IN_ROLES, Permission
 from penstock.model.principals import Principal
 from penstock.model.records import Record, RuleGranted
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import Entry
-
-T = TypeVar("T")
 
 MAX_DECISIONS = 16_384
 """Decisions in the cache, at most 1 KiB each. Beyond it, the cache begins anew."""
@@ -84,7 +81,7 @@ class AccessCommands:
     def sees_scope(self, principal: Principal, tenant_id: str, namespace: str = "") -> bool:
         return sees_scope(self._access, principal, tenant_id, namespace)
 
-    def topics_within(self, principal: Principal, permission: Permission) -> TopicReach | None:
+    def topics_within(self, principal: Principal, permission: Permission) -> VisibleTopics | None:
         return topics_within(self._access, principal, permission)
 
     def explain(
@@ -96,7 +93,9 @@ class AccessCommands:
         name: str,
         done: Done[AccessVerdict],
     ) -> None:
-        self._decide(lambda: explain(self._access, principal, permission, kind, scope, name), done)
+        self._ledger.decide(
+            lambda: explain(self._access, principal, permission, kind, scope, name), done
+        )
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class AccessCommands:
                 return decision.rule, True
             return decision, False
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def check_grant(self, rule: AccessRule, by: Principal | None) -> None:
         check_grantor(self._access, rule, by)
@@ -139,10 +138,10 @@ class AccessCommands:
                 record = decide_revoke(self._access, rule_id, by, self._ledger.now_ms())
             self._record(record, "rule.revoke", self._access.rules[rule_id])
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def rules(self, done: Done[list[AccessRule]]) -> None:
-        self._decide(lambda: [rule for _, rule in sorted(self._access.rules.items())], done)
+        self._ledger.decide(lambda: [rule for _, rule in sorted(self._access.rules.items())], done)
 
     def set_role(self, role: Role, by: Principal | None, done: Done[Role]) -> None:
         def decide() -> Role:
@@ -155,7 +154,7 @@ class AccessCommands:
                 return record.role
             return self._access.roles[role.tenant_id, role.name.strip()]
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def remove_role(
         self, tenant_id: str, name: str, by: Principal | None, done: Done[None]
@@ -166,7 +165,7 @@ class AccessCommands:
                 record = decide_remove_role(self._access, tenant_id, name, by, now_ms)
             self._record(record, "role.remove", self._access.roles[tenant_id, name])
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def roles(self, tenant_id: str, done: Done[list[Role]]) -> None:
         def look() -> list[Role]:
@@ -177,16 +176,12 @@ class AccessCommands:
             own = [role for _, role in sorted(self._access.roles.items())]
             return built_in + [role for role in own if role.tenant_id == tenant_id]
 
-        self._decide(look, done)
+        self._ledger.decide(look, done)
 
     # -- within --------------------------------------------------------------------------------
 
-    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
-        self._ledger.answer(done, self._ledger.attempt(decide))
-
     def _record(self, record: Record, action: str, what: AccessRule | Role) -> None:
-        if not self._ledger.record(record):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        self._ledger.must_record(record)
         if isinstance(what, AccessRule):
             self._audit.changed_rule(action, what)
         else:

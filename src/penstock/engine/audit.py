@@ -21,7 +21,7 @@ from penstock.engine.window import Window
 from penstock.model.access import AccessRule, Role
 from penstock.model.audit import AUDIT_TOPIC, Actor, AuditOutcome, AuditRow
 from penstock.model.envelope import Envelope
-from penstock.model.errors import PenstockError, Unavailable
+from penstock.model.errors import PenstockError
 from penstock.model.limits import AUDIT_BYTES, AUDIT_MEMORY_BYTES
 from penstock.model.records import Message, Record, TopicConfigured, TopicCreated
 from penstock.model.scopes import Scope
@@ -153,8 +153,7 @@ class AuditTrail:
         records: list[Record] = [TopicConfigured(topic_id, now_ms, *retention)]
         if topic is None:
             records.insert(0, TopicCreated(topic_id, now_ms, AUDIT_TOPIC, 1))
-        if not self._ledger.record_together(records):
-            raise Unavailable("the disk is full")
+        self._ledger.must_record(*records)
         if topic is None:
             self._window.open_topic(topic_id, 1)
         return state.topics[AUDIT_TOPIC]

@@ -183,10 +183,10 @@ class BatchStoring:
         now_ms = self._ledger.now_ms()
         decided = decide_rows(self._state, part.take(start, rows), now_ms)
         record = source.progress(rows, now_ms)
-        places = self._ledger.store_all(decided.messages, decided.sizes, record)
-        if places is None:
+        partitions = self._ledger.store_all(decided.messages, decided.sizes, record)
+        if partitions is None:
             return 0
-        for topic_id, partition in places:
+        for topic_id, partition in partitions:
             topic = self._state.topics_by_id[topic_id]
             if topic.groups:
                 self._dispatcher.mark_topic(topic, partition)

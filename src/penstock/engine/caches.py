@@ -32,7 +32,7 @@ from penstock.core.state import BrokerState
 from penstock.engine.cache_snapshots import CacheSnapshots
 from penstock.engine.ledger import Ledger
 from penstock.engine.quotas import Quotas
-from penstock.engine.watches import CacheWatch, Notice, Watches
+from penstock.engine.watches import CacheWatch, Watches
 from penstock.model.caching import CacheValue, Delete, Increment, Put, Txn, Watch, Written
 from penstock.model.errors import InvalidArgument, NotFound, PenstockError, Unavailable
 from penstock.model.records import EVICTED, EXPIRED, CacheRemoved, CacheStored, Record
@@ -67,7 +67,7 @@ class Caches:
         self._ledger = ledger
         self._now_ms = ledger.now_ms
         self._is_shared = ledger.log.is_shared
-        self.watches = Watches(state.limits.event_queue_bytes, opened)
+        self.watches = Watches(ledger, state.limits.event_queue_bytes, opened)
 
     def start(self) -> None:
         """Moves the versions of ephemeral caches on to the clock, and evicts where limits are
@@ -288,7 +288,7 @@ class Caches:
                 countdowns = self._hold(decision.anew)
             self._apply(records)
             if self.watches.count:
-                self._tell(records)
+                self.watches.changed(records)
         except BaseException as error:
             raise self._ledger.stop_serving(error, is_appended=True) from error
         return countdowns
@@ -394,18 +394,6 @@ class Caches:
         """Ends the watches of durable caches: nothing more can be told."""
         self.watches.end_all(failure, durable_only=True)
 
-    def _tell(self, records: Sequence[CacheStored | CacheRemoved]) -> None:
-        notices = self.watches.notices(records)
-        held = [notice for notice in notices if notice[0].is_durable]
-        if held:
-            self._ledger.answer(self._tell_held, held)
-            notices = [notice for notice in notices if not notice[0].is_durable]
-        self.watches.tell(notices)
-
-    def _tell_held(self, outcome: list[Notice] | PenstockError) -> None:
-        if not isinstance(outcome, PenstockError):
-            self.watches.tell(outcome)
-
     # -- the registry --------------------------------------------------------------------------
 
     def registry_changed(self, entry: Entry, deleted: bool) -> None:
@@ -433,7 +421,7 @@ class Caches:
             try:
                 self._apply(burst)
                 if self.watches.count:
-                    self._tell(burst)
+                    self.watches.changed(burst)
             except BaseException as error:
                 raise self._ledger.stop_serving(error, is_appended=True) from error
 

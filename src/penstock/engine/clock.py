@@ -65,7 +65,7 @@ class SystemClock:
     __slots__ = (
         "_base_ms",
         "_elapsed",
-        "_is_told",
+        "_is_logged",
         "_jump_ms",
         "_jumped_at",
         "_started",
@@ -85,7 +85,7 @@ class SystemClock:
         """Broker time, and the machine's clock as far as it is trusted, both less `elapsed`."""
         self._jump_ms = 0.0
         self._jumped_at: float | None = None
-        self._is_told = False
+        self._is_logged = False
 
     def start_at(self, floor_ms: int) -> None:
         elapsed_ms = (self._elapsed() - self._started) * 1000
@@ -103,7 +103,7 @@ class SystemClock:
         if lead >= 0 and step <= MAX_STEP_MS and self._jumped_at is None:
             self._base_ms += lead
             return int(carried + lead)
-        if -MAX_STEP_MS <= lead < 0 and self._jumped_at is None and not self._is_told:
+        if -MAX_STEP_MS <= lead < 0 and self._jumped_at is None and not self._is_logged:
             return int(carried)
         return int(carried + self._follow(carried, lead, step))
 
@@ -124,13 +124,13 @@ class SystemClock:
         if lead < -MAX_STEP_MS:
             self._tell_ahead(-lead)
             return 0.0
-        self._is_told = False
+        self._is_logged = False
         followed = max(lead, 0.0)
         self._base_ms += followed
         return followed
 
     def _follow_jump(self, carried: float, lead: float, step: float) -> float:
-        self._is_told = False
+        self._is_logged = False
         if self._jumped_at is None or abs(lead - self._jump_ms) > MAX_STEP_MS:
             self._jumped_at, self._jump_ms = carried, lead
             _log.warning(
@@ -148,8 +148,8 @@ class SystemClock:
         return lead
 
     def _tell_ahead(self, ahead_ms: float) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             _log.warning(
                 "the broker's time is %.0f s ahead of the machine's clock and goes on from "
                 "there; deadlines are compared with the machine's clock",

@@ -28,9 +28,10 @@ from penstock.engine.consumers import (
     OpenConsumer,
     PartitionFeed,
     Share,
+    divide,
+    make_item,
     weight,
 )
-from penstock.engine.deliveries import divide, make_item
 from penstock.engine.histogram import Histogram
 from penstock.engine.leases import Leases, is_unfinished
 from penstock.engine.ledger import Ledger

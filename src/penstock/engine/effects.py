@@ -18,7 +18,7 @@ from penstock.core.effect_rules import (
 )
 from penstock.core.effects import Effect
 from penstock.core.state import BrokerState
-from penstock.engine.ledger import Ledger, no_room
+from penstock.engine.ledger import Ledger
 from penstock.engine.report import report_effect
 from penstock.model.records import Record
 
@@ -35,17 +35,17 @@ class EffectCommands:
             decision = decide_begin(self._state, command, lease_ms, self._ledger.now_ms())
             if isinstance(decision, Effect):
                 return BegunEffect(is_committed=True, text=decision.text)
-            self._record(decision)
+            self._ledger.must_record(decision)
             return BegunEffect(is_committed=False, text=decision.text)
 
-        self._ledger.answer(done, self._ledger.attempt(decide))
+        self._ledger.decide(decide, done)
 
     def look_up(self, command: EffectCommand, done: Done[EffectReport]) -> None:
         def decide() -> EffectReport:
             now_ms = self._ledger.now_ms()
             return report_effect(find_effect(self._state, command, now_ms), now_ms)
 
-        self._ledger.answer(done, self._ledger.attempt(decide))
+        self._ledger.decide(decide, done)
 
     def renew(self, command: EffectCommand, lease_ms: int, done: Done[None]) -> None:
         self._change(lambda now_ms: decide_renew(self._state, command, lease_ms, now_ms), done)
@@ -62,10 +62,6 @@ class EffectCommands:
         def run() -> None:
             record = decide(self._ledger.now_ms())
             if record is not None:
-                self._record(record)
+                self._ledger.must_record(record)
 
-        self._ledger.answer(done, self._ledger.attempt(run))
-
-    def _record(self, record: Record) -> None:
-        if not self._ledger.record(record):
-            raise no_room()
+        self._ledger.decide(run, done)

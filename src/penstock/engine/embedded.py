@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeVar
 
 from penstock.api.consumers import Sink
 from penstock.api.durability import Health
-from penstock.api.messages import Produce, ProduceOutcome, Router, Settle, SettleOutcome
+from penstock.api.messages import Produce, ProduceOutcome, Settle, SettleOutcome
 from penstock.api.metrics import EngineMetrics
 from penstock.api.outcomes import Done
 from penstock.api.topics import NO_RETRIES, RetryDefaults, TopicReport
@@ -34,29 +33,25 @@ from penstock.core.topic_rules import (
     decide_delete_topic,
 )
 from penstock.engine.consumers import OpenConsumer
-from penstock.engine.ledger import no_room
+from penstock.engine.ledger import disk_full
 from penstock.engine.maintenance import Maintenance
 from penstock.engine.metrics import measure
 from penstock.engine.quotas import Reservation
 from penstock.engine.report import report_topic
-from penstock.engine.routing import RoutingGate, route_many
+from penstock.engine.routing import route_many
 from penstock.engine.wiring import Parts
 from penstock.model.errors import FailedPrecondition, PenstockError, Unavailable
 from penstock.model.progress import Reached
-from penstock.model.records import DEAD, Message, Record
+from penstock.model.records import DEAD, Message
 from penstock.model.scopes import Scope, is_stream_log, names_within, plain_name, split_name
-
-T = TypeVar("T")
 
 
 class EmbeddedEngine:
-    def __init__(self, parts: Parts, router: Router | None = None) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.capabilities = parts.capabilities
         self.limits = parts.state.limits
-        self.routing = (
-            RoutingGate(parts.state, router, parts.ledger.now_ms) if router is not None else None
-        )
+        self.routing = parts.routing
         self.maintenance = Maintenance(parts)
         self._state = parts.state
         self._ledger = parts.ledger
@@ -71,7 +66,6 @@ class EmbeddedEngine:
         self.writes = parts.writes
         self.effects = parts.effects
         self.transactions = parts.transactions
-        self.transactions.routing = self.routing
         self.quotas = parts.quotas
         self.tokens = parts.tokens
         self.access = parts.access
@@ -147,7 +141,7 @@ class EmbeddedEngine:
                 return decision
             progress = self._state.groups[decision.group_id].progress[decision.partition]
             entry = progress.unfinished[decision.offset]
-            self._record(decision)
+            self._ledger.must_record(decision)
             self._dispatcher.left_flight(entry)
             self._ledger.wake()
         except PenstockError as error:
@@ -188,13 +182,13 @@ class EmbeddedEngine:
             topic = self._state.topics_by_id[decision.topic_id]
             progress = topic.groups[command.group].progress[command.partition]
             entry = progress.unfinished[command.offset]
-            self._record(decision)
+            self._ledger.must_record(decision)
             self._dispatcher.left_flight(entry)
             if decision.retry_at == DEAD:
                 self.parts.dead_letters.add(entry)
             self._ledger.wake()
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def release(self, command: Settle, done: Done[None]) -> None:
         self.release_many([command], lambda outcome: done(_only(outcome)))
@@ -217,17 +211,17 @@ class EmbeddedEngine:
             kept = self._dispatcher.release(list(entries))
             return [_released(outcome, kept) for outcome in found]
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def extend(self, command: Settle, lease_ms: int, done: Done[None]) -> None:
         def decide() -> None:
             entry = find_leased(self._state, command)
             if self._ledger.log.is_shared:
-                self._record(decide_extend(entry, lease_ms, self._ledger.now_ms()))
+                self._ledger.must_record(decide_extend(entry, lease_ms, self._ledger.now_ms()))
             self.parts.leases.extend(entry, self._ledger.now_ms() + lease_ms)
             self._ledger.wake()
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     # -- topics and groups ---------------------------------------------------------------------
 
@@ -249,12 +243,12 @@ class EmbeddedEngine:
                 return False
             if self.quotas.is_active:
                 self.quotas.check_topic(split_name(name)[0])
-            self._record(record)
+            self._ledger.must_record(record)
             self.parts.window.open_topic(record.topic_id, record.partitions)
             self._note("topic.create", name, f"{record.partitions} partitions")
             return True
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def delete_topic(self, name: str, done: Done[None]) -> None:
         def decide() -> None:
@@ -262,7 +256,7 @@ class EmbeddedEngine:
             self.parts.topic_removal.record([record])
             self._note("topic.delete", name)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def configure_topic(
         self,
@@ -279,22 +273,22 @@ class EmbeddedEngine:
             record = decide_configure_topic(
                 self._state, name, retention_ms, retention_bytes, now_ms, after_archive, retries
             )
-            self._record(record)
+            self._ledger.must_record(record)
             self._note("topic.configure", name)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def delete_group(self, topic: str, group: str, done: Done[None]) -> None:
         def decide() -> None:
             record = decide_delete_group(self._state, topic, group, self._ledger.now_ms())
             entries = list(self._state.groups[record.group_id].unfinished())
-            self._record(record)
+            self._ledger.must_record(record)
             self.parts.leases.drop(entries)
             kind, what = ("stream", "subscription") if is_stream_log(topic) else ("topic", "group")
             self._dispatcher.end_group(record.group_id, f"{what} {group!r} was deleted")
             self._note(f"{what}.delete", topic, f"{what} {group}", kind)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def set_progress(
         self,
@@ -308,10 +302,12 @@ class EmbeddedEngine:
         self.parts.progress.advance(topic, group, reached, done, topic_id)
 
     def list_topics(self, scope: Scope, done: Done[list[str]]) -> None:
-        self._decide(lambda: sorted(map(plain_name, names_within(scope, self._state.topics))), done)
+        self._ledger.decide(
+            lambda: sorted(map(plain_name, names_within(scope, self._state.topics))), done
+        )
 
     def describe_topic(self, name: str, done: Done[TopicReport]) -> None:
-        self._decide(
+        self._ledger.decide(
             lambda: report_topic(find_topic(self._state, name), self._dispatcher.consumer_count),
             done,
         )
@@ -352,10 +348,10 @@ class EmbeddedEngine:
             if record is not None:
                 if self.quotas.is_active:
                     self.quotas.check_group(found.scope)
-                self._record(record)
+                self._ledger.must_record(record)
             return found.groups[group].id
 
-        self._decide(decide, opened)
+        self._ledger.decide(decide, opened)
 
     def end_streams(self, reason: str) -> None:
         self._dispatcher.end_all(reason)
@@ -385,13 +381,6 @@ class EmbeddedEngine:
         self.maintenance.stop()
         self._ledger.log.close()
 
-    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
-        self._ledger.answer(done, self._ledger.attempt(decide))
-
-    def _record(self, record: Record) -> None:
-        if not self._ledger.record(record):
-            raise no_room()
-
     def _note(self, action: str, full: str, detail: str = "", kind: str = "topic") -> None:
         scope, name = split_name(full)
         self.audit.changed(action, kind, scope, name, detail)
@@ -406,7 +395,7 @@ def _released(
 ) -> PenstockError | None:
     if isinstance(outcome, PenstockError):
         return outcome
-    return no_room() if outcome in kept else None
+    return disk_full() if outcome in kept else None
 
 
 def _only(outcome: list[PenstockError | None] | PenstockError) -> PenstockError | None:

@@ -23,7 +23,6 @@ from penstock.model.errors import (
     NotYet,
     OutOfRange,
     PenstockError,
-    Unavailable,
 )
 from penstock.model.journal import (
     JournalArchive,
@@ -64,7 +63,7 @@ class SealedJournal:
 
 
 class JournalCommands:
-    """`refusal` says why there is no journal; empty if there is one. `freshen` calls back once all
+    """`refusal` says why there is no journal; empty if there is one. `catch_up` calls back once all
     that is durable now can be read."""
 
     def __init__(
@@ -72,7 +71,7 @@ class JournalCommands:
         log: Log,
         reader: JournalReader | None,
         index: SealedJournal,
-        freshen: Callable[[Then], None],
+        catch_up: Callable[[Then], None],
         state: BrokerState,
         ledger: Ledger,
         scheduler: Scheduler,
@@ -82,7 +81,7 @@ class JournalCommands:
             NO_DISK if reader is None else "" if state.limits.journal_retention_ms else TURNED_OFF
         )
         self._index = index
-        self._freshen = freshen
+        self._catch_up = catch_up
         self._log = log
         self._reader = reader
         self._state = state
@@ -122,7 +121,7 @@ class JournalCommands:
         if self.refusal:
             done(FailedPrecondition(self.refusal))
         elif fresh:
-            self._freshen(report)
+            self._catch_up(report)
         else:
             self._ledger.when_durable(report)
 
@@ -159,8 +158,7 @@ class JournalCommands:
                 raise NotYet(f"the journal ends at {self.next}; {next_} cannot be archived yet")
             if self._has_rows(self._state.journal_archived, next_):
                 record = JournalArchived(self._ledger.now_ms(), next_)
-                if not self._ledger.record(record):
-                    raise Unavailable("the disk is full; nothing can be recorded")
+                self._ledger.must_record(record)
             outcome: JournalArchive | PenstockError = JournalArchive(self._state.journal_archived)
         except PenstockError as error:
             outcome = error

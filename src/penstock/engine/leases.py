@@ -24,7 +24,7 @@ NO_TICK = -1
 NO_CONSUMER = 0
 
 
-class Lease(msgspec.Struct, gc=False, eq=False):
+class DeliveryLease(msgspec.Struct, gc=False, eq=False):
     """The lease of a delivery, or the alarm of a retry, which has no consumer.
 
     `until` is when it ends; for an alarm that has rung, when it rang. A lease begins when its item
@@ -47,10 +47,10 @@ class Timers:
     __slots__ = ("_buckets", "_ticks")
 
     def __init__(self) -> None:
-        self._buckets: dict[int, set[Lease]] = {}
+        self._buckets: dict[int, set[DeliveryLease]] = {}
         self._ticks: list[int] = []
 
-    def set(self, lease: Lease, when_ms: int) -> None:
+    def set(self, lease: DeliveryLease, when_ms: int) -> None:
         """Fires `lease` at `when_ms`; replaces the time it had."""
         tick = -(-when_ms // TICK_MS)
         if lease.tick == tick:
@@ -66,7 +66,7 @@ class Timers:
         bucket.add(lease)
         lease.tick = tick
 
-    def clear(self, lease: Lease) -> None:
+    def clear(self, lease: DeliveryLease) -> None:
         if lease.tick != NO_TICK:
             bucket = self._buckets[lease.tick]
             bucket.discard(lease)
@@ -81,9 +81,9 @@ class Timers:
             heapq.heappop(self._ticks)
         return self._ticks[0] * TICK_MS if self._ticks else None
 
-    def due(self, now_ms: int) -> list[Lease]:
+    def due(self, now_ms: int) -> list[DeliveryLease]:
         """Takes out and returns all leases whose time has come, oldest first."""
-        fired: list[Lease] = []
+        fired: list[DeliveryLease] = []
         while self._ticks and self._ticks[0] * TICK_MS <= now_ms:
             bucket = self._buckets.pop(heapq.heappop(self._ticks), set())
             for lease in bucket:
@@ -95,9 +95,9 @@ class Timers:
 class Leases:
     def __init__(self) -> None:
         self._timers = Timers()
-        self._of: dict[Unfinished, Lease] = {}
+        self._of: dict[Unfinished, DeliveryLease] = {}
         # Alarms of WAITING entries that have rung, by offset: these may be delivered again.
-        self._due: dict[Progress, dict[int, Lease]] = {}
+        self._due: dict[Progress, dict[int, DeliveryLease]] = {}
 
     def restore(self, state: BrokerState, now_ms: int, *, renews: bool = False) -> list[Unfinished]:
         """Builds leases and alarms from the state, at a start. Returns the entries in flight whose
@@ -109,10 +109,10 @@ class Leases:
                 if entry.state != IN_FLIGHT:
                     self.settle(entry)
                 elif renews and entry.lease_ms:
-                    self._of[entry] = Lease(entry)
+                    self._of[entry] = DeliveryLease(entry)
                     self.extend(entry, now_ms + entry.lease_ms)
                 else:
-                    self._of[entry] = Lease(entry, until=now_ms)
+                    self._of[entry] = DeliveryLease(entry, until=now_ms)
                     ended.append(entry)
         return ended
 
@@ -121,7 +121,7 @@ class Leases:
         `extend`."""
         if entry in self._of:
             self._forget(entry)
-        self._of[entry] = Lease(entry, consumer)
+        self._of[entry] = DeliveryLease(entry, consumer)
 
     def extend(self, entry: Unfinished, until: int) -> None:
         """Begins the lease of an entry in flight, or moves its end."""
@@ -134,7 +134,7 @@ class Leases:
         now, an alarm is set. Returns the consumer that had it, or NO_CONSUMER."""
         consumer = self._forget(entry)
         if entry.state == WAITING and is_unfinished(entry):
-            alarm = self._of[entry] = Lease(entry, until=entry.retry_at)
+            alarm = self._of[entry] = DeliveryLease(entry, until=entry.retry_at)
             self._timers.set(alarm, entry.retry_at)
         return consumer
 
@@ -194,5 +194,5 @@ def is_unfinished(entry: Unfinished) -> bool:
     return entry.progress.unfinished.get(entry.offset) is entry
 
 
-def _offset_of(lease: Lease) -> int:
+def _offset_of(lease: DeliveryLease) -> int:
     return lease.entry.offset

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from penstock.api.outcomes import Done
 from penstock.core.state import BrokerState, apply, apply_message, apply_messages
+from penstock.engine.append_batch import PRODUCE_LATER, AppendBatch
 from penstock.engine.clock import Clock
 from penstock.engine.histogram import Histogram
 from penstock.engine.scheduler import Scheduler
@@ -33,11 +34,6 @@ from penstock.storage.log import RECORD_OVERHEAD_BYTES, Log
 T = TypeVar("T")
 
 Then = Done[None]
-
-LOT_BYTES = 256 * KIB
-"""The bytes that a lot gathers before it is appended, unless one message is larger."""
-
-PRODUCE_LATER = "produce goes on when there is room"
 
 _log = logging.getLogger("penstock.engine")
 
@@ -124,6 +120,12 @@ class Ledger:
             raise self.stop_serving(error, is_appended=position >= 0) from error
         return True
 
+    def must_record(self, *records: Record) -> None:
+        """Records these as one. Raises Unavailable if there is no room, not even in the reserve."""
+        is_one = len(records) == 1
+        if not (self.record(records[0]) if is_one else self.record_together(records)):
+            raise disk_full()
+
     def store(self, message: Stored, size: int, *, reserve: bool = False) -> None:
         """Appends and applies a new message: the hot path of produce."""
         data = encode_record(message)
@@ -139,8 +141,8 @@ class Ledger:
         except BaseException as error:
             raise self.stop_serving(error, is_appended=position >= 0) from error
 
-    def lot(self) -> Lot:
-        return Lot(self, self._state, self._window)
+    def batch(self) -> AppendBatch:
+        return AppendBatch(self, self._state, self._window)
 
     def append(self, encoded: Sequence[bytes]) -> int:
         """Appends records for which there is room. Returns the position of the first."""
@@ -176,12 +178,12 @@ class Ledger:
         if also is not None:
             encoded.append(encode_record(also))
         lengths = [len(data) + RECORD_OVERHEAD_BYTES for data in encoded]
-        places = list(accumulate(lengths, initial=0))
-        if not self._fits(places[-1]):
+        starts = list(accumulate(lengths, initial=0))
+        if not self._fits(starts[-1]):
             return None
         runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
-        for message, size, place in zip(messages, sizes, places, strict=False):
-            runs[message.topic_id, message.partition].append((message, size, place))
+        for message, size, at in zip(messages, sizes, starts, strict=False):
+            runs[message.topic_id, message.partition].append((message, size, at))
         start = -1
         try:
             start = self.append(encoded)
@@ -239,6 +241,11 @@ class Ledger:
             return error
         except BaseException as error:  # noqa: BLE001 - raised again unless it is told
             return self.break_off(error, mark)
+
+    def decide(self, decide: Callable[[], T], done: Done[T]) -> None:
+        """Runs a command and answers it when everything decided so far is durable. Reads wait too:
+        what is not durable is not shown."""
+        self.answer(done, self.attempt(decide))
 
     def break_off(self, error: BaseException, mark: int) -> PenstockError:
         """Ends a command that raised `error`; `mark` is where the log ended when it began. If it
@@ -383,72 +390,6 @@ class Ledger:
         self._listener.failed(self.failure)
 
 
-class Lot:
-    """New messages that are appended together; used in a `with`.
-
-    Each gets its room in the log and is applied when it is stored, so that the next is decided with
-    it in view and appending all of them at the end does not fail.
-    """
-
-    __slots__ = ("_encoded", "_ledger", "_nbytes", "_room", "_runs", "_state", "_window", "places")
-
-    def __init__(self, ledger: Ledger, state: BrokerState, window: Window) -> None:
-        self.places: set[tuple[int, int]] = set()
-        self._ledger = ledger
-        self._state = state
-        self._window = window
-        self._room = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self._nbytes = 0
-        self._encoded: list[bytes] = []
-        self._runs: defaultdict[tuple[int, int], list[Added]] = defaultdict(list)
-
-    def __enter__(self) -> Lot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Appends after an error too: what is applied must be in the log."""
-        if self._ledger.failure is None:
-            self._append()
-
-    def store(self, message: Stored, size: int) -> None:
-        data = encode_record(message)
-        nbytes = len(data) + RECORD_OVERHEAD_BYTES
-        if self._nbytes + nbytes > self._room:
-            self._make_room(nbytes)
-        try:
-            apply_message(self._state, message, size)
-            place = self._nbytes
-            self._nbytes = place + nbytes
-            self._encoded.append(data)
-            self._runs[message.topic_id, message.partition].append((message, size, place))
-        except BaseException as error:
-            raise self._ledger.stop_serving(error, is_appended=True) from error
-
-    def _make_room(self, nbytes: int) -> None:
-        self._append()
-        room = max(nbytes, LOT_BYTES)
-        if not self._ledger.log.has_room(room):
-            if not self._ledger.log.has_room(nbytes):
-                raise self._ledger.no_room(PRODUCE_LATER)
-            room = nbytes
-        self._room = room
-
-    def _append(self) -> None:
-        if self._encoded:
-            try:
-                start = self._ledger.append(self._encoded)
-                for run in self._runs.values():
-                    self._window.add_run(run, start)
-            except BaseException as error:
-                raise self._ledger.stop_serving(error, is_appended=True) from error
-            self.places.update(self._runs)
-            self._begin()
-        self._room = 0
-
-
-def no_room() -> Unavailable:
+def disk_full() -> Unavailable:
     """Returns the refusal of what found no room in the log, not even in the reserve."""
     return Unavailable("the disk is full; nothing can be recorded until there is room")

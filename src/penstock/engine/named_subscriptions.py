@@ -29,7 +29,6 @@ from penstock.model.errors import (
     NotYet,
     OutOfRange,
     PenstockError,
-    Unavailable,
 )
 from penstock.model.progress import Reached
 from penstock.model.ranges import TopicOffsets
@@ -170,8 +169,7 @@ class NamedSubscriptions:
         records = decide_progress(self._state, topic, name, targets, self._ledger.now_ms())
         if self._quotas.is_active:
             self._quotas.check_group(topic.scope)
-        if not self._ledger.record_together(records):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        self._ledger.must_record(*records)
 
     def _join(
         self,

@@ -74,8 +74,8 @@ def open_engine(
         log.close()
         raise
     clock.start_at(state.last_ts)
-    parts = Parts(recovery.checkpoint, recovery.window, log, storage, clock, scheduler)
-    return EmbeddedEngine(parts, router)
+    checkpoint, window = recovery.checkpoint, recovery.window
+    return EmbeddedEngine(Parts(checkpoint, window, log, storage, clock, scheduler, router=router))
 
 
 class Recovery:

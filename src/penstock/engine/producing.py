@@ -58,14 +58,14 @@ class Producing:
             # The memory of a message is known when it is stored, and counts for the next.
             return [c if isinstance(c, PenstockError) else self.store(c) for c in commands]
         now_ms = self._ledger.now_ms()
-        with self._ledger.lot() as lot:
+        with self._ledger.batch() as batch:
             outcomes: list[ProduceOutcome] = [
                 command
                 if isinstance(command, PenstockError)
-                else self._store(command, now_ms, lot.store)
+                else self._store(command, now_ms, batch.store)
                 for command in commands
             ]
-        self.mark(lot.places)
+        self.mark(batch.partitions)
         return outcomes
 
     def _store(self, command: Produce, now_ms: int, store: Store) -> ProduceOutcome:
@@ -96,10 +96,10 @@ class Producing:
         store(message, size)
         self._quotas.take(scope, 1, size, is_kept=True, keys=keys)
 
-    def mark(self, places: Iterable[tuple[int, int]]) -> None:
+    def mark(self, partitions: Iterable[tuple[int, int]]) -> None:
         """Marks partitions with new messages, which are in the log already, for dispatch."""
         try:
-            for topic_id, partition in places:
+            for topic_id, partition in partitions:
                 topic = self._state.topics_by_id[topic_id]
                 if topic.groups:
                     self._dispatcher.mark_topic(topic, partition)

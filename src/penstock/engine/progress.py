@@ -13,7 +13,7 @@ from functools import partial
 
 from penstock.api.outcomes import Done
 from penstock.core.produce import find_topic
-from penstock.core.progress_rules import ProgressTarget, below, check_reach, decide_progress
+from penstock.core.progress_rules import ProgressTarget, below, check_not_past_end, decide_progress
 from penstock.core.state import BrokerState
 from penstock.core.topics import Topic
 from penstock.engine.disk_lookups import DiskLookups
@@ -22,7 +22,7 @@ from penstock.engine.ledger import Ledger
 from penstock.engine.partition_index import PartitionIndex
 from penstock.engine.quotas import Quotas
 from penstock.engine.window import Window
-from penstock.model.errors import NotFound, PenstockError, Unavailable
+from penstock.model.errors import NotFound, PenstockError
 from penstock.model.progress import Reached
 from penstock.model.records import Advanced
 from penstock.model.scopes import noun_of, plain_name
@@ -69,7 +69,7 @@ class ProgressCommands:
             if self._ledger.failure is not None:
                 raise self._ledger.failure
             found = find_topic(self._state, topic, topic_id)
-            check_reach(found, reached)
+            check_not_past_end(found, reached)
             return partial(_count, found, [self._counter(found, each) for each in reached])
 
         def counted(outcome: _Counted | PenstockError) -> None:
@@ -79,8 +79,7 @@ class ProgressCommands:
             topic, targets = outcome
             if only_new and group in topic.groups:
                 targets = []
-            decided = self._ledger.attempt(lambda: self._decide(topic, targets, group))
-            self._ledger.answer(done, decided)
+            self._ledger.decide(lambda: self._decide(topic, targets, group), done)
 
         self._lookups.run(look, counted)
 
@@ -115,8 +114,8 @@ class ProgressCommands:
             if group is not None
             for entry in below(group.progress[record.partition], record.next)
         ]
-        if records and not self._ledger.record_together(records):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        if records:
+            self._ledger.must_record(*records)
         for entry in entries:
             self._dispatcher.left_flight(entry)
         progress = topic.groups[name].progress

@@ -186,7 +186,7 @@ class Quotas:
             entry = find(self._state.registry, kind_to_change(path, None, None), path)
             return self._report(scope, entry.quota or NO_QUOTA)
 
-        self._ledger.answer(done, self._ledger.attempt(look))
+        self._ledger.decide(look, done)
 
     def metrics(self) -> list[QuotaReport]:
         """Returns a report for everyone who has a quota."""

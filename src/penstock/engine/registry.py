@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from penstock.api.durability import Capabilities
 from penstock.api.outcomes import Done
@@ -35,8 +34,6 @@ from penstock.model.quotas import Quota
 from penstock.model.records import RegistryChanged, TopicCreated, TopicDeleted
 from penstock.model.scopes import split_name
 from penstock.model.tenancy import CacheConfig, Changes, Entry, Kind, Path, Snapshot, StreamConfig
-
-T = TypeVar("T")
 
 _log = logging.getLogger("penstock.registry")
 
@@ -78,7 +75,7 @@ class RegistryCommands:
                 self._audit.registry_changed(record.entry, "create")
             return find(self._registry, wanted.kind, wanted.path), record is not None
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def change(
         self,
@@ -106,7 +103,7 @@ class RegistryCommands:
                 self._audit.registry_changed(record.entry, "configure")
             return find(self._registry, kind_to_change(path, stream, cache), path)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def delete(self, kind: Kind, path: Path, cascade: bool, done: Done[None]) -> None:
         def decide() -> None:
@@ -120,7 +117,7 @@ class RegistryCommands:
             for record in records:
                 self._audit.registry_changed(record.entry, "delete")
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def reconcile(self, wanted: Sequence[Entry], done: Done[int]) -> None:
         def decide() -> int:
@@ -130,31 +127,31 @@ class RegistryCommands:
                 self._report_kept_topics(steps)
             return len(steps)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     # -- what there is -------------------------------------------------------------------------
 
     def get(self, kind: Kind, path: Path, done: Done[Entry]) -> None:
-        self._decide(lambda: find(self._registry, kind, path), done)
+        self._ledger.decide(lambda: find(self._registry, kind, path), done)
 
     def children(self, kind: Kind, path: Path, done: Done[list[Entry]]) -> None:
         def look() -> list[Entry]:
             parent = find(self._registry, kind, path)
             return sorted(self._registry.children(parent), key=lambda entry: entry.path)
 
-        self._decide(look, done)
+        self._ledger.decide(look, done)
 
     def tenants(self, done: Done[list[Entry]]) -> None:
-        self._decide(lambda: [e for _, e in sorted(self._registry.tenants.items())], done)
+        self._ledger.decide(lambda: [e for _, e in sorted(self._registry.tenants.items())], done)
 
     def position(self, done: Done[tuple[int, int]]) -> None:
-        self._decide(lambda: (self._registry.epoch, self._registry.revision), done)
+        self._ledger.decide(lambda: (self._registry.epoch, self._registry.revision), done)
 
     def snapshot(self, done: Done[Snapshot]) -> None:
-        self._decide(self._snapshot, done)
+        self._ledger.decide(self._snapshot, done)
 
     def changes(self, since: int, epoch: int | None, done: Done[Changes]) -> None:
-        self._decide(lambda: self._changes(since, epoch), done)
+        self._ledger.decide(lambda: self._changes(since, epoch), done)
 
     def _snapshot(self) -> Snapshot:
         return snapshot_of(self._registry)
@@ -163,11 +160,6 @@ class RegistryCommands:
         return changes_since(self._registry, since, epoch)
 
     # -- within --------------------------------------------------------------------------------
-
-    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
-        """Answers when everything decided so far is durable. Reads too: what is not durable is not
-        shown."""
-        self._ledger.answer(done, self._ledger.attempt(decide))
 
     def _record(self, records: list[RegistryChanged], topics: Sequence[TopicDeleted] = ()) -> None:
         """Records changes and deletions of topics, and the logs of durable streams that come and

@@ -22,7 +22,7 @@ ROUTED_AT_ONCE = 256
 Identity = tuple[str, str, str]
 
 
-class RoutingGate:
+class PendingRoutes:
     def __init__(self, state: BrokerState, router: Router, now_ms: Callable[[], int]) -> None:
         self._state = state
         self._router = router
@@ -80,14 +80,14 @@ class RoutingGate:
 
 
 def route_many(
-    gate: RoutingGate,
+    pending: PendingRoutes,
     commands: list[Produce],
     store: Callable[[list[Produce | PenstockError]], None],
 ) -> None:
     """Routes a batch, some at a time, and calls `store` when the last is decided, in order."""
     outcomes: list[Produce | PenstockError] = list(commands)
     waiting = iter(enumerate(commands))
-    own = gate.free_among(commands)
+    own = pending.free_among(commands)
     left, under_way, is_pumping = len(commands), 0, False
 
     def routed(index: int, outcome: Produce | PenstockError) -> None:
@@ -109,7 +109,7 @@ def route_many(
         while under_way < ROUTED_AT_ONCE and (found := next(waiting, None)) is not None:
             under_way += 1
             try:
-                gate.pass_through(found[1], partial(routed, found[0]), own)
+                pending.pass_through(found[1], partial(routed, found[0]), own)
             except PenstockError as error:
                 routed(found[0], error)
         is_pumping = False

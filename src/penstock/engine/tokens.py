@@ -7,8 +7,6 @@ anything is decided after it; its answer waits until it is durable, as every oth
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
-from typing import TypeVar
 
 from penstock.api.outcomes import Done
 from penstock.api.tokens import TokenListener
@@ -21,12 +19,8 @@ from penstock.core.tokens import (
 )
 from penstock.engine.audit import AuditTrail
 from penstock.engine.ledger import Ledger
-from penstock.model.errors import Unavailable
-from penstock.model.records import TokenRevoked, TokenSet
 from penstock.model.tenancy import Entry
 from penstock.model.tokens import Token
-
-T = TypeVar("T")
 
 
 class TokenCommands:
@@ -40,35 +34,39 @@ class TokenCommands:
     def create(self, wanted: Token, done: Done[Token]) -> None:
         def decide() -> Token:
             now_ms = self._ledger.now_ms()
-            self._record(decide_create_token(self._tokens, self._state.registry, wanted, now_ms))
+            self._ledger.must_record(
+                *decide_create_token(self._tokens, self._state.registry, wanted, now_ms)
+            )
             self._note("token.create", wanted)
             return find_token(self._tokens, wanted.id)
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def rotate(self, token_id: str, digest: bytes, old_until_ms: int, done: Done[Token]) -> None:
         def decide() -> Token:
             now_ms = self._ledger.now_ms()
             record = decide_rotate_token(self._tokens, token_id, digest, old_until_ms, now_ms)
-            self._record([record])
+            self._ledger.must_record(record)
             self._note("token.rotate", record.token)
             self._tell()
             return record.token
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def revoke(self, token_id: str, done: Done[None]) -> None:
         def decide() -> None:
             token = self._tokens.get(token_id)
-            self._record([decide_revoke_token(self._tokens, token_id, self._ledger.now_ms())])
+            self._ledger.must_record(
+                decide_revoke_token(self._tokens, token_id, self._ledger.now_ms())
+            )
             if token is not None:
                 self._note("token.revoke", token)
             self._tell()
 
-        self._decide(decide, done)
+        self._ledger.decide(decide, done)
 
     def list(self, done: Done[builtins.list[Token]]) -> None:
-        self._decide(lambda: builtins.list(self._tokens), done)
+        self._ledger.decide(lambda: builtins.list(self._tokens), done)
 
     def find(self, token_id: str) -> Token | None:
         return self._tokens.get(token_id)
@@ -88,10 +86,3 @@ class TokenCommands:
     def _tell(self) -> None:
         for listener in self._listeners:
             listener()
-
-    def _decide(self, decide: Callable[[], T], done: Done[T]) -> None:
-        self._ledger.answer(done, self._ledger.attempt(decide))
-
-    def _record(self, records: builtins.list[TokenSet | TokenRevoked]) -> None:
-        if not self._ledger.record_together(records):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")

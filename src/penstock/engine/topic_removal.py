@@ -17,7 +17,6 @@ from penstock.engine.producing import Producing
 from penstock.engine.quotas import Quotas
 from penstock.engine.sealing import Sealing
 from penstock.engine.window import Window
-from penstock.model.errors import Unavailable
 from penstock.model.records import Record, TopicDeleted
 from penstock.model.scopes import is_stream_log, plain_name
 
@@ -57,8 +56,7 @@ class TopicRemoval:
             1 + sum(partition.backlog.retained_bytes() for partition in topic.partitions)
             for topic in topics
         )
-        if not self._ledger.record_together([*deletions, *others]):
-            raise Unavailable("the disk is full; nothing can be recorded until there is room")
+        self._ledger.must_record(*deletions, *others)
         self._leases.drop(entries)
         for topic, several in groups:
             for group in several:

@@ -29,7 +29,7 @@ from penstock.engine.dispatcher import Dispatcher
 from penstock.engine.ledger import Ledger
 from penstock.engine.producing import Producing
 from penstock.engine.quotas import Quotas
-from penstock.engine.routing import RoutingGate, route_many
+from penstock.engine.routing import PendingRoutes, route_many
 from penstock.engine.streams import Streams
 from penstock.model.errors import PenstockError
 from penstock.model.scopes import Scope
@@ -61,9 +61,10 @@ class TransactionCommands:
         check_memory: Callable[[], None],
         quotas: Quotas,
         streams: Streams,
+        routing: PendingRoutes | None,
     ) -> None:
         self._streams = streams
-        self.routing: RoutingGate | None = None
+        self._routing = routing
         self._state = state
         self._ledger = ledger
         self._dispatcher = dispatcher
@@ -74,14 +75,14 @@ class TransactionCommands:
         self._quotas = quotas
 
     def commit(self, command: TransactionCommand, done: Done[_Results]) -> None:
-        if self.routing is None:
+        if self._routing is None:
             self._commit(command, command.operations, done)
             return
         produces = [each for each in command.operations if isinstance(each, Produce)]
         if not produces or self._is_known(command):
             self._commit(command, command.operations, done)
             return
-        route_many(self.routing, produces, partial(self._routed, command, done))
+        route_many(self._routing, produces, partial(self._routed, command, done))
 
     def _is_known(self, command: TransactionCommand) -> bool:
         now_ms = self._ledger.now_ms()
@@ -119,7 +120,7 @@ class TransactionCommands:
             try:
                 wall_ms = ledger.wall_ms() if _has_deadline(operations) else now_ms
                 draft = decide_transaction(state, command, operations, now_ms, wall_ms)
-                if draft.places:
+                if draft.partitions:
                     self._check_memory()
                 use = self._use_of(draft) if self._quotas.is_active else None
                 if use is not None:
@@ -154,8 +155,8 @@ class TransactionCommands:
             self._dispatcher.left_flight(entry)
             if entry.state == DYING:
                 self._dead_letters.add(entry)
-        if draft.places:
-            self._producing.mark(draft.places)
+        if draft.partitions:
+            self._producing.mark(draft.partitions)
         for stream, (command, offset) in zip(followers, draft.published, strict=True):
             stream.stored(command.payloads, offset)
         countdowns: list[Countdown] = []
@@ -166,7 +167,7 @@ class TransactionCommands:
 
     def _use_of(self, draft: TransactionDraft) -> _Use:
         stored: defaultdict[Scope, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for (topic_id, _), (msgs, nbytes) in draft.places.items():
+        for (topic_id, _), (msgs, nbytes) in draft.partitions.items():
             scope = self._state.topics_by_id[topic_id].scope
             stored[scope] = (stored[scope][0] + msgs, stored[scope][1] + nbytes)
         growth = draft.caches.growth() if draft.caches is not None else {}

@@ -3,7 +3,7 @@
 Invariant: a watch has every change of its keys in order, one event each; where its buffer was full,
 one gap stands in their place. Its sink is woken once each time that something waits where nothing
 did; all events of a change are in the buffers before anybody is woken. A sink that raises loses its
-own watch and no other. Must not know when a change is durable.
+own watch and no other. Events of durable caches leave only when their records are on disk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from penstock.api.caches import WatchSink
 from penstock.core.cache import Cache
 from penstock.core.scope_counts import ScopeCounts
+from penstock.engine.ledger import Ledger
 from penstock.model.caching import Watch, WatchEvent, WatchKind
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MAX_WATCH_EVENTS
@@ -125,8 +126,9 @@ class _OfCache:
 class Watches:
     """`count` is the number of open watches."""
 
-    def __init__(self, max_bytes: int, opened: ScopeCounts) -> None:
+    def __init__(self, ledger: Ledger, max_bytes: int, opened: ScopeCounts) -> None:
         self.count = 0
+        self._ledger = ledger
         self._opened = opened
         self._max_bytes = max_bytes
         self._of: dict[int, _OfCache] = {}
@@ -144,19 +146,32 @@ class Watches:
         self._opened.add(cache.path[:2], 1)
         return watch
 
-    def notices(self, records: Iterable[CacheStored | CacheRemoved]) -> list[Notice]:
-        """Returns which watches to tell which events."""
+    def changed(self, records: Iterable[CacheStored | CacheRemoved]) -> None:
+        """Gives the watches their events: those of durable caches once the records are on disk."""
+        notices = self._notices(records)
+        held = [notice for notice in notices if notice[0].is_durable]
+        if held:
+            self._ledger.answer(self._notify_held, held)
+            notices = [notice for notice in notices if not notice[0].is_durable]
+        self._notify(notices)
+
+    def _notices(self, records: Iterable[CacheStored | CacheRemoved]) -> list[Notice]:
+        """Returns the watches that the records affect, each with its event."""
         found: list[Notice] = []
         for record in records:
             of_cache = self._of.get(record.cache_id)
             if of_cache is not None:
                 event = _event(record)
-                told = [*of_cache.by_key.get(record.key, ())]
-                told += [w for w in of_cache.by_prefix if record.key.startswith(w.prefix)]
-                found += [(watch, event) for watch in told if event.event in watch.kinds]
+                affected = [*of_cache.by_key.get(record.key, ())]
+                affected += [w for w in of_cache.by_prefix if record.key.startswith(w.prefix)]
+                found += [(watch, event) for watch in affected if event.event in watch.kinds]
         return found
 
-    def tell(self, notices: Sequence[Notice]) -> None:
+    def _notify_held(self, outcome: list[Notice] | PenstockError) -> None:
+        if not isinstance(outcome, PenstockError):
+            self._notify(outcome)
+
+    def _notify(self, notices: Sequence[Notice]) -> None:
         for watch, event in notices:
             if watch.is_open:
                 watch.add(event)

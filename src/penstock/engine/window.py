@@ -52,7 +52,7 @@ class Chunk:
         "last_ts",
         "messages",
         "msgs",
-        "places",
+        "positions",
     )
 
     def __init__(self, first: int, base: int) -> None:
@@ -66,19 +66,19 @@ class Chunk:
         self.added_end = 0
         self.messages: list[Stored] | None = []
         # Positions in the log, counted from `base`: the log outgrows 64 bits, a chunk does not.
-        self.places = array("Q")
+        self.positions = array("Q")
 
     def positions_from(self, first: int) -> list[int]:
         """Returns the positions of the messages in the log, without those below `first`."""
         base = self.base
-        return [base + place for place in self.places if base + place >= first]
+        return [base + each for each in self.positions if base + each >= first]
 
     def evict(self) -> None:
         """Drops the messages and keeps their positions, in half the bytes where they are close
         together: millions of them may wait to be sealed."""
         self.messages = None
-        if self.places[-1] < 2**32:
-            self.places = array("I", self.places)
+        if self.positions[-1] < 2**32:
+            self.positions = array("I", self.positions)
 
 
 class PartitionLog:
@@ -165,7 +165,7 @@ class Window:
         log = self._topics[message.topic_id][message.partition]
         chunk, messages = self._open_chunk(log, message.offset, position)
         messages.append(message)
-        chunk.places.append(position - chunk.base)
+        chunk.positions.append(position - chunk.base)
         chunk.last = message.offset
         chunk.last_ts = message.ts
         chunk.msgs += 1
@@ -183,12 +183,12 @@ class Window:
         at = 0
         while at < len(run):
             chunk, messages = self._open_chunk(log, run[at][0].offset, start + run[at][2])
-            added, sizes, places = zip(*run[at : at + CHUNK_MSGS - chunk.msgs], strict=True)
+            added, sizes, positions = zip(*run[at : at + CHUNK_MSGS - chunk.msgs], strict=True)
             totals = list(accumulate(map(held_bytes, added, sizes), initial=chunk.held))
             count = min(bisect_left(totals, CHUNK_BYTES), len(added))
             messages.extend(added[:count])
             shift = start - chunk.base
-            chunk.places.extend([shift + place for place in places[:count]])
+            chunk.positions.extend([shift + each for each in positions[:count]])
             chunk.last = messages[-1].offset
             chunk.last_ts = messages[-1].ts
             chunk.msgs += count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.api.messages import Router
 from penstock.core.scope_counts import ScopeCounts
 from penstock.engine.access import AccessCommands
 from penstock.engine.audit import AuditTrail
@@ -24,6 +25,7 @@ from penstock.engine.quotas import Quotas
 from penstock.engine.ranges import Ranges
 from penstock.engine.registry import Listener, RegistryCommands
 from penstock.engine.retention import Retention
+from penstock.engine.routing import PendingRoutes
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sealing import Sealing
 from penstock.engine.staging import PieceStaging
@@ -50,6 +52,8 @@ class Parts:
         clock: Clock,
         scheduler: Scheduler,
         sealing: Sealing | None = None,
+        *,
+        router: Router | None = None,
     ) -> None:
         """`checkpoint` has the state, with the records of the log applied. `sealing` goes on if it
         has begun already."""
@@ -62,6 +66,7 @@ class Parts:
         sealed = self.sealed = storage.sealed
         history = sealed.history if sealed is not None else None
         ledger = self.ledger = Ledger(state, log, window, clock, scheduler)
+        self.routing = None if router is None else PendingRoutes(state, router, ledger.now_ms)
         self.pages = Pages(window, log, history, scheduler)
         self.leases = Leases()
         opened = ScopeCounts()
@@ -149,6 +154,7 @@ class Parts:
             self.retention.check_memory,
             self.quotas,
             self.streams,
+            self.routing,
         )
 
     def _topic_removal(self) -> TopicRemoval:

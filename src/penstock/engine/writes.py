@@ -1,9 +1,9 @@
 """Writes by batch: stage, commit, abort and describe.
 
 Invariant: a commit is decided once, in the log; repeated commits of the same batch share its
-outcome. A commit is answered when every row is stored and durable or, after PATIENCE_MS, with how
-many are stored: from then on it only takes time. Files are removed when the record that makes them
-needless is durable.
+outcome. A commit is answered when every row is stored and durable or, after COMMIT_WAIT_MS, with
+how many are stored: from then on it only takes time. Files are removed when the record that makes
+them needless is durable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.model.tenancy import Entry
 from penstock.model.writes import CommitBatch, CommitReport, WriterReport
 from penstock.storage.staging import PieceStore
 
-PATIENCE_MS = 20_000
+COMMIT_WAIT_MS = 20_000
 """The time that a commit is waited for; less than clients and proxies usually wait."""
 
 
@@ -183,7 +183,7 @@ class Writes:
     def _wait(self, command: CommitBatch, rows: int, done: Done[CommitReport]) -> None:
         key = (command.producer, command.batch)
         waiting = _Waiting(done, rows)
-        waiting.timer = self._scheduler.later(PATIENCE_MS, partial(self._give_up, key, waiting))
+        waiting.timer = self._scheduler.later(COMMIT_WAIT_MS, partial(self._give_up, key, waiting))
         self._waiting.setdefault(key, []).append(waiting)
 
     def _give_up(self, key: tuple[str, int], waiting: _Waiting) -> None:

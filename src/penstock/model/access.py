@@ -64,7 +64,7 @@ class TopicPattern(msgspec.Struct, frozen=True):
     name: str
 
 
-class TopicReach(msgspec.Struct, frozen=True):
+class VisibleTopics(msgspec.Struct, frozen=True):
     """The topics, and the durable streams, that a principal may see something of. Threads may use
     it."""
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from penstock.model.access import ResourceKind, TopicReach
+from penstock.model.access import ResourceKind, VisibleTopics
 from penstock.model.ranges import RangeFormat, Selection
 from penstock.model.tenancy import DEFAULT
 
@@ -32,7 +32,7 @@ RESOURCE_KINDS: tuple[ResourceKind, ...] = (TOPIC, STREAM)
 
 class JournalSelection(Selection, frozen=True, kw_only=True):
     """The rows and columns of the journal to read. `topic` is the name of a topic or of a stream,
-    as `resource_kind` says; without that, of either. `reach` limits the rows to those of some
+    as `resource_kind` says; without that, of either. `visible` limits the rows to those of some
     topics and streams."""
 
     null_means: ClassVar[dict[str, str]] = {"tenant": DEFAULT, "namespace": DEFAULT}
@@ -41,7 +41,7 @@ class JournalSelection(Selection, frozen=True, kw_only=True):
     topic: str = ""
     group: str = ""
     resource_kind: str = ""
-    reach: TopicReach | None = None
+    visible: VisibleTopics | None = None
     tenant: str = ""
     namespace: str = ""
 

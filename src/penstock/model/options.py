@@ -13,14 +13,18 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.model.errors import InvalidArgument
+from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name
 from penstock.model.units import format_duration, parse_duration_ms, parse_size
 
 N = TypeVar("N", int, float)
+
+_AMOUNT = re.compile(r"\s*[0-9]+\s*[A-Za-z]*\s*")
 
 MAX_LISTED_NAMES = 20
 """An error that lists more known names than this is harder to read than the documentation."""
@@ -34,13 +38,19 @@ class WrongValue(ValueError):
 @dataclass(frozen=True)
 class Kind:
     """A kind of value. `takes` describes it in errors; `parse` converts a text, or raises
-    ValueError."""
+    ValueError. `least` and `most` are the bounds of one that may be given as a number, too."""
 
     takes: str
     parse: Callable[[str], Any]
+    least: int = 0
+    most: int = MAX_OFFSET
 
     def described(self, takes: str) -> Kind:
         return replace(self, takes=takes)
+
+    def refusal(self, given: object, reason: str = "") -> str:
+        """Returns the text of the error for a value that is not allowed."""
+        return f"{given} {reason or 'is not allowed'}; it takes {self.takes}"
 
 
 @dataclass(frozen=True)
@@ -69,16 +79,33 @@ class Option:
     def wrong(self, given: object, label: str = "", reason: str = "") -> InvalidArgument:
         """Returns the error for a value that is not allowed."""
         shown = "the value" if self.is_secret else repr(given)
-        return InvalidArgument(
-            f"{label or f'option {self.name}'}: {shown} {reason or 'is not allowed'}; it takes "
-            f"{self.kind.takes}"
-        )
+        text = self.kind.refusal(shown, reason)
+        return InvalidArgument(f"{label or f'option {self.name}'}: {text}")
 
     def missing(self, label: str = "") -> InvalidArgument:
         """Returns the error for a required option that is not given."""
         return InvalidArgument(
             f"{label or f'option {self.name}'} is required; it takes {self.kind.takes}"
         )
+
+
+def read_member(kind: Kind, name: str, given: str | int) -> Any:
+    """Returns the value of a member of a body, which may be a number already."""
+    if isinstance(given, int):
+        return check_number(name, given, kind.least, kind.most)
+    try:
+        return kind.parse(given)
+    except (ValueError, OverflowError) as error:
+        reason = str(error) if isinstance(error, WrongValue) else ""
+        raise InvalidArgument(f"{name}: {kind.refusal(repr(given), reason)}") from None
+
+
+def check_number(name: str, value: int, least: int = 0, most: int = MAX_OFFSET) -> int:
+    """Returns a number that was not given as a text. Raises unless it is within its bounds."""
+    if not least <= value <= most:
+        bounds = _bounds(least, most)
+        raise InvalidArgument(f"{name} must be a whole number{bounds}, not {value}")
+    return value
 
 
 def unknown_name(name: str, known: Iterable[str], noun: str = "option") -> str:
@@ -101,7 +128,7 @@ def whole_number(least: int | None = None, most: int | None = None) -> Kind:
             raise WrongValue
         return _within(int(text), least, most)
 
-    return Kind("a whole number" + _bounds(least, most), parse)
+    return Kind("a whole number" + _bounds(least, most), parse, least or 0, most or MAX_OFFSET)
 
 
 def number(least: float | None = None, most: float | None = None, unit: str = "") -> Kind:
@@ -125,17 +152,32 @@ def duration_ms(least: int = 0, most: int | None = None) -> Kind:
         return _within(ms, least, most)
 
     noun = "milliseconds or a duration such as 500ms, 5s or 7d"
-    return Kind(noun + _bounds(least or None, most, format_duration), parse)
+    takes = noun + _bounds(least or None, most, format_duration)
+    return Kind(takes, parse, least, most or MAX_OFFSET)
 
 
-def size_bytes(least: int = 0) -> Kind:
+def size_bytes(least: int = 0, most: int | None = None) -> Kind:
     def parse(text: str) -> int:
         size = parse_size(text)
         if size is None:
             raise WrongValue
-        return _within(size, least, None)
+        return _within(size, least, most)
 
-    return Kind("bytes or a size such as 64MiB" + _bounds(least or None, None), parse)
+    takes = "bytes or a size such as 64MiB" + _bounds(least or None, most)
+    return Kind(takes, parse, least, most or MAX_OFFSET)
+
+
+def per_second(amount: Kind, example: str) -> Kind:
+    """An amount per second. As a text it ends in `/s`."""
+
+    def parse(text: str) -> int:
+        count, _, unit = text.partition("/")
+        if unit.strip() != "s" or not _AMOUNT.fullmatch(count):
+            raise WrongValue
+        return int(amount.parse(count))
+
+    takes = f"a number per second, or a rate such as {example}"
+    return Kind(takes, parse, amount.least, amount.most)
 
 
 def _within(value: N, least: N | None, most: N | None) -> N:
@@ -228,8 +270,10 @@ Moment = datetime | timedelta
 """A time, or how long before the start of a run it is."""
 
 
-def _parse_time(text: str) -> datetime:
+def _parse_time(text: str, zone: tzinfo | None = None) -> datetime:
     time = datetime.fromisoformat(text.strip())
+    if time.tzinfo is None and zone is not None:
+        return time.replace(tzinfo=zone)
     if time.tzinfo is None:
         raise WrongValue("has no time zone: add Z or +02:00")
     return time
@@ -245,15 +289,17 @@ def _parse_time_ms(text: str) -> int:
     return ms
 
 
-def _parse_moment(text: str) -> Moment:
+def _parse_moment(text: str, zone: tzinfo | None = None) -> Moment:
     ms = parse_duration_ms(text)
     if ms is not None and not text.strip().isdigit():
         return timedelta(milliseconds=ms)
-    return _parse_time(text)
+    return _parse_time(text, zone)
 
 
 TIME_MS = Kind(f"{_TIME}, or milliseconds since 1970", _parse_time_ms)
-MOMENT = Kind(f"{_TIME}, or how long ago: 90s, 15m, 2h, 7d", _parse_moment)
+_AGO = "or how long ago: 90s, 15m, 2h, 7d"
+MOMENT = Kind(f"{_TIME}, {_AGO}", _parse_moment)
+UTC_MOMENT = Kind(f"{_TIME} (UTC without a zone), {_AGO}", partial(_parse_moment, zone=UTC))
 
 
 def moment_at(moment: Moment | None, now: datetime) -> datetime | None:

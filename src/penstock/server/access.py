@@ -11,6 +11,7 @@ exists or not. Must not know rules: the engine decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from penstock.api.access import AccessPart
 from penstock.api.effects import EffectCommand
 from penstock.api.messages import Produce, Settle
-from penstock.model.access import BROKER_SCOPE, ResourceKind, TopicReach
+from penstock.model.access import BROKER_SCOPE, ResourceKind, VisibleTopics
 from penstock.model.audit import AUDIT_TOPIC, Actor
 from penstock.model.errors import PermissionDenied
 from penstock.model.names import clean_name
@@ -31,6 +32,7 @@ from penstock.server.http.requests import Notes, Request, path_name
 if TYPE_CHECKING:
     from penstock.server.http.dispatch import RequestDispatch
     from penstock.server.http.response_order import Reply
+    from penstock.server.http.streamed_response import Guard
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -214,6 +216,13 @@ def guard(needs: Needs, dispatch: RequestDispatch, request: Request, reply: Repl
     check_request(dispatch, request, reply, needs, scope, name)
 
 
+def guard_of(needs: Needs, dispatch: RequestDispatch, request: Request, reply: Reply) -> Guard:
+    """Returns the guard of a stream that the request opens: None if there is nobody to check."""
+    if request.notes.principal is None:
+        return None
+    return partial(guard, needs, dispatch, request, reply)
+
+
 def check_request(
     dispatch: RequestDispatch,
     request: Request,
@@ -293,13 +302,13 @@ def seen(
     return [each for each in found if sees(access, notes, kind, *place(each))]
 
 
-def journal_reach(access: AccessPart, notes: Notes) -> TopicReach | None:
+def visible_topics(access: AccessPart, notes: Notes) -> VisibleTopics | None:
     """Returns the topics and streams whose rows of the journal the principal may read; None means
     all. Raises if there are none."""
     principal = notes.principal
     if principal is None:
         return None
-    reach = access.topics_within(principal, "journal")
-    if reach is not None and not reach.patterns:
+    visible = access.topics_within(principal, "journal")
+    if visible is not None and not visible.patterns:
         raise denied(principal, "journal", "topic", notes.scope, "*")
-    return reach
+    return visible

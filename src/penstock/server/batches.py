@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_BATCH_ITEMS, MIB
-from penstock.server.http.requests import decode_body
+from penstock.server.http.requests import decode_body, wrong_json
 from penstock.server.http.responses import batch_error, encode_json
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class BatchDecoder(Generic[Body]):
             try:
                 lines = [bytes(raw) for raw in self._raw_array.decode(body)]
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                raise InvalidArgument(f"invalid JSON body: {error}") from error
+                raise wrong_json(error) from error
         else:
             lines = _lines(body)
             for line in lines:
@@ -152,7 +152,7 @@ def _check_json(line: bytes) -> None:
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"invalid JSON body: {error}") from error
+        raise wrong_json(error) from error
 
 
 def _too_many() -> InvalidArgument:

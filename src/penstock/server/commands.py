@@ -18,6 +18,7 @@ from penstock.model.caching import Check, Delete, Increment, Precondition, Put, 
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_LEASE_MS, MAX_OFFSET, MAX_POSITION, MAX_REASON_BYTES
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.model.streams import Publish, Start, Subscribe, SubscribeNamed
 from penstock.model.tenancy import Path
 from penstock.server.websocket.decoding import ListDecoder
@@ -122,17 +123,13 @@ def named_of(
     stream_id: int | None = None,
 ) -> SubscribeNamed:
     check_stream_id(stream_id)
-    if lease_ms is not None and not 0 <= lease_ms <= MAX_LEASE_MS:
-        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
-    if prefetch is not None and not 0 <= prefetch <= MAX_OFFSET:
-        raise InvalidArgument("prefetch must be a whole number, 0 or more")
     return SubscribeNamed(
         path=path,
         name=clean_name(name, "name"),
         owner=secrets.token_hex(8) if owner is None else clean_name(owner, "owner"),
         start=start or Start("latest"),
-        lease_ms=lease_ms or 0,
-        prefetch=prefetch or 0,
+        lease_ms=check_number("lease_ms", lease_ms or 0, 0, MAX_LEASE_MS),
+        prefetch=check_number("prefetch", prefetch or 0),
         stream_id=stream_id,
     )
 
@@ -154,8 +151,8 @@ def subscription_of(path: Path, message: SubscribeMessage) -> Subscribe | Subscr
 
 
 def check_stream_id(stream_id: int | None) -> None:
-    if stream_id is not None and not 0 <= stream_id <= MAX_POSITION:
-        raise InvalidArgument("stream_id must be a whole number, 0 or more")
+    if stream_id is not None:
+        check_number("stream_id", stream_id, 0, MAX_POSITION)
 
 
 def check_unnamed(**given: str | int | None) -> None:
@@ -208,16 +205,13 @@ def delivery_of(
 def lease_of(lease_ms: int | None, default_ms: int) -> int:
     if lease_ms is None:
         return default_ms
-    if not 0 <= lease_ms <= MAX_LEASE_MS:
-        raise InvalidArgument(f"lease_ms must be between 0 and {MAX_LEASE_MS}")
-    return lease_ms or default_ms
+    return check_number("lease_ms", lease_ms, 0, MAX_LEASE_MS) or default_ms
 
 
 def check_offset(offset: int | None) -> None:
     if offset is None:
         raise InvalidArgument("offset is required")
-    if not 0 <= offset <= MAX_OFFSET:
-        raise InvalidArgument("offset must be a whole number, 0 or more")
+    check_number("offset", offset)
 
 
 def clean_reason(raw: str | None) -> str:
@@ -344,15 +338,11 @@ def _clean_path(tenant_id: str | None, namespace: str | None, name: str | None, 
 
 
 def ttl_of(ttl_ms: int | None) -> int | None:
-    if ttl_ms is not None and not 0 <= ttl_ms <= MAX_OFFSET:
-        raise InvalidArgument("ttl_ms must be 0 or more")
-    return ttl_ms
+    return None if ttl_ms is None else check_number("ttl_ms", ttl_ms)
 
 
 def version_of(version: int | None, name: str) -> int | None:
-    if version is not None and not 0 <= version <= MAX_OFFSET:
-        raise InvalidArgument(f"{name} must be 0 or more")
-    return version
+    return None if version is None else check_number(name, version)
 
 
 def is_absent(raw: msgspec.Raw) -> bool:

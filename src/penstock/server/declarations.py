@@ -1,11 +1,14 @@
 """Resources that a file or a request declares: tenants, quotas, streams, caches and topics.
 
-Must not know what exists already, nor how a declaration is carried out.
+An error in a TOML file says which table and which key is wrong, and what was probably meant. Must
+not know what exists already, nor how a declaration is carried out.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,8 +16,8 @@ import msgspec
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS
 from penstock.model.names import clean_name
+from penstock.model.options import check_number, unknown_name
 from penstock.model.tenancy import DEFAULT, Kind, Path
-from penstock.server.declaration_errors import check_tables, wrong_value
 from penstock.server.members import Count, Name, StrictBody, optional, required
 from penstock.server.registry.entries import BytesText, DurationText, EntryName, entry_path
 from penstock.server.routes.cache_settings import CacheSettingsBody
@@ -28,6 +31,77 @@ from penstock.server.routes.topics import (
     RetryMaxBackoff,
 )
 from penstock.server.settings import RESOURCE_TABLES, config_file, read_file
+
+_PATH = re.compile(r" - at `\$\.(?P<table>\w+)\[(?P<index>\d+)\](\.(?P<key>\w+))?.*`$")
+_TYPE = re.compile(r"`([^`]*)`")
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "datetime": "a time",
+}
+_OTHER_NAMES = {
+    ("streams", "retention_ms"): "retention",
+    ("topics", "retention"): "retention_ms",
+    ("topics", "durable"): "retention_ms; every topic is durable",
+}
+"""Keys that another table has, with what they are called in this one."""
+
+
+def check_tables(
+    tables: Mapping[str, Any], rows: Mapping[str, type[msgspec.Struct]], source: str
+) -> None:
+    """Raises InvalidArgument for a table that is no [[list]] of tables, and for an unknown key.
+    `rows` has the struct of an entry for each table."""
+    for table, entries in tables.items():
+        if not isinstance(entries, list):
+            raise InvalidArgument(
+                f"{source}: write [[{table}]], once for each, instead of [{table}]"
+            )
+        known = [field.name for field in msgspec.structs.fields(rows[table])]
+        for number, entry in enumerate(entries, 1):
+            if not isinstance(entry, dict):
+                raise InvalidArgument(f"{source}: {table} is a list of tables: write [[{table}]]")
+            for key in entry:
+                if key not in known or key == "request_id":
+                    where = f"{source}: {_place(table, number, entry)}"
+                    raise InvalidArgument(f"{where}: {_unknown(table, key, known)}")
+
+
+def _unknown(table: str, key: str, known: list[str]) -> str:
+    other = _OTHER_NAMES.get((table, key))
+    if other is not None:
+        return f"unknown key {key}; {table} have {other}"
+    return unknown_name(key, [name for name in known if name != "request_id"], "key")
+
+
+def wrong_value(
+    error: msgspec.ValidationError, tables: Mapping[str, Any], source: str
+) -> InvalidArgument:
+    """Returns the error for a value of the wrong type."""
+    text = str(error)
+    found = _PATH.search(text)
+    if found is None:
+        return InvalidArgument(f"{source}: {text}")
+    index = int(found["index"])
+    place = _place(found["table"], index + 1, tables[found["table"]][index])
+    key = f", {found['key']}" if found["key"] else ""
+    return InvalidArgument(f"{source}: {place}{key}: {_TYPE.sub(_plain, text[: found.start()])}")
+
+
+def _plain(types: re.Match[str]) -> str:
+    names = [name.strip() for name in types[1].split("|")]
+    return " or ".join(_TYPES.get(name, name) for name in names if name != "null")
+
+
+def _place(table: str, number: int, entry: Mapping[str, Any]) -> str:
+    """Names an entry by its number and, if it has one, its name."""
+    name = next((entry[key] for key in ("name", "namespace", "tenant_id") if key in entry), None)
+    return f"[[{table}]] number {number}" + (f" ({name})" if isinstance(name, str) else "")
+
 
 TenantName = Annotated[Name | None, optional("The tenant's name; default when omitted.")]
 NamespaceOf = Annotated[Name | None, optional("The namespace's name; default when omitted.")]
@@ -177,7 +251,7 @@ def _entry_path(body: DeclaredStream | DeclaredCache | DeclaredTopic) -> Path:
 
 
 def topic_path(topic: DeclaredTopic) -> Path:
-    if topic.partitions is not None and not 1 <= topic.partitions <= MAX_PARTITIONS:
-        raise InvalidArgument(f"partitions must be 1 to {MAX_PARTITIONS}")
+    if topic.partitions is not None:
+        check_number("partitions", topic.partitions, 1, MAX_PARTITIONS)
     clean_name(topic.name, "name")
     return _entry_path(topic)

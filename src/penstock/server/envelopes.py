@@ -13,6 +13,7 @@ from penstock.model.envelope import Envelope, RetryPolicy
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_ENVELOPE_FIELD_BYTES, MAX_OFFSET, MAX_PARTITIONS
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.model.units import utf8_bytes
 from penstock.server.members import (
     Count,
@@ -109,8 +110,7 @@ def policy_of(body: RetryPolicyBody | None) -> RetryPolicy | None:
         return None
     policy = RetryPolicy(body.max_attempts or 0, body.backoff_ms or 0, body.max_backoff_ms or 0)
     for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
-        if not 0 <= getattr(policy, name) <= MAX_OFFSET:
-            raise InvalidArgument(f"retry_policy.{name} must be a whole number, 0 or more")
+        check_number(f"retry_policy.{name}", getattr(policy, name))
     return policy if policy.max_attempts or policy.backoff_ms else None
 
 

@@ -17,11 +17,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from penstock.model.errors import InvalidArgument, OutcomeUnknown
-from penstock.server.handshakes import RefusedCertificates
 from penstock.server.http.connection import HttpConnection
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.settings import Settings
-from penstock.server.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles
+from penstock.server.tls import (
+    HANDSHAKE_TIMEOUT_S,
+    SHUTDOWN_TIMEOUT_S,
+    RefusedCertificates,
+    TlsFiles,
+)
 from penstock.server.websocket.connection import WebSocketConnection
 
 STOPPING = "the broker is stopping"

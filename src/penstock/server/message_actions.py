@@ -66,7 +66,7 @@ from penstock.server.websocket.messages import (
     PublishBatchMessage,
     PublishBody,
     PublishMessage,
-    Refused,
+    RefusedMessage,
     RequestId,
     ResumeMessage,
     SubscribeMessage,
@@ -78,7 +78,7 @@ Done = outcomes.Done[Answers]
 Outcome = Answers | PenstockError
 
 
-def perform(engine: Engine, message: Message | Refused, done: Done) -> None:
+def perform(engine: Engine, message: Message | RefusedMessage, done: Done) -> None:
     action = _ACTIONS.get(type(message), _refuse)
     try:
         action(engine, message, done)
@@ -269,7 +269,7 @@ def _ping(engine: Engine, message: PingMessage, done: Done) -> None:
 
 
 def _refuse(engine: Engine, message: Any, done: Done) -> None:
-    if isinstance(message, Refused):
+    if isinstance(message, RefusedMessage):
         done(message.error)
         return
     raise InvalidArgument(

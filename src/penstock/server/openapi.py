@@ -13,8 +13,8 @@ import msgspec
 from penstock import __version__
 from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.server.batches import BatchError
+from penstock.server.http.request_headers import SCOPE_HEADERS
 from penstock.server.http.responses import TYPED_PATHS, ErrorBody, OverloadBody, TypedErrorBody
-from penstock.server.http.scope_headers import SCOPE_HEADERS
 from penstock.server.members import NAME_PATTERN
 from penstock.server.message_actions import MESSAGES
 from penstock.server.routes.endpoint import TAGS, Answer, Endpoint, PathNames

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 from penstock.model.access import BROKER_SCOPE
 from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.model.principals import Principal
-from penstock.server import asyncapi, openapi, sign_in
+from penstock.server import asyncapi, openapi
 from penstock.server.access import check
-from penstock.server.docs_page import render_page
+from penstock.server.docs_page import (
+    SIGN_IN_PAGE,
+    SIGN_IN_PAGE_HEAD,
+    SIGN_IN_SCRIPT,
+    SIGN_IN_SCRIPT_HEAD,
+    SIGN_IN_SCRIPT_PATH,
+    render_page,
+)
 from penstock.server.http.dispatch import RequestDispatch, Routes
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import JSON_TYPE, encode_json, error_body, error_head
@@ -39,7 +46,7 @@ class WebPages:
         self._document = openapi.build_document()
         self._openapi = encode_json(self._document)
         self._asyncapi = encode_json(asyncapi.build_document())
-        self._script = sign_in.SCRIPT.encode()
+        self._script = SIGN_IN_SCRIPT.encode()
 
     def routes(self) -> Routes:
         return {
@@ -47,7 +54,7 @@ class WebPages:
             b"/docs": {b"GET": self._get_docs},
             b"/docs/openapi.json": {b"GET": self._get_openapi},
             b"/docs/asyncapi.json": {b"GET": self._get_asyncapi},
-            sign_in.SCRIPT_PATH.encode(): {b"GET": self._get_script},
+            SIGN_IN_SCRIPT_PATH.encode(): {b"GET": self._get_script},
         }
 
     def _get_metrics(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -79,7 +86,7 @@ class WebPages:
         reply.when_room(len(self._asyncapi), lambda: reply.send(200, self._asyncapi))
 
     def _get_script(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-        reply.send(200, self._script, sign_in.SCRIPT_HEAD)
+        reply.send(200, self._script, SIGN_IN_SCRIPT_HEAD)
 
 
 def _check_metrics(dispatch: RequestDispatch, principal: Principal | None) -> None:
@@ -95,7 +102,7 @@ def _check_metrics(dispatch: RequestDispatch, principal: Principal | None) -> No
 def _ask_for_token(request: Request, reply: Reply, refusal: PenstockError) -> None:
     """Sends the page that asks for the token to a browser, the error to a program."""
     if request.notes.wants_html:
-        reply.send(200, sign_in.PAGE.encode(), sign_in.PAGE_HEAD)
+        reply.send(200, SIGN_IN_PAGE.encode(), SIGN_IN_PAGE_HEAD)
         return
     head = JSON_TYPE + error_head(refusal) + b"vary: Accept, Authorization\r\n"
     reply.send(refusal.http_status, encode_json(error_body(refusal)), head)

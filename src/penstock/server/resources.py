@@ -19,7 +19,6 @@ from penstock.api.outcomes import Done
 from penstock.api.topics import RetryDefaults, TopicReport
 from penstock.model.audit import Actor
 from penstock.model.errors import FailedPrecondition, NotFound, PenstockError
-from penstock.model.limits import MAX_OFFSET
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.scopes import DEFAULT_SCOPE, Scope, full_name
 from penstock.model.tenancy import CacheConfig, Entry, Kind, Path, StreamConfig
@@ -36,7 +35,7 @@ from penstock.server.declarations import (
     only_quotas,
     topic_path,
 )
-from penstock.server.registry.entries import duration, lasting_difference, size
+from penstock.server.registry.entries import RETENTION, SIZE, lasting_difference
 from penstock.server.routes.cache_settings import cache_config
 from penstock.server.routes.quotas import quota_config
 from penstock.server.routes.stream_settings import stream_config
@@ -353,10 +352,10 @@ def _topic_settings(body: DeclaredTopic) -> dict[str, Any]:
         if getattr(body, name) is not None
     }
     if body.retention_ms is not None:
-        settings["retention_ms"] = duration(0, MAX_OFFSET)("retention_ms", body.retention_ms)
+        settings["retention_ms"] = RETENTION("retention_ms", body.retention_ms)
     if body.retention_bytes is not None:
         zero = body.retention_bytes in (0, "0")
-        settings["retention_bytes"] = 0 if zero else size("retention_bytes", body.retention_bytes)
+        settings["retention_bytes"] = 0 if zero else SIZE("retention_bytes", body.retention_bytes)
     return settings
 
 

@@ -117,7 +117,7 @@ def _check_cache_rows(rows: _Columns, max_message_bytes: int) -> CheckedRows:
     ttl_ms = rows.numbers("ttl_ms")
     if ttl_ms is not None:
         is_wrong = pc.or_(pc.less(ttl_ms, 0), pc.greater(ttl_ms, MAX_OFFSET))
-        rows.refuse_where(is_wrong, "ttl_ms", "must be 0 or more")
+        rows.refuse_where(is_wrong, "ttl_ms", "must be a whole number, at least 0")
         columns["ttl_ms"] = ttl_ms
     return CheckedRows(_in_order(columns, CACHE_COLUMNS), [])
 

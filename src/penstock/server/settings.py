@@ -302,7 +302,7 @@ def _kind(name: str, words: tuple[str, ...]) -> Kind:
     if isinstance(default, bool):
         return YES_OR_NO
     if isinstance(default, tuple):
-        return _ALGORITHMS if name == "jwt_algorithms" else _BROWSER_ORIGINS
+        return _LISTS.get(name, _BROWSER_ORIGINS)
     if name.endswith("_ms"):
         return duration_ms(least)
     if name.endswith("_bytes"):
@@ -328,6 +328,14 @@ def _algorithm(text: str) -> str:
 _ALGORITHMS = list_of(
     Kind("an algorithm", _algorithm), f"a list of algorithms: {', '.join(JWT_ALGORITHMS)}"
 )
+
+_LISTS = {
+    "jwt_algorithms": _ALGORITHMS,
+    # The cluster refuses names that it does not know, and says what the others mean.
+    "cluster_accept": list_of(
+        Kind("a name", str.lower), "names with commas between", skip_empty=True
+    ),
+}
 
 
 def _options() -> dict[str, Option]:

@@ -1,8 +1,9 @@
-"""TLS of the broker: reads the files, and reads them again when they change.
+"""TLS of the broker: reads the files, again when they change, and logs refused clients.
 
-Invariant: what is in force is a certificate with its own key and, if configured, the authorities of
-clients, all read together. Files that do not fit leave the ones before in force. Must not know
-sockets or connections.
+Invariants: what is in force is a certificate with its own key and, if configured, the authorities
+of clients, all read together. Files that do not fit leave the ones before in force. Clients that
+are refused for their certificate again and again write one line of the log in PAUSE_S: they see
+only a closed connection, and the event loop drops the error. Must not know connections.
 """
 
 from __future__ import annotations
@@ -10,16 +11,60 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import time
+from collections.abc import Callable
 
 from penstock.model.errors import InvalidArgument
 from penstock.server.settings import Settings
+
+PAUSE_S = 60.0
+
+_MISSING = frozenset({"PEER_DID_NOT_RETURN_A_CERTIFICATE", "NO_CERTIFICATE_RETURNED"})
+_WRONG = "CERTIFICATE_VERIFY_FAILED"
+
+_log = logging.getLogger("penstock.server")
+
+
+class RefusedCertificates:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._quiet_until = float("-inf")
+        self._unlogged = 0
+
+    def watch(self, context: ssl.SSLContext) -> None:
+        """Notes failed handshakes of every connection that the context wraps."""
+        noted = self.note
+
+        class WatchedHandshake(ssl.SSLObject):
+            def do_handshake(self) -> None:
+                try:
+                    super().do_handshake()
+                except ssl.SSLError as error:
+                    noted(error)
+                    raise
+
+        context.sslobject_class = WatchedHandshake
+
+    def note(self, error: ssl.SSLError) -> None:
+        """Logs the error if the client's certificate is the cause."""
+        if error.reason not in _MISSING and error.reason != _WRONG:
+            return
+        now_s = self._now_s()
+        if now_s < self._quiet_until:
+            self._unlogged += 1
+            return
+        what = "showed none" if error.reason in _MISSING else "showed one that it does not accept"
+        more = f" ({self._unlogged} more since the last such line)" if self._unlogged else ""
+        self._quiet_until, self._unlogged = now_s + PAUSE_S, 0
+        _log.warning(
+            "a client was refused: tls_client_ca asks for a certificate, and it %s%s", what, more
+        )
+
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """A slower handshake is given up: it holds a connection and nobody knows who it is."""
 SHUTDOWN_TIMEOUT_S = 30.0
 """How long a client may take to read the last bytes and to answer the end of a connection."""
-
-_log = logging.getLogger("penstock.server")
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 

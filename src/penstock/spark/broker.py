@@ -37,7 +37,7 @@ _JSON = "application/json"
 T = TypeVar("T")
 
 
-class Patience:
+class RetryTime:
     """Limits how long a request is repeated. Progress starts the time again, and so does the debt
     of a quota that is being paid back: the broker says how long that takes, which may be long after
     a large batch."""
@@ -58,7 +58,7 @@ class Patience:
         self._since: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
-    def bear(self, error: PenstockError) -> None:
+    def wait_after(self, error: PenstockError) -> None:
         """Waits before the next attempt. Raises the error if there is to be none."""
         if not error.retryable:
             raise error
@@ -93,7 +93,7 @@ class Patience:
         return Unavailable(text)
 
 
-class Broker:
+class BrokerConnection:
     """A connection to a broker. Not for several threads."""
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -103,11 +103,11 @@ class Broker:
         self._client: Client | None = None
         self._has_answered = False
 
-    def __reduce__(self) -> tuple[type[Broker], tuple[BrokerSettings]]:
+    def __reduce__(self) -> tuple[type[BrokerConnection], tuple[BrokerSettings]]:
         """Makes a copy that has not connected yet."""
-        return Broker, (self._settings,)
+        return BrokerConnection, (self._settings,)
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> BrokerConnection:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -119,8 +119,8 @@ class Broker:
             self._client.close()
             self._client = None
 
-    def patience(self) -> Patience:
-        return Patience(self.retry_s)
+    def retry_time(self) -> RetryTime:
+        return RetryTime(self.retry_s)
 
     def call(
         self,
@@ -130,11 +130,11 @@ class Broker:
         body: bytes = b"",
         content_type: str = _JSON,
         query: Mapping[str, str | int] | None = None,
-        patience: Patience | None = None,
+        retry_time: RetryTime | None = None,
     ) -> bytes:
         """Sends a request and returns the body of its answer. Repeats it while the broker is away
         or full, so the request must have the same effect when it is executed twice."""
-        patience = patience or self.patience()
+        retry_time = retry_time or self.retry_time()
         call = Call(
             method,
             _target(path, query),
@@ -147,7 +147,7 @@ class Broker:
             try:
                 return self._ask(lambda client: client.send(call))
             except PenstockError as error:
-                patience.bear(error)
+                retry_time.wait_after(error)
 
     def rows(self, path: str, query: Mapping[str, str | int]) -> RowStream:
         """Opens a stream of record batches. Does not wait for a broker that is away."""

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.calls import segment
 from penstock.model.errors import PenstockError, Unavailable
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.existence import check_exists
 from penstock.spark.options import CacheSettings
 from penstock.spark.schemas import CACHE_COLUMNS, check_columns
@@ -41,7 +41,7 @@ class CacheReader(DataSourceReader):
         # Without any column, as for a count, the keys say how many rows there are.
         query: dict[str, str | int] = {"columns": ",".join(self._schema.names) or "key"}
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        with Broker(self._settings) as broker:
+        with BrokerConnection(self._settings) as broker:
             for batch in _entries(broker, path, query):
                 columns = [batch.column(name) for name in schema.names]
                 if columns:
@@ -50,9 +50,11 @@ class CacheReader(DataSourceReader):
                     yield batch
 
 
-def _entries(broker: Broker, path: str, query: dict[str, str | int]) -> Iterator[pa.RecordBatch]:
+def _entries(
+    broker: BrokerConnection, path: str, query: dict[str, str | int]
+) -> Iterator[pa.RecordBatch]:
     """Waits for a broker that is away, until the first entries have arrived."""
-    patience = broker.patience()
+    retry_time = broker.retry_time()
     has_begun = False
     while True:
         try:
@@ -67,4 +69,4 @@ def _entries(broker: Broker, path: str, query: dict[str, str | int]) -> Iterator
                     f"the snapshot of the cache broke off, and the next one would be of another "
                     f"moment; read it again ({error})"
                 ) from error
-            patience.bear(error)
+            retry_time.wait_after(error)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from penstock.client.calls import segment
 from penstock.model.errors import NotFound, PermissionDenied
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.options import BrokerSettings
 
 Target = Literal["topic", "stream", "cache"]
@@ -26,7 +26,7 @@ def check_exists(settings: BrokerSettings, kind: Target, name: str) -> None:
     if kind != "topic":
         tenant, namespace, plain = map(segment, name.split("/"))
         path = f"/v1/tenants/{tenant}/namespaces/{namespace}/{kind}s/{plain}"
-    with Broker(settings) as broker:
+    with BrokerConnection(settings) as broker:
         try:
             broker.call("GET", path)
         except NotFound:

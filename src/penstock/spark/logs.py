@@ -22,7 +22,7 @@ from penstock.model.ranges import NamedOffsets, OffsetReport, OffsetsPage, Strea
 from penstock.model.scopes import Scope
 from penstock.model.splits import Split, Splits
 from penstock.spark.bounds import LogName
-from penstock.spark.broker import Broker, Patience
+from penstock.spark.broker import BrokerConnection, RetryTime
 from penstock.spark.options import PATTERN_SIGNS, SourceSettings
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class SourceLog(Protocol):
     def decode(self, offset: Mapping[str, Any]) -> Positions: ...
 
 
-def log_of(broker: Broker, settings: SourceSettings) -> SourceLog:
+def log_of(broker: BrokerConnection, settings: SourceSettings) -> SourceLog:
     if settings.log == "journal":
         return JournalLog(broker)
     if settings.log == "events":
@@ -148,7 +148,7 @@ def log_of(broker: Broker, settings: SourceSettings) -> SourceLog:
 
 
 def splits(
-    broker: Broker,
+    broker: BrokerConnection,
     place: TopicPartition,
     start: int,
     end: int,
@@ -173,20 +173,20 @@ def splits(
     return found, at
 
 
-def publish(broker: Broker, group: str, positions: Positions) -> None:
+def publish(broker: BrokerConnection, group: str, positions: Positions) -> None:
     """Publishes that the group has done everything below the positions. For the journal, the group
     is always the archive. Tries once."""
-    once = Patience(0)
+    once = RetryTime(0)
     if JOURNAL in positions:
         body = encode({"next": positions[JOURNAL]})
-        broker.call("POST", "/v1/journal/archived", body=body, patience=once)
+        broker.call("POST", "/v1/journal/archived", body=body, retry_time=once)
     by_topic: dict[tuple[str, int], list[dict[str, int]]] = {}
     for place, position in sorted(positions.items()):
         if place.stream_in is not None:
             path = stream_path(place.stream_in, place.topic)
             body = encode({"next": position, "stream_id": place.topic_id or None})
             path = f"{path}/subscriptions/{segment(group)}/progress"
-            broker.call("POST", path, body=body, patience=once)
+            broker.call("POST", path, body=body, retry_time=once)
         elif place != JOURNAL:
             done = by_topic.setdefault((place.topic, place.topic_id), [])
             done.append({"partition": place.partition, "next": position})
@@ -195,13 +195,13 @@ def publish(broker: Broker, group: str, positions: Positions) -> None:
         if topic_id:
             progress["topic_id"] = topic_id
         path = f"/v1/topics/{segment(topic)}/groups/{segment(group)}/progress"
-        broker.call("POST", path, body=encode(progress), patience=once)
+        broker.call("POST", path, body=encode(progress), retry_time=once)
 
 
 class RecordLog:
     """The records of topics. `topics` are names, which must exist, and patterns."""
 
-    def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
+    def __init__(self, broker: BrokerConnection, topics: Iterable[str]) -> None:
         self._broker = broker
         self._names = [topic for topic in topics if not is_pattern(topic)]
         self._patterns = [topic for topic in topics if is_pattern(topic)]
@@ -291,7 +291,7 @@ class RecordLog:
 class EventLog(RecordLog):
     """The events of durable streams of one namespace. A pattern means durable streams only."""
 
-    def __init__(self, broker: Broker, streams: Iterable[str], scope: Scope) -> None:
+    def __init__(self, broker: BrokerConnection, streams: Iterable[str], scope: Scope) -> None:
         super().__init__(broker, streams)
         self._scope = scope
 
@@ -343,7 +343,7 @@ class EventLog(RecordLog):
 
 
 class JournalLog:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerConnection) -> None:
         self._broker = broker
 
     def find(self) -> list[str]:

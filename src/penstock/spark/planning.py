@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock.model.errors import InvalidArgument, NotFound, NotYet
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.spark.bounds import Bound
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import JOURNAL, Positions, SourceLog, Spans, TopicPartition, splits
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
@@ -104,7 +104,7 @@ def _check_names(bound: Bound, option: str, spans: Spans) -> None:
 # -- a limit of rows -------------------------------------------------------------------------------
 
 
-def limited(broker: Broker, ranges: Ranges, max_rows: int) -> Positions:
+def limited(broker: BrokerConnection, ranges: Ranges, max_rows: int) -> Positions:
     """Returns where each range ends, so that all of them have at most `max_rows` rows together."""
     has = {
         place: sum(split.rows for split in splits(broker, place, *ends, MAX_SPLIT_ROWS)[0])
@@ -132,7 +132,7 @@ def shares(limit: int, has: dict[TopicPartition, int]) -> dict[TopicPartition, i
 # -- tasks -----------------------------------------------------------------------------------------
 
 
-def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[TaskSlice]:
+def slices(broker: BrokerConnection, ranges: Ranges, settings: SourceSettings) -> list[TaskSlice]:
     """Cuts the ranges into slices of at most `rows_per_partition` rows. There are at least
     `min_partitions` slices if there are that many rows."""
     found = _slices(broker, ranges, settings.rows_per_partition)
@@ -142,7 +142,7 @@ def slices(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Tas
     return found
 
 
-def _slices(broker: Broker, ranges: Ranges, rows: int) -> list[TaskSlice]:
+def _slices(broker: BrokerConnection, ranges: Ranges, rows: int) -> list[TaskSlice]:
     return [
         TaskSlice(place, split.start, split.end, split.rows)
         for place, (start, end) in sorted(ranges.items())

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.model.errors import PenstockError, Unauthenticated
 from penstock.model.tenancy import DEFAULT
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import JOURNAL, Positions, TopicPartition, publish
 from penstock.spark.options import BrokerSettings
 
@@ -131,7 +131,7 @@ class ProgressListener(StreamingQueryListener):
     def _publish_one(self, member: FollowedGroup) -> None:
         known = self._brokers.get(member.url) or BrokerSettings.of(url=member.url)
         settings = replace(known, tenant=member.tenant, namespace=member.namespace)
-        with Broker(settings) as broker:
+        with BrokerConnection(settings) as broker:
             publish(broker, member.group, self._unpublished[member])
 
     def _warn(self, member: FollowedGroup, error: PenstockError) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import log_of, span_of
 from penstock.spark.losses import Losses
 from penstock.spark.options import SourceSettings
@@ -43,15 +43,17 @@ class RowRequest:
 
 def read(request: RowRequest, todo: tuple[TaskSlice, ...]) -> Iterator[pa.RecordBatch]:
     _freeze_loaded_modules()
-    with Broker(request.settings) as broker:
+    with BrokerConnection(request.settings) as broker:
         for one in todo:
             yield from _read_slice(broker, request, one)
 
 
-def _read_slice(broker: Broker, request: RowRequest, one: TaskSlice) -> Iterator[pa.RecordBatch]:
+def _read_slice(
+    broker: BrokerConnection, request: RowRequest, one: TaskSlice
+) -> Iterator[pa.RecordBatch]:
     place = one.place
     shape = Shape(request.settings.log, request.schema, place.topic, place.partition)
-    patience = broker.patience()
+    retry_time = broker.retry_time()
     at = one.start
     while at < one.end:
         try:
@@ -59,17 +61,21 @@ def _read_slice(broker: Broker, request: RowRequest, one: TaskSlice) -> Iterator
                 for batch in stream:
                     if batch.num_rows:
                         at = shape.last_position(batch) + 1
-                        patience.renew()
+                        retry_time.renew()
                         yield shape.fit(batch)
             return
         except (OutOfRange, NotFound) as error:
             at = _position_after_loss(broker, request.settings, one, at, error)
         except PenstockError as error:
-            patience.bear(error)
+            retry_time.wait_after(error)
 
 
 def _position_after_loss(
-    broker: Broker, settings: SourceSettings, one: TaskSlice, at: int, error: PenstockError
+    broker: BrokerConnection,
+    settings: SourceSettings,
+    one: TaskSlice,
+    at: int,
+    error: PenstockError,
 ) -> int:
     """Returns where to continue, if the settings allow rows to be lost."""
     losses = Losses.of(settings)

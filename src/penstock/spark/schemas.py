@@ -30,7 +30,7 @@ from penstock.spark.bounds import LogName
 STRING, INTEGER, LONG, TIMESTAMP = StringType(), IntegerType(), LongType(), TimestampType()
 BINARY = BinaryType()
 
-PLACE_COLUMNS: dict[LogName, dict[str, DataType]] = {
+POSITION_COLUMNS: dict[LogName, dict[str, DataType]] = {
     "records": {"topic": STRING, "partition": INTEGER},
     "events": {"stream": STRING},
     "journal": {},
@@ -114,7 +114,7 @@ def struct(columns: Mapping[str, DataType]) -> StructType:
 
 
 def columns_of(log: LogName) -> dict[str, DataType]:
-    return PLACE_COLUMNS[log] | SENT_COLUMNS[log]
+    return POSITION_COLUMNS[log] | SENT_COLUMNS[log]
 
 
 def position_column(log: LogName) -> str:

@@ -32,7 +32,7 @@ from penstock.model.errors import (
     InvalidArgument,
     PenstockError,
 )
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.existence import Target, check_exists
 from penstock.spark.options import SinkSettings
 from penstock.spark.sink_columns import (
@@ -70,7 +70,7 @@ class BatchSink(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         is_only = self._settings.txn_batch is None
-        with Broker(self._settings) as broker:
+        with BrokerConnection(self._settings) as broker:
             producer_batch = ProducerBatch(broker, self._producer, self._batch)
             staged = _staged(messages)
             answer = producer_batch.commit(staged, once=is_only)
@@ -107,7 +107,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         staged = _staged(messages)
         if not staged:
             raise Internal("Spark has committed a batch without a task")
-        with Broker(self._settings) as broker:
+        with BrokerConnection(self._settings) as broker:
             producer_batch = ProducerBatch(broker, staged[0].producer, batchId)
             answer = producer_batch.commit(staged)
             if answer.status == ALREADY:
@@ -179,7 +179,7 @@ def _stage(
     settings: SinkSettings, producer: str, batch: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedPart:
     kind, name = _target(settings)
-    with Broker(settings) as broker:
+    with BrokerConnection(settings) as broker:
         return ProducerBatch(broker, producer, batch).send(
             _task().partitionId(), cut(map(as_sent, batches)), {kind: name} if name else {}
         )
@@ -194,7 +194,7 @@ def _drop(settings: SinkSettings, producer: str, batch: int) -> None:
     """Drops the staged rows at once. Without this the broker keeps them until the producer's next
     batch."""
     try:
-        with Broker(settings) as broker:
+        with BrokerConnection(settings) as broker:
             ProducerBatch(broker, producer, batch).drop()
     except PenstockError as error:
         log.warning("batch %d of %s was not dropped: %s", batch, producer, error)

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.model.errors import NotFound, OutOfRange, PenstockError
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import (
     Positions,
     SourceLog,
@@ -71,7 +71,7 @@ def _read(request: RowRequest, partition: InputPartition) -> Iterator[pa.RecordB
     return read(request, partition.slices if isinstance(partition, Task) else ())
 
 
-def _tasks(broker: Broker, ranges: Ranges, settings: SourceSettings) -> list[Task]:
+def _tasks(broker: BrokerConnection, ranges: Ranges, settings: SourceSettings) -> list[Task]:
     found = slices(broker, ranges, settings)
     return [Task(each) for each in tasks(found, settings.min_partitions)]
 
@@ -85,7 +85,7 @@ class BatchReader(DataSourceReader):
         self._request = RowRequest(settings, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        with Broker(self._settings) as broker:
+        with BrokerConnection(self._settings) as broker:
             ranges = self._ranges(log_of(broker, self._settings))
             return _tasks(broker, ranges, self._settings)
 
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check(settings.log, schema)
         self._settings = settings
         self._request = RowRequest(settings, schema)
-        self._broker = Broker(settings)
+        self._broker = BrokerConnection(settings)
         self._log = log_of(self._broker, settings)
         self._losses = Losses.of(settings)
         self._target: Spans | None = None

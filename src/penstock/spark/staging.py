@@ -19,7 +19,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.client.calls import encode, segment
 from penstock.model.errors import FailedPrecondition, NotFound, Unavailable
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 
 ARROW = "application/vnd.apache.arrow.stream"
 STORING = "storing"
@@ -67,7 +67,7 @@ _read_producer = msgspec.json.Decoder(ProducerAnswer).decode
 class ProducerBatch:
     """Batch number `batch` of `producer`. Tasks send its pieces; the driver commits or drops it."""
 
-    def __init__(self, broker: Broker, producer: str, batch: int) -> None:
+    def __init__(self, broker: BrokerConnection, producer: str, batch: int) -> None:
         self.producer = producer
         self.batch = batch
         self._broker = broker
@@ -94,12 +94,12 @@ class ProducerBatch:
             if one.pieces
         ]
         body = encode({"parts": parts, "once": once})
-        answer, patience, done = self._ask_to_commit(body), self._broker.patience(), -1
+        answer, retry_time, done = self._ask_to_commit(body), self._broker.retry_time(), -1
         while answer.status == STORING:
             if answer.done > done:
-                patience.renew()
+                retry_time.renew()
                 done = answer.done
-            patience.bear(Unavailable(self._unfinished(answer)))
+            retry_time.wait_after(Unavailable(self._unfinished(answer)))
             answer = self._ask_to_commit(body)
         return answer
 

@@ -23,7 +23,7 @@ logger = logging.getLogger("penstock.storage")
 
 
 class AppendingLog(ABC):
-    """The part of `Log` that all logs on disk share. `frame_bytes` is where an open frame is closed
+    """The part of `Log` that all logs share. `frame_bytes` is where an open frame is closed
     between two appends; no frame has `max_frame_bytes`."""
 
     def __init__(self, next_seq: int, frame_bytes: int, max_frame_bytes: int) -> None:

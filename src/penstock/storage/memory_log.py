@@ -6,22 +6,20 @@ so that the engine meets the same order of events on both logs. Must not know th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from penstock.api.durability import Capabilities
 from penstock.core.state import BrokerState
-from penstock.model.errors import Unavailable
-from penstock.model.limits import Limits
+from penstock.model.limits import MIB, Limits
+from penstock.storage.appending import AppendingLog
 from penstock.storage.checkpoint import Checkpoint
 from penstock.storage.errors import SegmentGone
-from penstock.storage.frames import MAX_FRAME_BYTES, POSITION_BITS
-from penstock.storage.log import RECORD_OVERHEAD_BYTES, LogListener, NoListener, Post, Replay
+from penstock.storage.frames import MAX_FRAME_BYTES
+from penstock.storage.log import Post, Replay
 from penstock.storage.staging import StagedInMemory
 
-_FRAME_BYTES = 2 ** (POSITION_BITS - 1)
-
-logger = logging.getLogger("penstock.storage")
+_FRAME_BYTES = MIB
+"""The records of an open frame are in memory, though nobody reads them."""
 
 
 class MemoryStorage:
@@ -41,39 +39,21 @@ class MemoryStorage:
         return MemoryLog(post)
 
 
-class MemoryLog:
-    """See `Log` for the interface and its contract."""
+class MemoryLog(AppendingLog):
+    """See `Log` for the interface and its contract. A frame only counts: it is dropped as soon as
+    it is closed."""
 
     is_shared = False
 
     def __init__(self, post: Post) -> None:
-        self.seq = 1
-        self.durable_seq = 0
-        self.max_frame_bytes = MAX_FRAME_BYTES
-        self.failed: BaseException | None = None
-        self.commits = 0
-        self.commit_seconds = 0.0
-        self.last_commit_seconds = 0.0
-        self.last_commit_frames = 0
-        self.last_commit_bytes = 0
-        self._listener: LogListener = NoListener()
+        super().__init__(1, _FRAME_BYTES, MAX_FRAME_BYTES)
         self._post = post
         self._posted = False
-        self._closed = False
-        self._begin = self._end = self.seq << POSITION_BITS
-
-    def start(self, listener: LogListener) -> None:
-        self._listener = listener
-
-    def append(self, records: Sequence[bytes]) -> int:
-        nbytes = sum(map(len, records)) + len(records) * RECORD_OVERHEAD_BYTES
-        return self._append(nbytes)
-
-    def append_one(self, record: bytes) -> int:
-        return self._append(len(record) + RECORD_OVERHEAD_BYTES)
+        self._closed_bytes = 0
+        self._begin_frame()
 
     def commit(self) -> None:
-        if self._end > self._begin and not self._posted:
+        if self._records and not self._posted:
             self._posted = True
             self._post(self._settle)
 
@@ -81,7 +61,7 @@ class MemoryLog:
         return True
 
     def has_room(self, nbytes: int, *, reserve: bool = False) -> bool:
-        return not self._closed and self.failed is None
+        return not self._is_closed and self.failed is None
 
     @property
     def shortage(self) -> str:
@@ -104,17 +84,11 @@ class MemoryLog:
     def drop_segments(self, up_to_number: int) -> None:
         pass
 
-    def stop_writing(self, error: BaseException) -> None:
-        self.failed = error
-
     def close(self) -> None:
-        if not self._closed:
+        if not self._is_closed:
             self._settle()
-            self._closed = True
-
-    @property
-    def has_pending(self) -> bool:
-        return self._end > self._begin or self.seq - 1 > self.durable_seq
+            self._is_closed = True
+            self._refuse_all()
 
     @property
     def first_position(self) -> int:
@@ -124,32 +98,24 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return 0
 
-    def _append(self, nbytes: int) -> int:
-        if self._closed or self.failed is not None:
-            raise Unavailable("the broker is stopping")
-        if self._end - self._begin > _FRAME_BYTES:
-            self._next_frame()
-        position = self._end
-        self._end += nbytes
-        return position
-
-    def _next_frame(self) -> None:
-        self.last_commit_bytes = self._end - self._begin
+    def _close_frame(self) -> None:
+        self._closed_bytes += self._open_bytes
+        self._records.clear()
         self.seq += 1
-        self._begin = self._end = self.seq << POSITION_BITS
+        self._begin_frame()
+
+    def _set_limits(self) -> None:
+        """Does nothing: `has_room` needs no limits."""
 
     def _settle(self) -> None:
         self._posted = False
         if self.failed is not None:
             return
-        if self._end > self._begin:
-            self._next_frame()
-        if self.seq - 1 == self.durable_seq or self._closed:
+        if self._records:
+            self._close_frame()
+        if self.seq - 1 == self.durable_seq or self._is_closed:
             return
-        self.last_commit_frames = self.seq - 1 - self.durable_seq
-        self.durable_seq = self.seq - 1
-        self.commits += 1
-        try:
-            self._listener.durable(self.durable_seq)
-        except Exception:
-            logger.exception("a callback of the log failed; the log goes on")
+        frames, self.durable_seq = self.seq - 1 - self.durable_seq, self.seq - 1
+        nbytes, self._closed_bytes = self._closed_bytes, 0
+        self._count_commit(0.0, frames, nbytes)
+        self._notify(self._listener.durable, self.durable_seq)

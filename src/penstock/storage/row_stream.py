@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.model.access import TopicReach
+from penstock.model.access import VisibleTopics
 from penstock.model.errors import InvalidArgument
 from penstock.model.journal import JournalSelection
 from penstock.model.limits import MIB
@@ -80,8 +80,8 @@ def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
         if name in selection.null_means:
             column = pc.fill_null(column, selection.null_means[name])
         batch = batch.filter(pc.equal(column, value))
-    if isinstance(selection, JournalSelection) and selection.reach is not None:
-        batch = _within(batch, selection, selection.reach)
+    if isinstance(selection, JournalSelection) and selection.visible is not None:
+        batch = _within(batch, selection, selection.visible)
     if selection.from_ms is not None:
         batch = batch.filter(pc.greater_equal(_times(batch), selection.from_ms * 1000))
     if selection.to_ms is not None:
@@ -90,9 +90,9 @@ def _selected(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
 
 
 def _within(
-    batch: pa.RecordBatch, selection: JournalSelection, reach: TopicReach
+    batch: pa.RecordBatch, selection: JournalSelection, visible: VisibleTopics
 ) -> pa.RecordBatch:
-    """Returns the rows of the journal whose topic or stream is in the reach."""
+    """Returns the rows of the journal whose topic or stream may be seen."""
     columns = {
         name: pc.fill_null(batch.column(name), null)
         for name, null in (*selection.null_means.items(), ("topic", ""), ("resource_kind", ""))
@@ -102,7 +102,7 @@ def _within(
         row
         for row in table.group_by(list(columns)).aggregate([]).to_pylist()
         if row["topic"]
-        and reach.includes(
+        and visible.includes(
             (row["tenant"], row["namespace"]), row["topic"], kind=row["resource_kind"]
         )
     ]

@@ -140,11 +140,11 @@ def test_chunks_are_sent_at_the_rate_and_lost_time_is_not_made_up_for():
     assert pace.chunk_rows == 20
     ended = []
     for takes in (0.25, 0.25, 3.0, 0.25):
-        pace.await_turn()
+        pace.await_pause()
         clock.now += takes
         pace.written(20)
         ended.append(clock.now)
-    pace.await_turn()
+    pace.await_pause()
     assert ended == [100.25, 101.5, 105.5, 106.75]
     assert (clock.slept, clock.now) == ([1.0] * 4, 107.75)
 
@@ -162,7 +162,7 @@ def test_no_span_of_time_has_more_rows_than_the_rate_and_one_chunk(
     seen: list[tuple[float, float]] = []
     for takes, idle in chunks:
         clock.now += idle
-        pace.await_turn()
+        pace.await_pause()
         began = clock.now
         clock.now += takes
         pace.written(pace.chunk_rows)
@@ -178,12 +178,12 @@ def test_less_than_a_message_a_second_is_one_at_a_time_and_no_rate_is_no_wait():
     clock = Clock()
     slow = Pace(0.5, clock.time, clock.sleep)
     assert slow.chunk_rows == 1
-    slow.await_turn()
+    slow.await_pause()
     slow.written(1)
-    slow.await_turn()
+    slow.await_pause()
     assert clock.slept == [2.0]
     free = Pace(None, clock.time, clock.sleep)
-    free.await_turn()
+    free.await_pause()
     free.written(10**9)
-    free.await_turn()
+    free.await_pause()
     assert (clock.slept, free.chunk_rows) == ([2.0], MAX_CHUNK_ROWS)

@@ -274,7 +274,7 @@ def test_progress_is_one_line_on_a_terminal_and_gives_way_to_text():
     assert screen.is_due
     screen.progress([figures()])
     assert err.getvalue() == "\r\x1b[Karchive records: 12,345 rows, 100 rows/s, lag 7"
-    screen.say("a row\x1b[2J\twith\nlines")
+    screen.print("a row\x1b[2J\twith\nlines")
     assert err.getvalue().endswith("\r\x1b[K")
     assert out.getvalue() == "a row\\x1b[2J       with\nlines\n"
     before = err.getvalue()

@@ -1,8 +1,7 @@
-"""Admission: checks Host, Origin, credentials and the headers that say where a body ends.
+"""Admission: checks Host, Origin, credentials and scope of each request.
 
 A page of another site must not reach a broker on its user's machine: a foreign Origin is refused,
-and on a loopback bind so is a Host that is no loopback name (DNS rebinding). A request whose end
-two readers could see in different places is refused (request smuggling).
+and on a loopback bind so is a Host that is no loopback name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -11,33 +10,31 @@ import hmac
 import ipaddress
 import re
 
-import msgspec
-
 from penstock.model.errors import (
     InvalidArgument,
     PenstockError,
     PermissionDenied,
     Unauthenticated,
 )
-from penstock.model.limits import MAX_HEADER_BYTES, MAX_REQUEST_ID_CHARS
+from penstock.model.limits import MAX_HEADER_BYTES
 from penstock.model.principals import UNVERIFIED, Principal
 from penstock.model.scopes import Scope
 from penstock.model.tenancy import DEFAULT
-from penstock.server.http.forwarded_head import VIA_HEADER, forwarded_head
-from penstock.server.http.requests import NO_NOTES, Notes
-from penstock.server.http.scope_headers import NO_SCOPE, SCOPE_HEADERS, RequestScope, read_scope
+from penstock.server.http.forwarded_head import forwarded_head
+from penstock.server.http.request_headers import (
+    NO_SCOPE,
+    Headers,
+    RequestScope,
+    RequestVerdict,
+    SortedHeaders,
+    read_scope,
+)
+from penstock.server.http.requests import Notes
 from penstock.server.identity.authenticator import Authentication
 from penstock.server.identity.credentials import Credential, wall_ms
 
-_PRINTABLE = re.compile(rb"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?|[A-Za-z0-9._~-]+(:[0-9]{1,5})?")
 _OWN_ORIGIN = re.compile(r"https?://([^/?#]+)/?", re.IGNORECASE)
-_LENGTH = re.compile(rb"[0-9]{1,19}")
-
-_NOTED = frozenset(
-    {b"accept", b"if-match", b"if-none-match", b"last-event-id", b"access-control-request-method"}
-)
-"""Headers that the answer depends on. The values of a repeated one are joined with commas."""
 
 _CORS = (
     b"access-control-allow-credentials: true\r\n"
@@ -50,43 +47,6 @@ MAX_SENDERS = 10_000
 """The tenants and namespaces that are kept so that connections compare them by identity."""
 
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost"})
-
-
-Headers = list[tuple[bytes, bytes]]
-"""Names in lower case, values as the parser reported them."""
-
-
-class RequestVerdict(msgspec.Struct):
-    """The meaning of a request's headers and HTTP version.
-
-    `content_length` is 0 without that header. `is_ambiguous`: it is not clear where the body ends.
-    `until_ms`: from this time on the same headers may mean something else; 0 for never.
-    `is_of_connection`: they may mean something else on another connection.
-    """
-
-    request_id: bytes = b""
-    content_length: int = 0
-    is_chunked: bool = False
-    is_ambiguous: bool = False
-    expects_continue: bool = False
-    is_cross_site: bool = False
-    notes: Notes = NO_NOTES
-    refusal: PenstockError | None = None
-    cross_site_refusal: PenstockError | None = None
-    until_ms: int = 0
-    is_of_connection: bool = False
-
-    def is_preflight(self, method: bytes) -> bool:
-        return method == b"OPTIONS" and self.notes.is_preflight
-
-    def is_welcome(self) -> bool:
-        """Returns whether nothing is refused on any path, and no 100 Continue is due."""
-        refusals = (self.refusal, self.notes.token_refusal, self.cross_site_refusal)
-        return refusals == (None, None, None) and not self.expects_continue
-
-    def has_body(self) -> bool:
-        """Returns whether bytes of the request may follow its head."""
-        return self.content_length > 0 or self.is_chunked or self.is_ambiguous
 
 
 class Admission:
@@ -145,38 +105,11 @@ class Admission:
         """Reads the headers and checks them. `certificate` is what the client's certificate proves.
         Until `until_ms` the verdict depends on nothing but the arguments, the settings and what
         credentials are valid, whose changes `generation` counts: `AdmissionCache` relies on it."""
-        verdict = RequestVerdict()
-        hosts: list[bytes] = []
-        lengths: list[bytes] = []
-        codings: list[bytes] = []
-        origin: bytes | None = None
-        credentials: list[bytes] = []
-        noted: dict[bytes, bytes] = {}
-        scoping: Headers = []
-        via = b""
-        size = 0
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"origin":
-                origin = value
-            elif name == b"authorization":
-                credentials.append(value)
-            elif name == b"content-length":
-                lengths.append(value)
-            elif name == b"transfer-encoding":
-                codings.append(value)
-            elif name in _NOTED:
-                noted[name] = noted[name] + b", " + value if name in noted else value
-            elif name in SCOPE_HEADERS:
-                scoping.append((name, value))
-            elif name == VIA_HEADER:
-                via = value.strip() or b"?"
-            else:
-                _note(verdict, name, value)
-        framing = _read_framing(verdict, lengths, codings, http_version)
-        if size > MAX_HEADER_BYTES:
+        sorted_headers = SortedHeaders(headers)
+        verdict = sorted_headers.verdict
+        hosts, origin = sorted_headers.hosts, sorted_headers.origin
+        framing = sorted_headers.read_framing(http_version)
+        if sorted_headers.size > MAX_HEADER_BYTES:
             verdict.refusal = InvalidArgument(f"headers are over {MAX_HEADER_BYTES} bytes")
         else:
             verdict.refusal = (
@@ -185,15 +118,27 @@ class Admission:
                 or self._check_origin(origin, hosts)
             )
         # Another broker's certificate says nothing about the client whose request it forwards.
-        outcome = self._authenticate(credentials, None if via else certificate)
+        own_certificate = None if sorted_headers.via else certificate
+        outcome = self._authenticate(sorted_headers.credentials, own_certificate)
+        verdict.notes = self._notes(sorted_headers, outcome)
+        verdict.until_ms = self._until_ms(outcome)
+        # Without a bearer credential it depends on whether the connection has a certificate.
+        is_bare = verdict.notes.principal is UNVERIFIED and not sorted_headers.credentials
+        verdict.is_of_connection = is_bare or (certificate is not None and outcome is certificate)
+        verdict.cross_site_refusal = _check_site(verdict, origin)
+        return verdict
+
+    def _notes(self, headers: SortedHeaders, outcome: Credential | PenstockError | None) -> Notes:
+        """Returns what handlers need of the headers. Refuses the request if its scope is wrong."""
+        verdict, noted, origin = headers.verdict, headers.noted, headers.origin
         credential = outcome if isinstance(outcome, Credential) else None
         principal = None if credential is None else credential.principal
         if outcome is None and self._authenticator is not None:
             principal = UNVERIFIED
-        scope = _scope_of(verdict, scoping, principal)
+        scope = _scope_of(verdict, headers.scoping, principal)
         accept = noted.get(b"accept", b"").lower()
         cors_head = self._cors_head(origin) if verdict.refusal is None else b""
-        verdict.notes = Notes(
+        return Notes(
             wants_events=b"text/event-stream" in accept,
             wants_html=b"text/html" in accept,
             if_match=noted.get(b"if-match"),
@@ -202,23 +147,17 @@ class Admission:
             is_preflight=b"access-control-request-method" in noted
             and cors_head.startswith(b"access-control"),
             cors_head=cors_head,
-            host=hosts[0] if hosts else b"",
+            host=headers.hosts[0] if headers.hosts else b"",
             token_refusal=outcome if isinstance(outcome, PenstockError) else None,
             scope=scope.scope,
             tenant=scope.tenant,
             namespace=scope.namespace,
             principal=principal,
             credential=credential,
-            via=via,
-            forwarded_head=forwarded_head(headers) if self._is_forwarding else b"",
+            via=headers.via,
+            forwarded_head=forwarded_head(headers.all) if self._is_forwarding else b"",
             sender=self._sender_of(scope, outcome),
         )
-        verdict.until_ms = self._until_ms(outcome)
-        # Without a bearer credential it depends on whether the connection has a certificate.
-        is_bare = principal is UNVERIFIED and not credentials
-        verdict.is_of_connection = is_bare or (credential is not None and credential is certificate)
-        verdict.cross_site_refusal = _check_site(verdict, origin)
-        return verdict
 
     def _sender_of(
         self, scope: RequestScope, outcome: Credential | PenstockError | None
@@ -370,56 +309,6 @@ class AdmissionCache:
         is_short = verdict.content_length <= self._max_body_bytes
         self.is_welcome = verdict.is_welcome() and is_short and http_version == "1.1"
         return verdict
-
-
-def check_request_line(method: bytes, http_version: str) -> PenstockError | None:
-    """Refuses what the parser lets through: CONNECT, HTTP/0.9 and HTTP/2.0."""
-    if method == b"CONNECT":
-        return InvalidArgument("CONNECT is for proxies; the broker is none")
-    if http_version not in ("1.0", "1.1"):
-        return InvalidArgument(f"HTTP/{http_version} is not supported; use HTTP/1.1")
-    return None
-
-
-def _read_framing(
-    verdict: RequestVerdict, lengths: list[bytes], codings: list[bytes], http_version: str
-) -> PenstockError | None:
-    """Notes where the body ends, and refuses a request that leaves it open. The parser is strict as
-    well; the connection compares both when the body has come."""
-    if not lengths and not codings:
-        return None
-    if not codings and len(lengths) == 1:
-        length = lengths[0].strip(b" \t")
-        if _LENGTH.fullmatch(length):
-            verdict.content_length = int(length)
-            return None
-    elif not lengths and http_version != "1.0" and _is_chunked(codings):
-        verdict.is_chunked = True
-        return None
-    verdict.is_ambiguous = True
-    if codings and lengths:
-        return InvalidArgument("Content-Length and Transfer-Encoding exclude each other")
-    if codings:
-        return InvalidArgument("the only Transfer-Encoding is one 'chunked', with HTTP/1.1")
-    return InvalidArgument("Content-Length must be one decimal number")
-
-
-def _is_chunked(codings: list[bytes]) -> bool:
-    return [coding.strip(b" \t").lower() for coding in codings] == [b"chunked"]
-
-
-def _note(verdict: RequestVerdict, name: bytes, value: bytes) -> None:
-    if name == b"sec-fetch-site":
-        # Browsers send this where they send no Origin: for an image, a link, a frame.
-        verdict.is_cross_site = value.strip().lower() in (b"cross-site", b"same-site")
-    elif name == b"expect" and value.lower() == b"100-continue":
-        verdict.expects_continue = True
-    elif (
-        name == b"x-request-id"
-        and len(value) <= MAX_REQUEST_ID_CHARS
-        and _PRINTABLE.fullmatch(value)
-    ):
-        verdict.request_id = value
 
 
 def host_name(host: str) -> str:

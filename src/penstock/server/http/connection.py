@@ -20,15 +20,15 @@ import httptools
 
 from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_HEADER_BYTES
-from penstock.server.http.admission import Headers, RequestVerdict, check_request_line
 from penstock.server.http.bodies import MAX_WAITING_BYTES, RequestBodies
-from penstock.server.http.connection_place import ConnectionPlace
+from penstock.server.http.connection_slot import ConnectionSlot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.flow import LINGER_BYTES, LINGER_S, FlowControl
 from penstock.server.http.head_cache import CacheableRequest
+from penstock.server.http.request_headers import Headers, RequestVerdict, check_request_line
 from penstock.server.http.requests import Request, origin_form
 from penstock.server.http.response_order import MAX_PIPELINED, Reply, ResponseOrder
-from penstock.server.identity.certificates import certificate_of
+from penstock.server.identity.credentials import certificate_of
 from penstock.server.websocket import upgrade
 
 
@@ -50,7 +50,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_half_closed = False
         self.touched = self._began = time.monotonic()
         self.admissions = dispatch.new_admission_cache()
-        self.place = ConnectionPlace(dispatch)
+        self.slot = ConnectionSlot(dispatch)
         # Of the request that is being received.
         self.is_receiving = False
         self._url = b""
@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closed = self._is_discarding = True
         self.connections.discard(self)
-        self.place.leave()
+        self.slot.leave()
         self.bodies.drop()
         self.order.clear()
         self.order.answers.close()
@@ -134,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self, request: Request, reply: Reply) -> None:
         self.order.add_started(reply)
-        if request.notes.sender is self.place.sender or self.place.admits(request, reply):
+        if request.notes.sender is self.slot.sender or self.slot.admits(request, reply):
             self.dispatch.handle(request, reply)
 
     def _parse(self, data: bytes) -> None:
@@ -292,9 +292,9 @@ class HttpConnection(asyncio.Protocol):
         if reply.request is not None:
             request, reply.request = reply.request, None
             self.bodies.release(reply)
-            if self.place.admits(request, reply):
+            if self.slot.admits(request, reply):
                 self.dispatch.handle(request, reply)
-        elif self._hand_over is not None and self.place.admits(self._hand_over.request, reply):
+        elif self._hand_over is not None and self.slot.admits(self._hand_over.request, reply):
             reply.when_first(self._hand_over.run)
 
     def write_reply(self, reply: Reply) -> None:

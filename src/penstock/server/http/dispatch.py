@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.api.cluster import CopyFigures, CopySource
 from penstock.api.engine import Engine
@@ -19,13 +19,14 @@ from penstock.model.errors import (
     PenstockError,
     ResourceExhausted,
     TooLarge,
+    Unavailable,
 )
 from penstock.model.limits import KIB, MAX_HEADER_BYTES, MIB, Limits
-from penstock.server.http.absent_engine import absent_engine
-from penstock.server.http.admission import Admission, AdmissionCache, RequestVerdict
+from penstock.server.http.admission import Admission, AdmissionCache
 from penstock.server.http.answer_budget import AnswerBudget
 from penstock.server.http.head_cache import MAX_HEADS, HeadCache
 from penstock.server.http.open_streams import OpenStreams
+from penstock.server.http.request_headers import RequestVerdict
 from penstock.server.http.requests import Request
 
 if TYPE_CHECKING:
@@ -34,6 +35,25 @@ if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
     from penstock.server.registry.control_plane import Follower
+
+RETRY_AFTER_MS = 1000
+
+
+class AbsentEngine:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unavailable(
+            "this broker no longer serves these data; send the request again",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+
+def absent_engine(limits: Limits) -> Engine:
+    """Returns an engine that refuses everything but to tell its limits."""
+    return cast(Engine, AbsentEngine(limits))
+
 
 T = TypeVar("T")
 

@@ -1,9 +1,10 @@
 """Feeds: the events of a stream or a cache over plain HTTP, as NDJSON or server-sent events.
 
 A feed takes events only while its connection is below the high-water mark. What a slow reader does
-not read waits, and overflows, in its own subscription or watch. The first line says that the feed
-has begun; if the broker ends it, the last line says why. A feed ends when its reader disconnects,
-or when the reader could not be reached twice in a row.
+not read waits, and overflows, in its own subscription or watch; the consumer of a named
+subscription is paused, and gets nothing. The first line says that the feed has begun; if the broker
+ends it, the last line says why. A feed ends when its reader disconnects, or when the reader could
+not be reached twice in a row.
 """
 
 from __future__ import annotations
@@ -14,20 +15,93 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from penstock.api.caches import WatchHandle
+from penstock.api.consumers import Consumer
 from penstock.api.streams import Subscription
-from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
-from penstock.model.streams import Lag
+from penstock.model.errors import (
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    Unavailable,
+)
+from penstock.model.item import EventItem
+from penstock.model.options import check_number
+from penstock.model.streams import Lag, SubscribeNamed
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, whole_number
 from penstock.server.http.responses import CLOSE, NDJSON_TYPE, encode_json, typed_error
-from penstock.server.http.streamed_response import StreamedResponse, check_streamable
+from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
 from penstock.server.http.tcp_liveness import is_unreachable, probe_when_idle, reset
-from penstock.server.websocket.answers import Ok, lag_answer, subscribed_answer
+from penstock.server.named_events import encode_lines, encode_sse
+from penstock.server.websocket.answers import Ok, lag_answer, named_answer, subscribed_answer
 from penstock.server.websocket.events import BurstSize, EventLines, encode_watch
 
 if TYPE_CHECKING:
     from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
+
+
+class NamedFeed(StreamedResponse[Consumer]):
+    """The sink of a consumer of a stream."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        guard: Guard,
+        form: FeedFormat,
+        heartbeat_ms: int,
+        command: SubscribeNamed,
+    ) -> None:
+        super().__init__(reply, guard, form.head, heartbeat_ms, form.heartbeat)
+        self._form = form
+        self._command = command
+        self._id = ""
+        self._stream_id = 0
+
+    def send_opening(self, connection: HttpConnection, source: Consumer) -> None:
+        self._id = f"n{source.id}"
+        self._stream_id = source.topic_id
+        opening = named_answer(self._id, self._command, source)
+        connection.write_chunk(self._form.encode("subscribed", opening))
+
+    def begin(self, connection: HttpConnection, source: Consumer) -> None:
+        if connection.flow.write_paused:
+            source.pause()
+
+    # -- called by the engine ----------------------------------------------------------------
+
+    def write(self, items: list[EventItem]) -> None:
+        if self._connection is not None:
+            self._connection.write_chunk(self._encode(items))
+
+    def _encode(self, items: list[EventItem]) -> bytes:
+        if self._form.is_sse:
+            return encode_sse(self._id, self._stream_id, items)
+        return encode_lines(self._id, items)
+
+    def end(self, reason: str) -> None:
+        source = self._source
+        is_gone = source is not None and source.closed
+        self.refuse(NotFound(reason) if is_gone else Unavailable(reason))
+
+    def refuse(self, error: PenstockError) -> None:
+        connection = self._connection
+        self.detach()
+        if connection is not None:
+            body = typed_error(error, subscription_id=self._id)
+            connection.write_chunk(self._form.encode("error", body))
+            connection.end_stream()
+
+    # -- called by the connection --------------------------------------------------------------
+
+    def pause(self) -> None:
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self._source.resume()
+
 
 MAX_HEARTBEAT_MS = 3_600_000
 SSE_HEARTBEAT_MS = 15_000
@@ -132,8 +206,10 @@ class EventFeed(StreamedResponse[FeedSource]):
     """The sink of a subscription or a watch. Every `check_s` it checks that the reader can still
     be reached."""
 
-    def __init__(self, reply: Reply, form: FeedFormat, heartbeat_ms: int, check_s: float) -> None:
-        super().__init__(reply, form.head, heartbeat_ms, form.heartbeat)
+    def __init__(
+        self, reply: Reply, guard: Guard, form: FeedFormat, heartbeat_ms: int, check_s: float
+    ) -> None:
+        super().__init__(reply, guard, form.head, heartbeat_ms, form.heartbeat)
         self._form = form
         self._check_s = check_s
         self._next_check: asyncio.TimerHandle | None = None
@@ -228,11 +304,15 @@ class EventFeed(StreamedResponse[FeedSource]):
 
 
 def open_feed(
-    dispatch: RequestDispatch, request: Request, params: dict[str, str], reply: Reply
+    dispatch: RequestDispatch,
+    request: Request,
+    params: dict[str, str],
+    reply: Reply,
+    guard: Guard,
 ) -> EventFeed:
     """Returns the feed in the format that the request asks for; nothing is sent yet."""
     form, heartbeat_ms = feed_format(dispatch, request, params)
-    return EventFeed(reply, form, heartbeat_ms, dispatch.ws_ping_s)
+    return EventFeed(reply, guard, form, heartbeat_ms, dispatch.ws_ping_s)
 
 
 def feed_format(
@@ -247,6 +327,4 @@ def feed_format(
     heartbeat_ms = whole_number(params, "heartbeat_ms")
     if heartbeat_ms is None:
         heartbeat_ms = SSE_HEARTBEAT_MS if form.is_sse else 0
-    if not 0 <= heartbeat_ms <= MAX_HEARTBEAT_MS:
-        raise InvalidArgument(f"heartbeat_ms must be 0 to {MAX_HEARTBEAT_MS}")
-    return form, heartbeat_ms
+    return form, check_number("heartbeat_ms", heartbeat_ms, 0, MAX_HEARTBEAT_MS)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.model.limits import KIB
-from penstock.server.http.admission import Headers
+from penstock.server.http.request_headers import Headers
 from penstock.server.http.requests import Request
 from penstock.server.identity.credentials import wall_ms
 

@@ -10,8 +10,9 @@ import msgspec
 
 from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.errors import InvalidArgument, PenstockError
-from penstock.model.limits import MAX_OFFSET
+from penstock.model.limits import MAX_POSITION
 from penstock.model.names import full_name_in
+from penstock.model.options import check_number
 from penstock.model.principals import Principal
 from penstock.model.scopes import DEFAULT_SCOPE, Scope, plain_name
 from penstock.server.identity.credentials import Credential
@@ -123,7 +124,11 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"invalid JSON body: {error}") from error
+        raise wrong_json(error) from error
+
+
+def wrong_json(error: Exception) -> InvalidArgument:
+    return InvalidArgument(f"invalid JSON body: {error}")
 
 
 def whole_number(params: dict[str, str], name: str) -> int | None:
@@ -134,6 +139,12 @@ def whole_number(params: dict[str, str], name: str) -> int | None:
     if not _WHOLE.fullmatch(text):
         raise InvalidArgument(f"{name} must be a whole number")
     return int(text)
+
+
+def not_negative(params: dict[str, str], name: str) -> int | None:
+    """Reads a query parameter as an offset, a position or a time in ms; None when it is absent."""
+    number = whole_number(params, name)
+    return None if number is None else check_number(name, number, 0, MAX_POSITION)
 
 
 def check_raw_only(params: dict[str, str], names: tuple[str, ...]) -> None:
@@ -166,9 +177,7 @@ def required_index(value: int | None, name: str) -> int:
     """Returns a partition or an offset, if it is given and not negative."""
     if value is None:
         raise InvalidArgument(f"{name} is required")
-    if not 0 <= value <= MAX_OFFSET:
-        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
-    return value
+    return check_number(name, value)
 
 
 def path_name(part: bytes) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MIN_HEARTBEAT_MS = 100
 
+Guard = Callable[[], None] | None
+"""Raises PermissionDenied once the reader may no longer have the stream."""
+
 
 class Source(Protocol):
     def close(self) -> None: ...
@@ -37,7 +40,12 @@ class StreamedResponse(Generic[S]):
     is_answer = False
 
     def __init__(
-        self, reply: Reply, head: bytes, heartbeat_ms: int, heartbeat: bytes = b"\n"
+        self,
+        reply: Reply,
+        guard: Guard,
+        head: bytes,
+        heartbeat_ms: int,
+        heartbeat: bytes = b"\n",
     ) -> None:
         self._reply = reply
         self._head = head
@@ -47,8 +55,7 @@ class StreamedResponse(Generic[S]):
         self._source: S | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._guarded: OpenStreams | None = None
-        self.guard: Callable[[], None] | None = None
-        """Raises PermissionDenied once the reader may no longer have the stream."""
+        self._guard = guard
 
     # -- for subclasses ------------------------------------------------------------------------
 
@@ -68,10 +75,10 @@ class StreamedResponse(Generic[S]):
         if not self._reply.is_wanted():
             outcome.close()
             return
-        if self.guard is not None:
+        if self._guard is not None:
             try:
                 # The rules may have changed while the engine opened it.
-                self.guard()
+                self._guard()
             except PermissionDenied as error:
                 outcome.close()
                 self._reply.send_error(error)
@@ -79,7 +86,7 @@ class StreamedResponse(Generic[S]):
         self._source = outcome
         connection = self._connection = self._reply.open_stream(self._head)
         connection.stream = self
-        if self.guard is not None:
+        if self._guard is not None:
             self._guarded = connection.dispatch.open_streams
             self._guarded.add(self)
         self.send_opening(connection, outcome)
@@ -121,10 +128,10 @@ class StreamedResponse(Generic[S]):
     # -- called when access rules change ---------------------------------------------------------
 
     def recheck(self) -> None:
-        if self.guard is None or self._source is None:
+        if self._guard is None or self._source is None:
             return
         try:
-            self.guard()
+            self._guard()
         except PermissionDenied as error:
             self._source.close()
             self.refuse(error)

@@ -1,21 +1,48 @@
-"""Verified credentials, and how bearer tokens of the broker are made and read.
+"""Verified credentials: bearer tokens of the broker, and the principals of client certificates.
 
 A token is `pst_<id>_<secret>`: the id finds it, and the secret has 256 random bits. The broker
-keeps the SHA-256 of the secret. A slow hash would add nothing: such a secret cannot be guessed.
-Must not know which tokens exist.
+keeps the SHA-256 of the secret. A slow hash would add nothing: such a secret cannot be guessed. The
+TLS layer has verified a certificate before anything here sees it. Must not know which tokens exist.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
+import ssl
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from penstock.model.principals import Principal
+from penstock.model.errors import InvalidArgument
+from penstock.model.principals import Principal, clean_principal
+
+
+def certificate_of(transport: asyncio.Transport) -> Credential | None:
+    """Returns what the client's certificate proves; None without one, or if it names nobody."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
+        return None
+    try:
+        name = clean_principal(_name_in(certificate))
+    except InvalidArgument:
+        return None
+    expires_ms = int(ssl.cert_time_to_seconds(certificate["notAfter"])) * 1000
+    return Credential(Principal(name, expires_ms=expires_ms), "certificate")
+
+
+def _name_in(certificate: dict[str, Any]) -> str:
+    """Returns the common name of the subject, or else its first DNS name."""
+    for attributes in certificate.get("subject", ()):
+        for kind, value in attributes:
+            if kind == "commonName" and value.strip():
+                return str(value)
+    names = (value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
+    return next(names, "")
+
 
 _TOKEN = re.compile(rb"pst_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 

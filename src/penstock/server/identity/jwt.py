@@ -57,18 +57,14 @@ class JwtVerifier:
         self._claims = claims
         self._now_ms = now_ms
         self._verified: dict[bytes, Credential] = {}
+        keys.when_changed(self._verified.clear)
 
     def has_key(self, fingerprint: bytes) -> bool:
         return self._keys.has(fingerprint)
 
     def follow_keys(self, then: Callable[[], None]) -> None:
-        """Forgets the tokens that were verified when the keys change, then calls `then`."""
-
-        def changed() -> None:
-            self._verified.clear()
-            then()
-
-        self._keys.changed = changed
+        """Calls `then` when the keys have changed, and no token counts as verified any more."""
+        self._keys.when_changed(then)
 
     def verify(self, text: bytes) -> Credential | PenstockError:
         if len(text) > MAX_JWT_BYTES:

@@ -109,7 +109,7 @@ def _public_key(entry: dict[str, Any]) -> tuple[Any, frozenset[str]]:
 
 
 class JwtKeys:
-    """The keys in force. `changed` is called when they differ from those before."""
+    """The keys in force."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class JwtKeys:
             raise InvalidArgument("jwt_keys: a shared key comes from a file, not from a URL")
         self.keys: tuple[VerifyingKey, ...] = ()
         self.is_fetching = False
-        self.changed: Callable[[], None] = lambda: None
+        self._when_changed: list[Callable[[], None]] = []
         self._read = read_shared_key if is_shared else read_key_set
         self._fetch = fetch or fetch_keys
         self._refresh_s = refresh_ms / 1000
@@ -143,6 +143,10 @@ class JwtKeys:
 
     def has(self, fingerprint: bytes) -> bool:
         return any(key.fingerprint == fingerprint for key in self.keys)
+
+    def when_changed(self, then: Callable[[], None]) -> None:
+        """Calls `then` whenever the keys differ from those before."""
+        self._when_changed.append(then)
 
     async def start(self) -> None:
         """Loads the keys. Raises InvalidArgument if a file has none; a URL may answer later."""
@@ -202,7 +206,8 @@ class JwtKeys:
         self.keys = tuple(keys)
         if before != {(key.kid, key.fingerprint) for key in keys}:
             _log.info("there are %d keys for JWTs", len(keys))
-            self.changed()
+            for changed in self._when_changed:
+                changed()
 
 
 def fetch_keys(url: str) -> bytes:

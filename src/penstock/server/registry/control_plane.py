@@ -136,7 +136,7 @@ class Follower:
     async def sync(self) -> PenstockError | None:
         """Runs a sync that begins after this call. Callers share a sync that has not begun."""
         if self._next_sync is None:
-            self._next_sync = self._spawn(self._sync_in_turn())
+            self._next_sync = self._spawn(self._sync_serially())
         return await asyncio.shield(self._next_sync)
 
     def forward(self, request: Request, done: Forwarded) -> None:
@@ -156,7 +156,7 @@ class Follower:
             await asyncio.sleep(self._sync_s * random.uniform(0.5, 1.0))
             await self.sync()
 
-    async def _sync_in_turn(self) -> PenstockError | None:
+    async def _sync_serially(self) -> PenstockError | None:
         async with self._syncing:
             self._next_sync = None
             try:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from penstock.model.errors import FailedPrecondition, InvalidArgument
+from penstock.model.errors import FailedPrecondition
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.names import clean_name
+from penstock.model.options import Kind, duration_ms, read_member, size_bytes
 from penstock.model.quotas import Quota
 from penstock.model.tenancy import CacheConfig, Entry, Path, StreamConfig
-from penstock.model.units import parse_duration_ms, parse_size
 from penstock.server.members import Name, limits, required
 from penstock.server.websocket.messages import Body
 
@@ -55,39 +55,17 @@ def as_it_is(_: str, value: Any) -> Any:
     return value
 
 
-def whole_number(least: int, most: int) -> Read:
-    def read(name: str, value: int) -> int:
-        if not least <= value <= most:
-            raise InvalidArgument(f"{name} must be {least} to {most:,}, not {value}")
-        return value
+def read_as(kind: Kind) -> Read:
+    """Returns what reads a member of this kind."""
+
+    def read(name: str, value: int | str) -> Any:
+        return read_member(kind, name, value)
 
     return read
 
 
-def duration(least: int, most: int) -> Read:
-    def read(name: str, value: int | str) -> int:
-        ms = parse_duration_ms(value) if isinstance(value, str) else value
-        if ms is None:
-            raise InvalidArgument(
-                f"{name}: {value!r} is no duration; it is milliseconds, or has a unit as "
-                "250ms, 2s, 5m, 1h or 7d"
-            )
-        if not least <= ms <= most:
-            raise InvalidArgument(f"{name} must be {least} to {most:,} ms, not {value!r}")
-        return ms
-
-    return read
-
-
-def size(name: str, value: int | str) -> int:
-    nbytes = parse_size(value) if isinstance(value, str) else value
-    if nbytes is None:
-        raise InvalidArgument(
-            f"{name}: {value!r} is no size; it is bytes, or has a unit as 512KB, 64MB or 1GB"
-        )
-    if not 1 <= nbytes <= MAX_OFFSET:
-        raise InvalidArgument(f"{name} must be 1 to {MAX_OFFSET:,} bytes, not {value!r}")
-    return nbytes
+SIZE = read_as(size_bytes(1, MAX_OFFSET))
+RETENTION = read_as(duration_ms(0, MAX_OFFSET))
 
 
 def read_config(body: Body, members: dict[str, tuple[str, Read]], now: C | None, default: C) -> C:

@@ -51,7 +51,7 @@ AnswerOf = Callable[[Entry, Limits], msgspec.Struct]
 """Shows an entry, with the settings in force for it."""
 
 
-class Exchange:
+class RegistryRequest:
     """One request of the registry and its answer."""
 
     def __init__(self, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
@@ -117,7 +117,7 @@ class Exchange:
         return done
 
 
-Act = Callable[[Exchange], None]
+Act = Callable[[RegistryRequest], None]
 
 
 def reading(act: Act) -> Handler:
@@ -131,7 +131,7 @@ def changing(act: Act) -> Handler:
 
     @_handler
     @wraps(act)
-    def handle(exchange: Exchange) -> None:
+    def handle(exchange: RegistryRequest) -> None:
         body = exchange.request.body
         if len(body) > MAX_REGISTRY_BODY_BYTES:
             raise TooLarge(f"the body has {len(body)} bytes; {MAX_REGISTRY_BODY_BYTES} are allowed")
@@ -148,7 +148,7 @@ def changing(act: Act) -> Handler:
 def _handler(act: Act) -> Handler:
     @wraps(act)
     def handle(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-        exchange = Exchange(dispatch, request, reply)
+        exchange = RegistryRequest(dispatch, request, reply)
         try:
             act(exchange)
         except PenstockError as error:
@@ -173,7 +173,7 @@ def _pass_on(reply: Reply) -> Callable[[RemoteAnswer], None]:
 # -- what tenants, namespaces, streams and caches have in common -----------------------------------
 
 
-def create(exchange: Exchange, wanted: Entry, answer_of: AnswerOf) -> None:
+def create(exchange: RegistryRequest, wanted: Entry, answer_of: AnswerOf) -> None:
     if wanted.kind != "tenant":
         permission: Permission = "registry" if wanted.kind == "namespace" else "manage"
         exchange.check(permission, wanted.kind, *place_of(wanted))
@@ -195,7 +195,7 @@ def place_of(entry: Entry) -> tuple[Scope, str]:
 
 
 def send_list(
-    exchange: Exchange,
+    exchange: RegistryRequest,
     kind: Kind,
     answer_of: AnswerOf,
     list_of: Callable[[list[T]], msgspec.Struct],
@@ -221,7 +221,7 @@ def send_list(
     return listed
 
 
-def _hidden(exchange: Exchange) -> PermissionDenied | None:
+def _hidden(exchange: RegistryRequest) -> PermissionDenied | None:
     """Returns the refusal of a list in a tenant or a namespace of which the principal may not
     know."""
     access, notes = exchange.dispatch.engine.access, exchange.request.notes
@@ -234,7 +234,7 @@ def _hidden(exchange: Exchange) -> PermissionDenied | None:
 
 
 def change(
-    exchange: Exchange,
+    exchange: RegistryRequest,
     kind: Kind,
     configured: Callable[[Entry], StreamConfig | CacheConfig],
     answer_of: AnswerOf,
@@ -276,7 +276,7 @@ def change(
 
 def describing(kind: Kind, answer_of: AnswerOf) -> Handler:
     @reading
-    def describe(exchange: Exchange) -> None:
+    def describe(exchange: RegistryRequest) -> None:
         def found(entry: Entry) -> None:
             exchange.send(200, answer_of(entry, exchange.dispatch.engine.limits))
 
@@ -287,7 +287,7 @@ def describing(kind: Kind, answer_of: AnswerOf) -> Handler:
 
 def deleting(kind: Kind) -> Handler:
     @changing
-    def delete(exchange: Exchange) -> None:
+    def delete(exchange: RegistryRequest) -> None:
         cascade = exchange.request.params().get("cascade", "false")
         if cascade not in ("true", "false"):
             raise InvalidArgument("cascade must be true or false")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.model.tenancy import Path
-from penstock.server.access import Needs
+from penstock.server.access import Needs, guard_of
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.range_stream import RangeStream
 from penstock.server.http.requests import Request
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.routes.caches import CACHE
 from penstock.server.routes.endpoint import Answer, Endpoint
-from penstock.server.routes.ranges import Columns, Format, columns_of, format_of, guarded_stream
+from penstock.server.routes.ranges import Columns, Format, columns_of, format_of
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
@@ -31,7 +32,7 @@ def read_entries(path: Path, dispatch: RequestDispatch, request: Request, reply:
     check_streamable(dispatch, request)
     params = request.params()
     name, content_type = format_of(params)
-    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    stream = RangeStream(reply, guard_of(_READ, dispatch, request, reply), content_type)
     open_snapshot = partial(dispatch.engine.caches.entries, path, columns_of(params), name)
     reply.when_first(lambda: open_snapshot(stream.opened))
 

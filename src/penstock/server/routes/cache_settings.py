@@ -8,20 +8,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.model.limits import MAX_OFFSET, Limits
+from penstock.model.options import whole_number
 from penstock.model.tenancy import CacheConfig, Entry, EvictionPolicy
 from penstock.server.members import optional
 from penstock.server.registry.entries import (
+    SIZE,
     Bytes,
     BytesText,
     EntryName,
     Read,
     as_it_is,
+    read_as,
     read_config,
-    size,
-    whole_number,
 )
 from penstock.server.registry.exchange import (
-    Exchange,
+    RegistryRequest,
     change,
     changing,
     create,
@@ -97,8 +98,8 @@ _cache_decoder = msgspec.json.Decoder(CacheBody)
 _settings_decoder = msgspec.json.Decoder(CacheSettingsBody)
 
 _MEMBERS: dict[str, tuple[str, Read]] = {
-    "max_entries": ("max_entries", whole_number(1, MAX_OFFSET)),
-    "max_bytes": ("max_bytes", size),
+    "max_entries": ("max_entries", read_as(whole_number(1, MAX_OFFSET))),
+    "max_bytes": ("max_bytes", SIZE),
     "eviction_policy": ("eviction_policy", as_it_is),
     "durable": ("durable", as_it_is),
 }
@@ -133,7 +134,7 @@ def cache_answer(entry: Entry, limits: Limits) -> CacheAnswer:
 
 
 @changing
-def create_cache(exchange: Exchange) -> None:
+def create_cache(exchange: RegistryRequest) -> None:
     body = exchange.body(_cache_decoder)
     tenant, namespace, name = exchange.path(body.name)
     config = cache_config(body)
@@ -142,13 +143,13 @@ def create_cache(exchange: Exchange) -> None:
 
 
 @reading
-def list_caches(exchange: Exchange) -> None:
+def list_caches(exchange: RegistryRequest) -> None:
     done = send_list(exchange, "cache", cache_answer, CacheList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
 @reading
-def describe_cache(exchange: Exchange) -> None:
+def describe_cache(exchange: RegistryRequest) -> None:
     path = exchange.path()
 
     def found(entry: Entry) -> None:
@@ -164,7 +165,7 @@ def describe_cache(exchange: Exchange) -> None:
 
 
 @changing
-def change_cache(exchange: Exchange) -> None:
+def change_cache(exchange: RegistryRequest) -> None:
     body = exchange.body(_settings_decoder)
     change(exchange, "cache", lambda entry: cache_config(body, entry.cache), cache_answer)
 

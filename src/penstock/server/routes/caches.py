@@ -17,7 +17,7 @@ from penstock.api.caches import check_precondition
 from penstock.model.caching import CacheValue, Delete, Precondition, Written
 from penstock.model.errors import NotFound, PenstockError
 from penstock.model.tenancy import Path
-from penstock.server.access import Needs, guard
+from penstock.server.access import Needs, guard_of
 from penstock.server.commands import put_of, version_of, watch_of
 from penstock.server.http.answer_budget import SMALL_ANSWER_BYTES
 from penstock.server.http.dispatch import RequestDispatch
@@ -217,9 +217,7 @@ def post_txn(path: Path, dispatch: RequestDispatch, request: Request, reply: Rep
 
 def watch(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     params = request.params()
-    feed = open_feed(dispatch, request, params, reply)
-    if request.notes.principal is not None:
-        feed.guard = partial(guard, _READ, dispatch, request, reply)
+    feed = open_feed(dispatch, request, params, reply, guard_of(_READ, dispatch, request, reply))
     include = [text for each in request.every("include") for text in each.split(",") if text]
     since = whole_number(params, "since_version")
     command = watch_of(path, params.get("key"), params.get("prefix"), include, since)

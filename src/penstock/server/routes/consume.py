@@ -1,20 +1,27 @@
-"""Consume: opens the stream of a consumer; http/consume.py is the stream itself."""
+"""Consume: opens the stream of a consumer, which has one item a line.
+
+While the connection is above its high-water mark the consumer is paused: the engine hands nothing
+to it, and deliveries that were already recorded for it go back to their group.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.model.errors import InvalidArgument
+import msgspec
+
+from penstock.api.consumers import Consumer
+from penstock.model.errors import PermissionDenied
 from penstock.model.item import Item
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.server.access import HandlerNeeds, check_consume
 from penstock.server.commands import lease_of
-from penstock.server.http.consume import ConsumeStream
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import NDJSON_TYPE
-from penstock.server.http.streamed_response import check_streamable
+from penstock.server.http.streamed_response import Guard, StreamedResponse, check_streamable
 from penstock.server.members import (
     Count,
     GroupName,
@@ -28,7 +35,48 @@ from penstock.server.queries import BodyOrQuery
 from penstock.server.routes.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
+    from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class ConsumeStream(StreamedResponse[Consumer]):
+    """The sink of a consumer."""
+
+    def begin(self, connection: HttpConnection, source: Consumer) -> None:
+        if connection.flow.write_paused:
+            source.pause()
+        if self._heartbeat_s:
+            self.beat()
+
+    # -- called by the engine ----------------------------------------------------------------
+
+    def write(self, items: list[Item]) -> None:
+        if self._connection is not None:
+            self._connection.write_chunk(_encode_lines(items))
+
+    def end(self, reason: str) -> None:
+        connection = self._connection
+        self.detach()
+        if connection is not None:
+            connection.end_stream()
+
+    # -- called when access rules change ---------------------------------------------------------
+
+    def refuse(self, error: PermissionDenied) -> None:
+        """Ends the stream. A line cannot say why; the next request of the consumer is told."""
+        self.end(error.message)
+
+    # -- called by the connection --------------------------------------------------------------
+
+    def pause(self) -> None:
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        if self._source is not None:
+            self._source.resume()
 
 
 class ConsumeBody(StrictBody):
@@ -51,26 +99,21 @@ _reader = BodyOrQuery(ConsumeBody)
 def consume(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
     body = _reader.read(request)
-    prefetch = _not_negative(body.prefetch, "prefetch")
-    heartbeat_ms = _not_negative(body.heartbeat_ms, "heartbeat_ms")
-    stream = ConsumeStream(reply, NDJSON_TYPE, heartbeat_ms)
+    prefetch = check_number("prefetch", body.prefetch or 0, 0, 2**31)
+    heartbeat_ms = check_number("heartbeat_ms", body.heartbeat_ms or 0, 0, 2**31)
     topic, group = request.full_name(body.topic), clean_name(body.group, "group")
     owner = clean_name(body.owner, "owner")
+    guard: Guard = None
     if request.notes.principal is not None:
-        stream.guard = partial(check_consume, dispatch, request, topic)
-        stream.guard()
+        guard = partial(check_consume, dispatch, request, topic)
+        guard()
+    stream = ConsumeStream(reply, guard, NDJSON_TYPE, heartbeat_ms)
     lease_ms = lease_of(body.lease_ms, dispatch.engine.limits.lease_ms)
     reply.when_first(
         lambda: dispatch.engine.open_consumer(
             topic, group, owner, lease_ms, prefetch, stream, stream.opened
         )
     )
-
-
-def _not_negative(value: int | None, name: str) -> int:
-    if value is not None and not 0 <= value <= 2**31:
-        raise InvalidArgument(f"{name} must be a whole number, 0 or more")
-    return value or 0
 
 
 ENDPOINTS = (

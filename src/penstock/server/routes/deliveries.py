@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
 from penstock.api.messages import Settle, SettleOutcome
+from penstock.api.outcomes import Done
+from penstock.model.errors import PenstockError
 from penstock.model.names import clean_name, full_name_in
 from penstock.model.scopes import Scope
 from penstock.server.access import HandlerNeeds, consuming
@@ -33,6 +35,9 @@ from penstock.server.routes.endpoint import DONE, Answer, Endpoint
 
 if TYPE_CHECKING:
     from penstock.server.http.response_order import Reply
+
+
+B = TypeVar("B")
 
 
 class AckBody(StrictBody):
@@ -104,18 +109,29 @@ def extend(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
 
 
 def ack_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
-    results_of = partial(map, partial(settled_item, AckedItem()))
-    dispatch.engine.ack_many(commands, partial(send_results, reply, refused, results_of))
+    bodies, settle = _batches.decode(request.body), _settle(dispatch, request)
+    settle_batch(reply, bodies, settle, dispatch.engine.ack_many, AckedItem())
 
 
 def release_batch(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    commands, refused = read_commands(_batches.decode(request.body), _settle(dispatch, request))
-    results_of = partial(map, partial(settled_item, ReleasedItem()))
-    dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
+    bodies, settle = _batches.decode(request.body), _settle(dispatch, request)
+    settle_batch(reply, bodies, settle, dispatch.engine.release_many, ReleasedItem())
 
 
-def settled_item(success: Any, outcome: SettleOutcome) -> Any:
+def settle_batch(
+    reply: Reply,
+    bodies: list[B | PenstockError],
+    settle: Callable[[B], Settle],
+    act: Callable[[list[Settle], Done[list[SettleOutcome]]], None],
+    success: Any,
+) -> None:
+    """Settles the deliveries of a batch with `act`; each that succeeds has the result `success`."""
+    commands, refused = read_commands(bodies, settle)
+    results_of = partial(map, partial(_settled_item, success))
+    act(commands, partial(send_results, reply, refused, results_of))
+
+
+def _settled_item(success: Any, outcome: SettleOutcome) -> Any:
     """Returns the result of one item of a batch."""
     return success if outcome is None else batch_error(outcome)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from penstock.model.access import TopicReach
+from penstock.model.access import VisibleTopics
 from penstock.model.errors import InvalidArgument, PermissionDenied
 from penstock.model.journal import (
     KINDS,
@@ -20,22 +21,21 @@ from penstock.model.journal import (
     JournalSelection,
 )
 from penstock.model.splits import Splits
-from penstock.server.access import HandlerNeeds, Needs, journal_reach
+from penstock.server.access import HandlerNeeds, Needs, visible_topics
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, truth
-from penstock.server.http.streamed_response import check_streamable
+from penstock.server.http.range_stream import RangeStream
+from penstock.server.http.requests import Request, decode_body, not_negative, truth
+from penstock.server.http.streamed_response import Guard, check_streamable
 from penstock.server.members import Count, Position, StrictBody, limits, optional, required
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.ranges import (
     AllSplitRows,
     Columns,
     Format,
-    RangeStream,
     SplitRows,
     TimeMs,
     columns_of,
     format_of,
-    not_negative,
     split_sizes,
 )
 
@@ -105,7 +105,7 @@ _decoder = msgspec.json.Decoder(ArchivedBody)
 def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     check_streamable(dispatch, request)
     params = request.params()
-    reach = journal_reach(dispatch.engine.access, request.notes)
+    visible = visible_topics(dispatch.engine.access, request.notes)
     name, content_type = format_of(params)
     resource_kind, resource = _resource(params)
     wanted = JournalRequest(
@@ -124,23 +124,26 @@ def read_journal(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
             run_id=params.get("run_id", ""),
             from_ms=not_negative(params, "from_ms"),
             to_ms=not_negative(params, "to_ms"),
-            reach=reach,
+            visible=visible,
         ),
     )
-    stream = RangeStream(reply, content_type)
+    guard: Guard = None
     if request.notes.principal is not None:
-        stream.guard = lambda: _check_reach(dispatch, request, reach)
+        guard = partial(_check_visible, dispatch, request, visible)
+    stream = RangeStream(reply, guard, content_type)
     reply.when_first(lambda: dispatch.engine.journal.open(wanted, stream.opened))
 
 
-def _check_reach(dispatch: RequestDispatch, request: Request, reach: TopicReach | None) -> None:
+def _check_visible(
+    dispatch: RequestDispatch, request: Request, visible: VisibleTopics | None
+) -> None:
     """Raises if the principal may read other rows now than when the read began."""
-    if journal_reach(dispatch.engine.access, request.notes) != reach:
+    if visible_topics(dispatch.engine.access, request.notes) != visible:
         raise PermissionDenied("the access rules have changed; read the journal again")
 
 
 def read_positions(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    journal_reach(dispatch.engine.access, request.notes)
+    visible_topics(dispatch.engine.access, request.notes)
     params = request.params()
     dispatch.engine.journal.offsets(
         truth(params, "fresh"),
@@ -150,7 +153,7 @@ def read_positions(dispatch: RequestDispatch, request: Request, reply: Reply) ->
 
 
 def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    journal_reach(dispatch.engine.access, request.notes)
+    visible_topics(dispatch.engine.access, request.notes)
     params = request.params()
     rows, max_rows = split_sizes(params)
     dispatch.engine.journal.splits(

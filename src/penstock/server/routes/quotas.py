@@ -8,24 +8,25 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.api.quotas import QuotaReport
-from penstock.model.errors import InvalidArgument, PenstockError, VersionMismatch
+from penstock.model.errors import PenstockError, VersionMismatch
 from penstock.model.limits import MAX_OFFSET
+from penstock.model.options import per_second, size_bytes, whole_number
 from penstock.model.quotas import NO_QUOTA, Quota
 from penstock.model.tenancy import Entry, Kind, Path
-from penstock.model.units import format_duration, parse_size
+from penstock.model.units import format_duration
 from penstock.server.access import Needs, actor_of
 from penstock.server.members import Count, limits, optional
 from penstock.server.registry.entries import (
+    RETENTION,
+    SIZE,
     Bytes,
     BytesText,
     DurationText,
     Read,
-    duration,
+    read_as,
     read_config,
-    size,
-    whole_number,
 )
-from penstock.server.registry.exchange import Exchange, changing, reading
+from penstock.server.registry.exchange import RegistryRequest, changing, reading
 from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.routes.entry_endpoints import NAMESPACE, TENANT
 from penstock.server.websocket.messages import Body
@@ -101,37 +102,18 @@ class QuotaAnswer(msgspec.Struct, kw_only=True):
 _decoder = msgspec.json.Decoder(QuotaBody)
 
 
-def _rate(name: str, value: int | str) -> int:
-    if not isinstance(value, str):
-        return _checked(name, value)
-    number, slash, unit = value.partition("/")
-    rate = parse_size(number) if name == "publish_bytes_limit" else _whole(number)
-    if rate is None or not slash or unit.strip() != "s":
-        example = "10MB/s" if name == "publish_bytes_limit" else "10000/s"
-        raise InvalidArgument(f"{name}: {value!r} is no rate; it is a number, or such as {example}")
-    return _checked(name, rate)
-
-
-def _checked(name: str, rate: int) -> int:
-    _COUNT(name, rate)
-    return rate
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.strip().isdecimal() and len(text) < 20 else None
-
-
-_COUNT = whole_number(1, MAX_OFFSET)
+_AMOUNT = whole_number(1, MAX_OFFSET)
+_COUNT = read_as(_AMOUNT)
 _READ: dict[str, Read] = {
-    "publish_rate_limit": _rate,
-    "publish_bytes_limit": _rate,
+    "publish_rate_limit": read_as(per_second(_AMOUNT, "10000/s")),
+    "publish_bytes_limit": read_as(per_second(size_bytes(1, MAX_OFFSET), "10MB/s")),
     "subscribe_connections": _COUNT,
     "topics": _COUNT,
-    "cache_memory": size,
+    "cache_memory": SIZE,
     "backlog_msgs": _COUNT,
-    "backlog_bytes": size,
-    "disk_bytes": size,
-    "stream_retention": duration(0, MAX_OFFSET),
+    "backlog_bytes": SIZE,
+    "disk_bytes": SIZE,
+    "stream_retention": RETENTION,
     "connections": _COUNT,
     "idempotency_keys": _COUNT,
     "groups": _COUNT,
@@ -162,12 +144,12 @@ def quota_answer(report: QuotaReport) -> QuotaAnswer:
     )
 
 
-def _path(exchange: Exchange) -> Path:
+def _path(exchange: RegistryRequest) -> Path:
     tenant, namespace, _ = exchange.path()
     return tenant, namespace, ""
 
 
-def _report(exchange: Exchange) -> None:
+def _report(exchange: RegistryRequest) -> None:
     def send(report: QuotaReport) -> None:
         exchange.send(200, quota_answer(report))
 
@@ -175,12 +157,12 @@ def _report(exchange: Exchange) -> None:
 
 
 @reading
-def describe_quota(exchange: Exchange) -> None:
+def describe_quota(exchange: RegistryRequest) -> None:
     _report(exchange)
 
 
 @changing
-def change_quota(exchange: Exchange) -> None:
+def change_quota(exchange: RegistryRequest) -> None:
     """Changes a quota. If somebody else has changed it meanwhile, begins again, so that no change
     is lost."""
     body = exchange.body(_decoder)

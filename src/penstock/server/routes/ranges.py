@@ -8,42 +8,33 @@ whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from penstock.api.ranges import Range
 from penstock.model.audit import AUDIT_TOPIC
 from penstock.model.errors import InvalidArgument, PenstockError, PermissionDenied
-from penstock.model.limits import KIB, MAX_OFFSET, MAX_POSITION
+from penstock.model.limits import MAX_OFFSET
 from penstock.model.ranges import (
-    PIECE_BYTES,
     NamedOffsets,
     OffsetsPage,
     RangeFormat,
     RangeRequest,
-    RowBytes,
     Selection,
     TopicOffsets,
 )
 from penstock.model.splits import MAX_SPLIT_ROWS, SPLIT_ROWS, SplitRequest, Splits
-from penstock.server.access import Filtered, Needs, audit_tenant, guard, seen, sees
+from penstock.server.access import Filtered, Needs, audit_tenant, guard_of, seen, sees
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, whole_number
+from penstock.server.http.range_stream import RangeStream
+from penstock.server.http.requests import Request, not_negative, whole_number
 from penstock.server.http.responses import NDJSON_TYPE
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Position, limits, optional
 from penstock.server.routes.endpoint import Answer, Endpoint, names_in_path
 
 if TYPE_CHECKING:
-    from penstock.server.http.connection import HttpConnection
     from penstock.server.http.response_order import Reply
-
-WRITE_BYTES = 256 * KIB
-
-_NOTHING = memoryview(b"")
 
 _FORMATS: dict[str, tuple[RangeFormat, bytes]] = {
     "arrow": ("arrow", b"content-type: application/vnd.apache.arrow.stream\r\n"),
@@ -114,100 +105,6 @@ class AllOffsetsQuery(msgspec.Struct):
     after: Annotated[str | None, optional("Where to begin: after of the previous page.")] = None
 
 
-class RangeStream:
-    """Carries the pieces of a range to a connection."""
-
-    is_answer = True
-
-    def __init__(self, reply: Reply, content_type: bytes) -> None:
-        self._reply = reply
-        self._content_type = content_type
-        self._connection: HttpConnection | None = None
-        self._range: Range | None = None
-        self._left = _NOTHING
-        self._is_reading = False
-        self.guard: Callable[[], None] | None = None
-        """Raises once the reader may not go on; asked before each piece."""
-
-    def opened(self, outcome: Range | PenstockError) -> None:
-        if isinstance(outcome, PenstockError):
-            self._reply.send_error(outcome)
-        elif self._reply.is_wanted():
-            self._range = outcome
-            self._connection = self._reply.open_stream(self._content_type)
-            self._connection.stream = self
-            self._left = memoryview(outcome.head)
-            self.resume()
-
-    # -- called by the connection --------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Needs nothing: `resume` checks whether the connection is full."""
-
-    def resume(self) -> None:
-        connection, source = self._connection, self._range
-        if connection is None or source is None:
-            return
-        while self._left and not connection.flow.write_paused:
-            connection.write_chunk(self._left[:WRITE_BYTES])
-            # An empty rest would keep the whole piece in memory.
-            self._left = self._left[WRITE_BYTES:] or _NOTHING
-        if self._left or self._is_reading or connection.flow.write_paused:
-            return
-        if self.guard is not None and not self._is_allowed(self.guard, connection):
-            return
-        self._is_reading = True
-        if source.is_over():
-            self._got(None)
-        else:
-            # Hold nothing first, so that readers who have waited come before this one's next piece.
-            connection.order.answers.hold(0)
-            connection.order.answers.ask(PIECE_BYTES + WRITE_BYTES, partial(source.next, self._got))
-
-    def half_closed(self) -> bool:
-        """Called when the client sends nothing more. Returns whether the connection stays open."""
-        return False
-
-    def disconnected(self) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        """Lets go of the range, which may hold much memory."""
-        self._connection = self._range = None
-        self._left = _NOTHING
-
-    def _is_allowed(self, guard: Callable[[], None], connection: HttpConnection) -> bool:
-        try:
-            guard()
-        except PermissionDenied:
-            self._end()
-            connection.break_stream()
-            return False
-        return True
-
-    # -- called by the range -------------------------------------------------------------------
-
-    def _got(self, piece: RowBytes | PenstockError | None) -> None:
-        self._is_reading = False
-        connection, source = self._connection, self._range
-        if connection is None or source is None:
-            return
-        if piece is not None and not isinstance(piece, PenstockError):
-            self._left = memoryview(piece)
-            # The piece, and the part of it that the connection holds.
-            connection.order.answers.hold(len(piece) + WRITE_BYTES)
-            self.resume()
-            return
-        self._end()
-        connection.order.answers.hold(0)
-        if piece is None:
-            if source.tail:
-                connection.write_chunk(source.tail)
-            connection.end_stream()
-        else:
-            connection.break_stream()
-
-
 _READ = Needs("read", "topic")
 
 
@@ -232,18 +129,8 @@ def read_range(dispatch: RequestDispatch, request: Request, reply: Reply) -> Non
             to_ms=not_negative(params, "to_ms"),
         ),
     )
-    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    stream = RangeStream(reply, guard_of(_READ, dispatch, request, reply), content_type)
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
-
-
-def guarded_stream(
-    needs: Needs, content_type: bytes, dispatch: RequestDispatch, request: Request, reply: Reply
-) -> RangeStream:
-    """Returns a stream that breaks off once the principal may no longer read."""
-    stream = RangeStream(reply, content_type)
-    if request.notes.principal is not None:
-        stream.guard = partial(guard, needs, dispatch, request, reply)
-    return stream
 
 
 def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str, asked: str) -> str:
@@ -260,12 +147,26 @@ def _tenant_of_rows(dispatch: RequestDispatch, request: Request, topic: str, ask
 
 def read_splits(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     topic, partition = _topic_and_partition(request)
+    send_splits(
+        dispatch, request, reply, request.full_name(topic), _partition(partition), "topic_id"
+    )
+
+
+def send_splits(
+    dispatch: RequestDispatch,
+    request: Request,
+    reply: Reply,
+    topic: str,
+    partition: int,
+    id_member: str,
+) -> None:
+    """Answers with the splits of the range that the query names; `id_member` has the topic's id."""
     params = request.params()
     rows, max_rows = split_sizes(params)
     wanted = SplitRequest(
-        topic=request.full_name(topic),
-        partition=_partition(partition),
-        topic_id=not_negative(params, "topic_id"),
+        topic=topic,
+        partition=partition,
+        topic_id=not_negative(params, id_member),
         start=not_negative(params, "start"),
         end=not_negative(params, "end"),
         rows=rows,
@@ -347,13 +248,6 @@ def _partition(text: str) -> int:
     if index is None:
         raise InvalidArgument("partition must be a whole number")
     return index
-
-
-def not_negative(params: dict[str, str], name: str) -> int | None:
-    number = whole_number(params, name)
-    if number is not None and not 0 <= number <= MAX_POSITION:
-        raise InvalidArgument(f"{name} must be between 0 and {MAX_POSITION}")
-    return number
 
 
 ENDPOINTS = (

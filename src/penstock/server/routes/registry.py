@@ -12,7 +12,7 @@ from penstock.server.access import Needs
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import required_index, whole_number
 from penstock.server.members import Count, limits, optional, required
-from penstock.server.registry.exchange import SHOWN_BYTES, Exchange, reading
+from penstock.server.registry.exchange import SHOWN_BYTES, RegistryRequest, reading
 from penstock.server.registry.mirror import RemoteChange, RemoteChanges, RemoteSnapshot
 from penstock.server.routes.endpoint import Answer, Endpoint
 
@@ -40,7 +40,7 @@ class RegistryAnswer(msgspec.Struct, kw_only=True):
 
 
 @reading
-def status(exchange: Exchange) -> None:
+def status(exchange: RegistryRequest) -> None:
     def found(position: tuple[int, int]) -> None:
         epoch, revision = position
         follower = exchange.dispatch.follower
@@ -59,7 +59,7 @@ def status(exchange: Exchange) -> None:
 
 
 @reading
-def snapshot(exchange: Exchange) -> None:
+def snapshot(exchange: RegistryRequest) -> None:
     def taken(found: Snapshot) -> None:
         exchange.reply.when_room(SHOWN_BYTES * len(found.entries), lambda: send(found))
 
@@ -77,7 +77,7 @@ def snapshot(exchange: Exchange) -> None:
 
 
 @reading
-def changes(exchange: Exchange) -> None:
+def changes(exchange: RegistryRequest) -> None:
     params = exchange.request.params()
     since = required_index(whole_number(params, "since"), "since")
     epoch = whole_number(params, "epoch")

@@ -14,12 +14,12 @@ from penstock.model.errors import PenstockError
 from penstock.model.names import clean_name
 from penstock.model.tenancy import Path
 from penstock.server.access import Needs
-from penstock.server.batches import BatchDecoder, read_commands, send_results
+from penstock.server.batches import BatchDecoder
 from penstock.server.commands import clean_reason, delivery_of, lease_of
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import Request, decode_body
 from penstock.server.members import Count, LeaseTime, Name, StrictBody, Wait, optional, required
-from penstock.server.routes.deliveries import ReleasedItem, settled_item
+from penstock.server.routes.deliveries import ReleasedItem, settle_batch
 from penstock.server.routes.endpoint import (
     DONE,
     DURABLE_EXAMPLE,
@@ -74,10 +74,8 @@ def release_event(path: Path, dispatch: RequestDispatch, request: Request, reply
 
 
 def release_events(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
-    bodies = _batches.decode(request.body)
-    commands, refused = read_commands(bodies, partial(_settle_of, dispatch, path))
-    results_of = partial(map, partial(settled_item, ReleasedItem()))
-    dispatch.engine.release_many(commands, partial(send_results, reply, refused, results_of))
+    bodies, settle = _batches.decode(request.body), partial(_settle_of, dispatch, path)
+    settle_batch(reply, bodies, settle, dispatch.engine.release_many, ReleasedItem())
 
 
 def nack_event(path: Path, dispatch: RequestDispatch, request: Request, reply: Reply) -> None:

@@ -21,11 +21,12 @@ from penstock.model.ranges import (
     StreamOffsets,
     TopicOffsets,
 )
-from penstock.model.splits import SplitRequest, Splits
+from penstock.model.splits import Splits
 from penstock.model.tenancy import Path
-from penstock.server.access import Needs
+from penstock.server.access import Needs, guard_of
 from penstock.server.http.dispatch import RequestDispatch, send_outcome
-from penstock.server.http.requests import Request, decode_body, required_index
+from penstock.server.http.range_stream import RangeStream
+from penstock.server.http.requests import Request, decode_body, not_negative, required_index
 from penstock.server.http.streamed_response import check_streamable
 from penstock.server.members import Count, Position, StrictBody, optional, required
 from penstock.server.routes.endpoint import DURABLE_EXAMPLE, Answer, Endpoint, names_in_path
@@ -37,9 +38,7 @@ from penstock.server.routes.ranges import (
     TimeMs,
     columns_of,
     format_of,
-    guarded_stream,
-    not_negative,
-    split_sizes,
+    send_splits,
 )
 from penstock.server.routes.streams import STREAM
 from penstock.server.websocket.messages import StreamId
@@ -111,27 +110,15 @@ def read_events(path: Path, dispatch: RequestDispatch, request: Request, reply: 
             to_ms=not_negative(params, "to_ms"),
         ),
     )
-    stream = guarded_stream(_READ, content_type, dispatch, request, reply)
+    stream = RangeStream(reply, guard_of(_READ, dispatch, request, reply), content_type)
     reply.when_first(lambda: dispatch.engine.ranges.open(wanted, stream.opened))
 
 
 def read_event_splits(
     path: Path, dispatch: RequestDispatch, request: Request, reply: Reply
 ) -> None:
-    params = request.params()
-    rows, max_rows = split_sizes(params)
-    wanted = SplitRequest(
-        topic=dispatch.engine.streams.log_name(path),
-        partition=0,
-        topic_id=not_negative(params, "stream_id"),
-        start=not_negative(params, "start"),
-        end=not_negative(params, "end"),
-        rows=rows,
-        max_rows=max_rows,
-    )
-    dispatch.engine.ranges.splits(
-        wanted, lambda outcome: send_outcome(reply, outcome, 200, lambda splits: splits)
-    )
+    log_name = dispatch.engine.streams.log_name(path)
+    send_splits(dispatch, request, reply, log_name, 0, "stream_id")
 
 
 def read_event_offsets(

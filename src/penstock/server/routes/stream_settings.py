@@ -13,12 +13,15 @@ from msgspec import UNSET, UnsetType
 from penstock.api.streams import stream_settings
 from penstock.model.errors import InvalidArgument
 from penstock.model.limits import MAX_OFFSET, MAX_QUEUE_DEPTH, Limits
+from penstock.model.options import duration_ms, whole_number
 from penstock.model.streams import Lag
 from penstock.model.tenancy import DeliveryMode, Entry, StreamConfig
 from penstock.model.units import format_duration
 from penstock.server.members import Count, limits, optional
 from penstock.server.registry.entries import (
     MAX_TIMEOUT_MS,
+    RETENTION,
+    SIZE,
     Bytes,
     BytesText,
     DurationText,
@@ -26,13 +29,11 @@ from penstock.server.registry.entries import (
     Read,
     TimeoutText,
     as_it_is,
-    duration,
+    read_as,
     read_config,
-    size,
-    whole_number,
 )
 from penstock.server.registry.exchange import (
-    Exchange,
+    RegistryRequest,
     change,
     changing,
     create,
@@ -149,17 +150,17 @@ _settings_decoder = msgspec.json.Decoder(StreamSettingsBody)
 _MEMBERS: dict[str, tuple[str, Read]] = {
     "delivery": ("delivery", as_it_is),
     "durable": ("durable", as_it_is),
-    "retention": ("retention_ms", duration(0, MAX_OFFSET)),
-    "retention_bytes": ("retention_bytes", size),
-    "event_queue_depth": ("event_queue_depth", whole_number(1, MAX_QUEUE_DEPTH)),
-    "event_queue_bytes": ("event_queue_bytes", size),
-    "pub_queue_depth": ("pub_queue_depth", whole_number(1, MAX_QUEUE_DEPTH)),
+    "retention": ("retention_ms", RETENTION),
+    "retention_bytes": ("retention_bytes", SIZE),
+    "event_queue_depth": ("event_queue_depth", read_as(whole_number(1, MAX_QUEUE_DEPTH))),
+    "event_queue_bytes": ("event_queue_bytes", SIZE),
+    "pub_queue_depth": ("pub_queue_depth", read_as(whole_number(1, MAX_QUEUE_DEPTH))),
     "publish_queue_wait_timeout_ms": (
         "publish_queue_wait_timeout_ms",
-        duration(1, MAX_TIMEOUT_MS),
+        read_as(duration_ms(1, MAX_TIMEOUT_MS)),
     ),
-    "lag_alert_events": ("lag_alert_events", whole_number(0, MAX_OFFSET)),
-    "disconnect_slow_ms": ("disconnect_slow_ms", duration(0, MAX_TIMEOUT_MS)),
+    "lag_alert_events": ("lag_alert_events", read_as(whole_number(0, MAX_OFFSET))),
+    "disconnect_slow_ms": ("disconnect_slow_ms", read_as(duration_ms(0, MAX_TIMEOUT_MS))),
 }
 
 
@@ -192,7 +193,7 @@ def stream_answer(entry: Entry, limits: Limits) -> StreamAnswer:
     )
 
 
-def _body(exchange: Exchange, decoder: msgspec.json.Decoder[S]) -> S:
+def _body(exchange: RegistryRequest, decoder: msgspec.json.Decoder[S]) -> S:
     """An answer shows the retention under two names; a body may have only one of them."""
     try:
         return exchange.body(decoder)
@@ -204,7 +205,7 @@ def _body(exchange: Exchange, decoder: msgspec.json.Decoder[S]) -> S:
 
 
 @changing
-def create_stream(exchange: Exchange) -> None:
+def create_stream(exchange: RegistryRequest) -> None:
     body = _body(exchange, _stream_decoder)
     tenant, namespace, name = exchange.path(body.name)
     config = stream_config(body)
@@ -213,13 +214,13 @@ def create_stream(exchange: Exchange) -> None:
 
 
 @reading
-def list_streams(exchange: Exchange) -> None:
+def list_streams(exchange: RegistryRequest) -> None:
     done = send_list(exchange, "stream", stream_answer, StreamList)
     exchange.registry.children("namespace", exchange.path(), done)
 
 
 @reading
-def describe_stream(exchange: Exchange) -> None:
+def describe_stream(exchange: RegistryRequest) -> None:
     path = exchange.path()
 
     def found(entry: Entry) -> None:
@@ -235,7 +236,7 @@ def describe_stream(exchange: Exchange) -> None:
 
 
 @changing
-def change_stream(exchange: Exchange) -> None:
+def change_stream(exchange: RegistryRequest) -> None:
     body = _body(exchange, _settings_decoder)
     change(exchange, "stream", lambda entry: stream_config(body, entry.stream), stream_answer)
 

@@ -13,11 +13,10 @@ from penstock.model.errors import InvalidArgument, PenstockError
 from penstock.model.limits import MAX_OFFSET
 from penstock.model.streams import Lag, Start
 from penstock.model.tenancy import Path
-from penstock.server.access import Needs, guard
+from penstock.server.access import Needs, guard_of
 from penstock.server.commands import check_unnamed, named_of, start_of, subscribe_of
 from penstock.server.http.dispatch import RequestDispatch
-from penstock.server.http.feeds import feed_format, open_feed
-from penstock.server.http.named_feed import NamedFeed
+from penstock.server.http.feeds import NamedFeed, feed_format, open_feed
 from penstock.server.http.requests import Request, check_raw_only, truth, whole_number
 from penstock.server.http.responses import encode_json
 from penstock.server.members import Count, LeaseTime, limits, optional
@@ -162,6 +161,7 @@ def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
     params = request.params()
     start, stream_id = _start(request, params)
     streams = dispatch.engine.streams
+    guard = guard_of(_SUBSCRIBE, dispatch, request, reply)
     if params.get("name"):
         form, heartbeat_ms = feed_format(dispatch, request, params)
         named = named_of(
@@ -173,15 +173,11 @@ def subscribe(path: Path, dispatch: RequestDispatch, request: Request, reply: Re
             whole_number(params, "prefetch"),
             stream_id,
         )
-        sink = NamedFeed(reply, form, heartbeat_ms, named)
-        if request.notes.principal is not None:
-            sink.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
+        sink = NamedFeed(reply, guard, form, heartbeat_ms, named)
         reply.when_first(partial(streams.consume, named, sink, sink.opened))
         return
     check_unnamed(**{member: params.get(member) or None for member in NAMED_ONLY})
-    feed = open_feed(dispatch, request, params, reply)
-    if request.notes.principal is not None:
-        feed.guard = partial(guard, _SUBSCRIBE, dispatch, request, reply)
+    feed = open_feed(dispatch, request, params, reply, guard)
     depth = whole_number(params, "event_queue_depth")
     command = subscribe_of(path, depth, truth(params, "lag"), start, stream_id)
     reply.when_first(partial(streams.subscribe, command, feed, feed.subscribed))

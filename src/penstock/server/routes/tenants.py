@@ -8,7 +8,7 @@ from penstock.model.limits import Limits
 from penstock.model.tenancy import Entry
 from penstock.server.registry.entries import entry_path
 from penstock.server.registry.exchange import (
-    Exchange,
+    RegistryRequest,
     changing,
     create,
     deleting,
@@ -73,25 +73,25 @@ def _namespace_answer(entry: Entry, _: Limits) -> NamespaceAnswer:
 
 
 @changing
-def create_tenant(exchange: Exchange) -> None:
+def create_tenant(exchange: RegistryRequest) -> None:
     tenant, _, _ = entry_path(exchange.body(_tenant_decoder).tenant_id)
     create(exchange, Entry(kind="tenant", tenant_id=tenant), _tenant_answer)
 
 
 @changing
-def create_namespace(exchange: Exchange) -> None:
+def create_namespace(exchange: RegistryRequest) -> None:
     tenant, namespace, _ = exchange.path(exchange.body(_namespace_decoder).namespace)
     wanted = Entry(kind="namespace", tenant_id=tenant, namespace=namespace)
     create(exchange, wanted, _namespace_answer)
 
 
 @reading
-def list_tenants(exchange: Exchange) -> None:
+def list_tenants(exchange: RegistryRequest) -> None:
     exchange.registry.tenants(send_list(exchange, "tenant", _tenant_answer, TenantList))
 
 
 @reading
-def list_namespaces(exchange: Exchange) -> None:
+def list_namespaces(exchange: RegistryRequest) -> None:
     done = send_list(exchange, "namespace", _namespace_answer, NamespaceList)
     exchange.registry.children("tenant", exchange.path(), done)
 

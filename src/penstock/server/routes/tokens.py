@@ -20,6 +20,7 @@ from penstock.model.errors import (
 )
 from penstock.model.limits import MAX_OFFSET, MAX_ROLES
 from penstock.model.names import clean_name
+from penstock.model.options import check_number
 from penstock.model.permissions import ALL_PERMISSIONS
 from penstock.model.principals import Principal, clean_principal
 from penstock.model.tokens import Token, is_within
@@ -187,9 +188,7 @@ def describe_token(dispatch: RequestDispatch, request: Request, reply: Reply) ->
 def rotate_token(dispatch: RequestDispatch, request: Request, reply: Reply) -> None:
     token = _find(dispatch, request)
     body = decode_body(_rotate_decoder, request.body or b"{}")
-    grace_ms = body.grace_ms or 0
-    if not 0 <= grace_ms <= MAX_GRACE_MS:
-        raise InvalidArgument(f"grace_ms must be 0 to {MAX_GRACE_MS}")
+    grace_ms = check_number("grace_ms", body.grace_ms or 0, 0, MAX_GRACE_MS)
     old_until_ms = dispatch.admission.now_ms() + grace_ms if grace_ms else 0
     secret = new_secret(token.id)
     dispatch.engine.tokens.rotate(
@@ -236,9 +235,7 @@ def _wanted(body: TokenBody, token_id: str, digest: bytes, now_ms: int) -> Token
     if namespace is not None and tenant_id is None:
         raise InvalidArgument("namespace needs tenant_id")
     principal = clean_principal(body.principal)
-    expires_in_ms = body.expires_in_ms or 0
-    if not 0 <= expires_in_ms <= MAX_OFFSET:
-        raise InvalidArgument(f"expires_in_ms must be 0 to {MAX_OFFSET}")
+    expires_in_ms = check_number("expires_in_ms", body.expires_in_ms or 0)
     return Token(
         token_id,
         principal,

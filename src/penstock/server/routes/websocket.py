@@ -18,7 +18,7 @@ from penstock.server.routes.endpoint import Answer, Endpoint
 from penstock.server.websocket.answers import Ok, PublishOk, Value, Values
 from penstock.server.websocket.arrays import answer_bytes, encode_outcomes, perform_all
 from penstock.server.websocket.decoding import decode_many, decode_one, is_array
-from penstock.server.websocket.messages import Message, Refused, RequestId
+from penstock.server.websocket.messages import Message, RefusedMessage, RequestId
 from penstock.server.websocket.upgrade import get_socket
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def post_message(dispatch: RequestDispatch, request: Request, reply: Reply) -> N
 
 
 def _perform(
-    engine: Engine, principal: Principal | None, message: Message | Refused, done: Done
+    engine: Engine, principal: Principal | None, message: Message | RefusedMessage, done: Done
 ) -> None:
     try:
         if principal is not None:
@@ -63,7 +63,7 @@ def send_answer(reply: Reply, request_id: RequestId, outcome: Outcome) -> None:
 
 
 def _send_all(
-    reply: Reply, messages: list[Message | Refused], max_bytes: int, outcomes: list[Outcome]
+    reply: Reply, messages: list[Message | RefusedMessage], max_bytes: int, outcomes: list[Outcome]
 ) -> None:
     reply.when_room(
         answer_bytes(outcomes),
@@ -71,7 +71,7 @@ def _send_all(
     )
 
 
-def _error_of(message: Message | Refused, error: PenstockError) -> Any:
+def _error_of(message: Message | RefusedMessage, error: PenstockError) -> Any:
     return typed_error(error, request_id=message.request_id)
 
 

@@ -10,10 +10,10 @@ from penstock.model.errors import PenstockError
 from penstock.server.http.responses import encode_json
 from penstock.server.message_actions import Done, Outcome, too_much
 from penstock.server.websocket.answers import Value, Values
-from penstock.server.websocket.messages import Message, Refused
+from penstock.server.websocket.messages import Message, RefusedMessage
 
-PerformOne = Callable[[Message | Refused, Done], None]
-RenderError = Callable[[Message | Refused, PenstockError], Any]
+PerformOne = Callable[[Message | RefusedMessage, Done], None]
+RenderError = Callable[[Message | RefusedMessage, PenstockError], Any]
 
 
 class _Gathering:
@@ -34,7 +34,7 @@ class _Gathering:
 
 
 def perform_all(
-    messages: Sequence[Message | Refused],
+    messages: Sequence[Message | RefusedMessage],
     perform: PerformOne,
     done: Callable[[list[Outcome]], None],
 ) -> None:
@@ -45,7 +45,7 @@ def perform_all(
 
 
 def encode_outcomes(
-    messages: Sequence[Message | Refused],
+    messages: Sequence[Message | RefusedMessage],
     outcomes: Sequence[Outcome],
     render_error: RenderError,
     max_bytes: int,

@@ -21,7 +21,7 @@ from penstock.model.limits import MAX_BATCH_ITEMS
 from penstock.model.streams import Publish
 from penstock.server.commands import path_of
 from penstock.server.message_actions import Done, answer_publish, published
-from penstock.server.websocket.messages import PublishBatchMessage, Refused
+from penstock.server.websocket.messages import PublishBatchMessage, RefusedMessage
 
 Ack = Literal["none", "per_message", "per_batch"]
 
@@ -85,10 +85,10 @@ def publish(engine: Engine, frame: BinaryPublish, done: Done) -> None:
     )
 
 
-def decode_publish(frame: bytes) -> BinaryPublish | Refused:
+def decode_publish(frame: bytes) -> BinaryPublish | RefusedMessage:
     if len(frame) < _publish_head.size or frame[0] != PUBLISH:
         error = InvalidArgument(f"a binary frame begins with kind {PUBLISH}, ack and number")
-        return Refused(error)
+        return RefusedMessage(error)
     _, ack, request_id = _publish_head.unpack_from(frame)
     try:
         return _decode_rest(frame, ack, request_id)
@@ -98,7 +98,7 @@ def decode_publish(frame: bytes) -> BinaryPublish | Refused:
         error = InvalidArgument("a name in the binary frame is not UTF-8")
     except InvalidArgument as found:
         error = found
-    return Refused(error, request_id)
+    return RefusedMessage(error, request_id)
 
 
 def _decode_rest(frame: bytes, ack: int, request_id: int) -> BinaryPublish:

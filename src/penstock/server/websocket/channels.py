@@ -44,7 +44,7 @@ from penstock.server.http.responses import encode_json, subscribe_error, typed_e
 from penstock.server.message_actions import Done
 from penstock.server.websocket.answers import Ok, lag_answer, named_answer, subscribed_answer
 from penstock.server.websocket.binary import encode_events
-from penstock.server.websocket.channel import SUBSCRIBE, WATCH, Channel, Outlet
+from penstock.server.websocket.channel import SUBSCRIBE, WATCH, Channel, NamedChannel, Outlet
 from penstock.server.websocket.events import (
     encode_runs,
     encode_singly,
@@ -66,7 +66,6 @@ from penstock.server.websocket.messages import (
     SubscribeMessage,
     UnsubscribeMessage,
 )
-from penstock.server.websocket.named_channel import NamedChannel
 
 
 class EventChannel(Channel):
@@ -313,7 +312,7 @@ class Channels:
         path, name, owner = channel.path, channel.command.name, channel.command.owner
         left = [
             delivery_of(self._engine, path, name, owner, each.offset, each.delivery_id)
-            for each in channel.drain()
+            for each in channel.take_all()
         ]
         if left:
             self._engine.release_many(left, lambda _: None)

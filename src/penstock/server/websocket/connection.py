@@ -16,7 +16,7 @@ from typing import Any
 from penstock.model.errors import Internal, InvalidArgument, PenstockError, TooLarge
 from penstock.model.limits import KIB, MIB
 from penstock.server.http.answer_budget import Claim
-from penstock.server.http.connection_place import ConnectionPlace
+from penstock.server.http.connection_slot import ConnectionSlot
 from penstock.server.http.dispatch import RequestDispatch
 from penstock.server.http.requests import NO_NOTES, Notes
 from penstock.server.http.responses import encode_json, typed_error
@@ -47,7 +47,7 @@ from penstock.server.websocket.framing import (
 from penstock.server.websocket.message_timer import MessageTimer
 from penstock.server.websocket.messages import (
     Message,
-    Refused,
+    RefusedMessage,
 )
 from penstock.server.websocket.response_order import MessageOrder, MessageReply
 
@@ -87,9 +87,9 @@ class WebSocketConnection(asyncio.Protocol):
         is_binary: bool,
         is_write_paused: bool = False,
         notes: Notes = NO_NOTES,
-        place: ConnectionPlace | None = None,
+        slot: ConnectionSlot | None = None,
     ) -> None:
-        self._place = place
+        self._slot = slot
         self._principal = principal = notes.principal
         self._dispatch = dispatch
         self._connections = connections
@@ -144,8 +144,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._answers.close()
         self._out.clear()
         self._connections.discard(self)
-        if self._place is not None:
-            self._place.leave()
+        if self._slot is not None:
+            self._slot.leave()
         self._dispatch.sockets -= 1
         self._dispatch.body_bytes -= self._counted_bytes
         self._set_watchdog(None)
@@ -284,7 +284,7 @@ class WebSocketConnection(asyncio.Protocol):
         try:
             messages = decode_many(payload)
         except PenstockError as error:
-            MessageReply(self._order, [Refused(error)], len(payload)).done(error)
+            MessageReply(self._order, [RefusedMessage(error)], len(payload)).done(error)
             return
         self._turn_left -= len(messages)
         reply = MessageReply(self._order, messages, len(payload), is_array=True)
@@ -300,7 +300,7 @@ class WebSocketConnection(asyncio.Protocol):
         message = frame.message if isinstance(frame, BinaryPublish) else frame
         self._perform(frame, MessageReply(self._order, [message], len(payload)).done)
 
-    def _perform(self, message: Message | BinaryPublish | Refused, done: Done) -> None:
+    def _perform(self, message: Message | BinaryPublish | RefusedMessage, done: Done) -> None:
         """Runs a message. Every outcome is a reply; a defect is logged."""
         try:
             if self._principal is not None:

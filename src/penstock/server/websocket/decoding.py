@@ -21,7 +21,7 @@ from penstock.server.websocket.messages import (
     Message,
     PublishBatchMessage,
     PublishMessage,
-    Refused,
+    RefusedMessage,
     RequestId,
 )
 
@@ -61,7 +61,7 @@ _messages = ListDecoder(Message)
 _raws = ListDecoder(msgspec.Raw)
 
 
-def decode_one(data: bytes | msgspec.Raw) -> Message | Refused:
+def decode_one(data: bytes | msgspec.Raw) -> Message | RefusedMessage:
     try:
         message = _one.decode(data)
         if message.request_id is not None:
@@ -73,10 +73,10 @@ def decode_one(data: bytes | msgspec.Raw) -> Message | Refused:
     return message
 
 
-def decode_many(data: bytes) -> list[Message | Refused]:
+def decode_many(data: bytes) -> list[Message | RefusedMessage]:
     """Returns a message or its error for each place; raises if the data is not an array."""
     try:
-        messages: list[Message | Refused] = _messages.decode(data, "operations")
+        messages: list[Message | RefusedMessage] = _messages.decode(data, "operations")
         for message in messages:
             if message.request_id is not None:
                 check_request_id(message.request_id)
@@ -89,7 +89,7 @@ def decode_many(data: bytes) -> list[Message | Refused]:
     return messages
 
 
-def _check_total(messages: list[Message | Refused]) -> None:
+def _check_total(messages: list[Message | RefusedMessage]) -> None:
     total = 0
     for message in messages:
         total += _items(message)
@@ -108,7 +108,7 @@ _LISTS: dict[type, tuple[str, ...]] = {
 }
 
 
-def _items(message: Message | Refused) -> int:
+def _items(message: Message | RefusedMessage) -> int:
     """Returns how many items a message counts for: an array is decided in one turn, as a batch
     is."""
     count = 0
@@ -200,5 +200,5 @@ def request_id_of(data: bytes | msgspec.Raw) -> RequestId:
     return found
 
 
-def _refused(data: bytes | msgspec.Raw, error: PenstockError) -> Refused:
-    return Refused(error, request_id_of(data))
+def _refused(data: bytes | msgspec.Raw, error: PenstockError) -> RefusedMessage:
+    return RefusedMessage(error, request_id_of(data))

@@ -383,7 +383,7 @@ class PingMessage(Body, tag_field="type", tag="ping"):
     pass
 
 
-class Refused(msgspec.Struct):
+class RefusedMessage(msgspec.Struct):
     """Takes the place of a message that is wrong: the error, and the `request_id` if it has one."""
 
     error: PenstockError

@@ -20,7 +20,7 @@ from penstock.server.message_actions import Outcome
 from penstock.server.response_queue import Response, ResponseQueue
 from penstock.server.websocket.answers import Ok, Subscribed
 from penstock.server.websocket.arrays import answer_bytes, encode_outcomes
-from penstock.server.websocket.messages import Message, Refused, SubscribeMessage
+from penstock.server.websocket.messages import Message, RefusedMessage, SubscribeMessage
 
 
 class MessageReply(Response):
@@ -31,7 +31,7 @@ class MessageReply(Response):
     def __init__(
         self,
         order: MessageOrder,
-        messages: list[Message | Refused],
+        messages: list[Message | RefusedMessage],
         nbytes: int,
         *,
         is_array: bool = False,
@@ -114,7 +114,7 @@ class MessageOrder(ResponseQueue[MessageReply]):
 
 
 def error_answer(
-    message: Message | Refused, error: PenstockError
+    message: Message | RefusedMessage, error: PenstockError
 ) -> TypedErrorBody | CursorErrorBody:
     if isinstance(message, SubscribeMessage):
         return subscribe_error(error, request_id=message.request_id)

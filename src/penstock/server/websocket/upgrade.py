@@ -15,8 +15,8 @@ import httptools
 import msgspec
 
 from penstock.model.errors import InvalidArgument, MethodNotAllowed, UpgradeRequired
-from penstock.server.http.admission import Headers, RequestVerdict
 from penstock.server.http.dispatch import RequestDispatch
+from penstock.server.http.request_headers import Headers, RequestVerdict
 from penstock.server.http.requests import Request
 from penstock.server.websocket.connection import WebSocketConnection
 
@@ -152,7 +152,7 @@ class HandOver:
             is_binary=SUBPROTOCOLS[self._handshake.subprotocol],
             is_write_paused=is_write_paused,
             notes=notes,
-            place=connection.place,
+            slot=connection.slot,
         ).start(self.rest)
 
 

@@ -31,7 +31,7 @@ class Screen:
         self._is_drawn = False
         self._next = time.monotonic() + (0 if self._is_terminal else LINE_EVERY_S)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Prints a result."""
         with self._lock:
             self._clear()

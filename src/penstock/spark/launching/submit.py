@@ -25,8 +25,8 @@ from penstock.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.model.units import parse_duration_ms
-from penstock.spark.broker import Broker
+from penstock.model.options import Option, duration_ms
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.lake import Lake
 from penstock.spark.launching.catalog import Chosen, choose
@@ -126,14 +126,13 @@ def pairs(texts: Sequence[str], flag: str) -> tuple[tuple[str, str], ...]:
     return found
 
 
+_EVERY = Option("every", duration_ms().described("seconds, or a duration such as 500ms, 10s or 5m"))
+
+
 def seconds(text: str) -> float:
     """Parses a duration; a number without a unit is seconds."""
-    ms = parse_duration_ms(f"{text.strip()}s" if text.strip().isdigit() else text)
-    if ms is None:
-        raise InvalidArgument(
-            f"--every {text!r} is no duration; it takes one like 500ms, 10s or 5m"
-        )
-    return ms / 1000
+    given = f"{text.strip()}s" if text.strip().isdigit() else text
+    return int(_EVERY.read(given, "--every")) / 1000
 
 
 def execute(launch: Launch, token: str | None = None) -> int:
@@ -245,7 +244,7 @@ def _supervise(
 
 def check_broker(settings: BrokerSettings) -> None:
     """Checks, before Spark starts, that the broker answers and accepts the token."""
-    with Broker(replace(settings, retry_s=FIRST_TRY_S)) as broker:
+    with BrokerConnection(replace(settings, retry_s=FIRST_TRY_S)) as broker:
         try:
             broker.call("GET", "/v1/topics")
         except Unauthenticated as error:

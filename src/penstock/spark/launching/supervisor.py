@@ -116,7 +116,7 @@ class Supervisor:
             chosen.settings,
             once=self._once,
             every_s=self._every_s,
-            report=self._screen.say,
+            report=self._screen.print,
             warn=self._screen.warn,
             claim=self._claim,
         )
@@ -237,7 +237,7 @@ class Supervisor:
         ]
         columns = ("pipeline", "query", " batches", " rows", " rows/s", " seconds", "state")
         if rows:
-            self._screen.say(text_table(columns, rows))
+            self._screen.print(text_table(columns, rows))
 
     def _activities(self) -> Iterator[Activity]:
         for run in self._runs:

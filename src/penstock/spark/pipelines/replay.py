@@ -35,7 +35,7 @@ from penstock.model.options import (
     pattern,
     whole_number,
 )
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import RecordLog, is_among, is_pattern
 from penstock.spark.pipelines.archive import archived, records_table
 from penstock.spark.pipelines.names import path_name
@@ -128,7 +128,7 @@ def _records(run: Run, topics: tuple[str, ...]) -> DataFrame:
     """Reads the topics. A topic given by name must exist, and a pattern must match one."""
     if run.settings["from"] == "lake":
         return _archived(run, topics)
-    with Broker(run.broker) as broker:
+    with BrokerConnection(run.broker) as broker:
         records = RecordLog(broker, topics)
         found = records.find()
         for topic in filter(records.is_named, found):

@@ -23,10 +23,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import FailedPrecondition
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.lake.files import Files
 from penstock.spark.lake.table import Table
-from penstock.spark.pipelines.selection import IDENTITY, PLACE, SELECTED, in_chunks, without
+from penstock.spark.pipelines.selection import IDENTITY, POSITION, SELECTED, in_chunks, without
 from penstock.spark.pipelines.targets import as_sent, partitions_of
 from penstock.spark.running.run import Run
 from penstock.spark.schemas import LONG, STRING, TIMESTAMP, struct
@@ -38,7 +38,7 @@ FOLDER = "_replays"
 MAX_CHUNK_ROWS = 1_000_000
 """The largest chunk without a rate: the broker stages a chunk as a whole on its disk."""
 
-SCHEMA = struct({"name": STRING, **PLACE, "target": STRING, "at": TIMESTAMP, "batch": LONG})
+SCHEMA = struct({"name": STRING, **POSITION, "target": STRING, "at": TIMESTAMP, "batch": LONG})
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Pace:
             return MAX_CHUNK_ROWS
         return min(MAX_CHUNK_ROWS, max(1, round(self._rate)))
 
-    def await_turn(self) -> None:
+    def await_pause(self) -> None:
         """Waits until the next chunk may be written."""
         pause = self._next - self._clock()
         if pause > 0:
@@ -147,7 +147,7 @@ class Replay:
         rows = self._selection(pending.batch).read()
         first = self._last_chunk(pending) + 1
         for chunk in range(first, pending.chunks):
-            pace.await_turn()
+            pace.await_pause()
             of_chunk = rows.filter(F.col("chunk") == chunk).orderBy("number")
             sent = as_sent(of_chunk, "target", partitions, datetime.now(UTC))
             self._run.write(sent, pending.txn, txnBatch=chunk)
@@ -175,7 +175,7 @@ class Replay:
 
     def _last_chunk(self, pending: Pending) -> int:
         """Returns the last chunk that the broker has committed; -1 before the first."""
-        with Broker(self._run.broker) as broker:
+        with BrokerConnection(self._run.broker) as broker:
             return ProducerBatch(broker, pending.txn, 0).last_committed()
 
     def _note(self, rows: DataFrame, pending: Pending) -> None:

@@ -49,8 +49,8 @@ MAX_ROWS = 100_000
 
 _IS_GOOD = "error is null"
 
-PLACE = {"source_topic": STRING, "partition": INTEGER, "offset": LONG}
-ROUTED = struct({**PLACE, "target": STRING, "error": STRING, **ENVELOPE_FIELDS})
+POSITION = {"source_topic": STRING, "partition": INTEGER, "offset": LONG}
+ROUTED = struct({**POSITION, "target": STRING, "error": STRING, **ENVELOPE_FIELDS})
 
 
 def _check(settings: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ def _framed(rows: DataFrame, function: UserFunction) -> DataFrame:
         )
     columns = [
         (F.col(name) if name in made.columns else F.lit(None)).cast(kind).alias(name)
-        for name, kind in (PLACE | ENVELOPE_FIELDS).items()
+        for name, kind in (POSITION | ENVELOPE_FIELDS).items()
     ]
     topic = F.trim("topic") if "topic" in made.columns else F.lit(None)
     return made.select(

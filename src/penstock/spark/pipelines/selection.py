@@ -20,17 +20,17 @@ from penstock.spark.pipelines.reasons import normalised_column
 from penstock.spark.pipelines.targets import ENVELOPE, ENVELOPE_FIELDS
 from penstock.spark.schemas import INTEGER, LONG, STRING, TIMESTAMP, struct
 
-PLACE = {
+POSITION = {
     "source_topic": STRING,
     "source_partition": INTEGER,
     "source_offset": LONG,
     "source_timestamp": TIMESTAMP,
 }
-IDENTITY = (*PLACE, "target")
+IDENTITY = (*POSITION, "target")
 """The columns that identify what is replayed once."""
 
 SELECTED = struct(
-    {"number": LONG, "chunk": LONG, "txn": STRING, **PLACE, "target": STRING, **ENVELOPE_FIELDS}
+    {"number": LONG, "chunk": LONG, "txn": STRING, **POSITION, "target": STRING, **ENVELOPE_FIELDS}
 )
 
 

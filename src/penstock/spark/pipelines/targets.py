@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.client.results import Version
 from penstock.model.errors import NotFound
 from penstock.model.limits import MAX_CACHE_KEY_BYTES, MAX_ENVELOPE_FIELD_BYTES, MAX_NAME_BYTES
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import RecordLog
 from penstock.spark.options import BrokerSettings
 from penstock.spark.schemas import RECORD_COLUMNS
@@ -49,7 +49,7 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
     """Returns how many partitions each topic has. Raises NotFound with all that are missing."""
     found: dict[str, int] = {}
     missing: list[str] = []
-    with Broker(broker) as connection:
+    with BrokerConnection(broker) as connection:
         records = RecordLog(connection, ())
         for topic in sorted(set(topics)):
             try:
@@ -66,7 +66,7 @@ def partitions_of(broker: BrokerSettings, topics: Iterable[str]) -> dict[str, in
 
 def largest_message(broker: BrokerSettings) -> int | None:
     """Returns the most bytes of key and value that the broker accepts; None if it is too old."""
-    with Broker(broker) as connection:
+    with BrokerConnection(broker) as connection:
         answer = connection.call("GET", "/v1/version")
     return msgspec.json.decode(answer, type=Version).max_message_bytes
 

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.model.errors import PenstockError
 from penstock.model.splits import MAX_SPLIT_ROWS
 from penstock.model.tenancy import DEFAULT
-from penstock.spark.broker import Broker
+from penstock.spark.broker import BrokerConnection
 from penstock.spark.logs import (
     JOURNAL,
     JournalLog,
@@ -78,7 +78,7 @@ class Tally:
             taken = {number: replace(each) for number, each in self._stretches.items()}
         lags: list[int | None] = []
         # Tries once only: a count is not worth waiting for.
-        with Broker(replace(settings, retry_s=0)) as broker:
+        with BrokerConnection(replace(settings, retry_s=0)) as broker:
             for number, stretch in taken.items():
                 self._enter(number, stretch, _rows(broker, stretch))
                 lags.append(_lag(broker, stretch))
@@ -117,7 +117,7 @@ def positions(offset: str | None) -> Positions | None:
     }
 
 
-def _rows(broker: Broker, stretch: _Stretch) -> int:
+def _rows(broker: BrokerConnection, stretch: _Stretch) -> int:
     if not stretch.rows or stretch.end is None:
         return stretch.rows
     try:
@@ -127,7 +127,7 @@ def _rows(broker: Broker, stretch: _Stretch) -> int:
         return stretch.rows  # the broker is away, or no longer has the rows
 
 
-def _lag(broker: Broker, stretch: _Stretch) -> int | None:
+def _lag(broker: BrokerConnection, stretch: _Stretch) -> int | None:
     if stretch.end is None or stretch.latest is None:
         return None
     try:
@@ -136,13 +136,13 @@ def _lag(broker: Broker, stretch: _Stretch) -> int | None:
         return None
 
 
-def _earliest(broker: Broker, places: Iterable[TopicPartition]) -> Positions:
+def _earliest(broker: BrokerConnection, places: Iterable[TopicPartition]) -> Positions:
     topics = {place.topic for place in places}
     log: SourceLog = JournalLog(broker) if topics == {JOURNAL.topic} else RecordLog(broker, topics)
     return {place.by_name(): span.earliest for place, span in find_spans(log).items()}
 
 
-def _between(broker: Broker, start: Positions, end: Positions) -> int:
+def _between(broker: BrokerConnection, start: Positions, end: Positions) -> int:
     return sum(
         split.rows
         for place, stop in end.items()

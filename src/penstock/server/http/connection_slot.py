@@ -24,7 +24,7 @@ _REFUSED: Scope = ("", "")
 `admits`."""
 
 
-class ConnectionPlace:
+class ConnectionSlot:
     """`sender` is whom the connection counts for, or None. A connection that compares it with that
     of a request needs to ask `admits` only if it is another object. `_quotas` are those that count
     it, None while none do."""

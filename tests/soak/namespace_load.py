@@ -25,7 +25,7 @@ EPHEMERAL, STREAM = "brief", "default"
 SHORT_TTL_MS = 100
 
 
-class FelixModel:
+class NamespaceModel:
     def __init__(self, model: QueueModel) -> None:
         self.model = model
         self.ledger = Ledger()
@@ -35,12 +35,12 @@ class FelixModel:
         self.events = 0
 
 
-class FelixLoad:
+class NamespaceLoad:
     """The clients of one round."""
 
-    def __init__(self, setting: Setting, felix: FelixModel) -> None:
+    def __init__(self, setting: Setting, namespace: NamespaceModel) -> None:
         self._setting = setting
-        self._felix = felix
+        self._namespace = namespace
         self._model = setting.model
         self._rng = setting.new_rng()
         self._sent_events: dict[str, int] = {}
@@ -68,7 +68,7 @@ class FelixLoad:
 
     async def _write_durable(self, writer: int) -> None:
         """Puts and deletes, each only if the key is as it was left."""
-        ledger, rng = self._felix.ledger, self._rng
+        ledger, rng = self._namespace.ledger, self._rng
         async with Wire(self._setting.port) as wire:
             while self._setting.goes_on():
                 key = f"w{writer}-{rng.randrange(12)}"
@@ -93,13 +93,13 @@ class FelixLoad:
     async def _count(self) -> None:
         async with Wire(self._setting.port) as wire:
             while self._setting.goes_on():
-                self._felix.ledger.counting()
+                self._namespace.ledger.counting()
                 answer = await self._op(wire, "cache_incr", cache="totals", key="n")
                 if answer.status == 200:
                     found = answer.json
-                    self._felix.ledger.counted(found["number"], found["version"])
+                    self._namespace.ledger.counted(found["number"], found["version"])
                 else:
-                    self._felix.ledger.refused_count()
+                    self._namespace.ledger.refused_count()
                 await asyncio.sleep(self._rng.uniform(0, 0.05))
 
     async def _transact(self) -> None:
@@ -112,12 +112,12 @@ class FelixLoad:
                     for key in TXN_KEYS
                     for cache in CACHES
                 ]
-                self._felix.ledger.asked_txn(token)
+                self._namespace.ledger.asked_txn(token)
                 answer = await self._op(wire, "cache_txn", cache="orders", ops=ops)
                 if answer.status == 200:
-                    self._felix.ledger.told_txn(answer.json["results"])
+                    self._namespace.ledger.told_txn(answer.json["results"])
                 else:
-                    self._felix.ledger.refused_txn()
+                    self._namespace.ledger.refused_txn()
                 await asyncio.sleep(self._rng.uniform(0, 0.1))
 
     # -- an ephemeral cache ---------------------------------------------------------------------
@@ -142,9 +142,9 @@ class FelixLoad:
                     claim(put.status in (429, 503), f"{EPHEMERAL}: {put}")
                     return
                 version = put.json["version"]
-                before = self._felix.brief_version
+                before = self._namespace.brief_version
                 claim(version > before, f"{EPHEMERAL}: version {version} after {before}")
-                self._felix.brief_version = version
+                self._namespace.brief_version = version
                 held[key] = text
                 self._model.counts["cache writes"] += 1
                 if is_short:
@@ -155,7 +155,7 @@ class FelixLoad:
     # -- the registry ---------------------------------------------------------------------------
 
     async def _change_registry(self) -> None:
-        rng, tenants = self._rng, self._felix.tenants
+        rng, tenants = self._rng, self._namespace.tenants
         async with Wire(self._setting.port) as wire:
             while self._setting.goes_on():
                 name = f"tenant-{rng.randrange(4)}"
@@ -228,12 +228,12 @@ class FelixLoad:
         self._model.counts["events received"] += 1
 
 
-class FelixChecks:
+class NamespaceChecks:
     """What is there at rest; `has_restarted` since the last look."""
 
-    def __init__(self, broker: SoakBroker, felix: FelixModel) -> None:
+    def __init__(self, broker: SoakBroker, namespace: NamespaceModel) -> None:
         self._broker = broker
-        self._felix = felix
+        self._namespace = namespace
 
     def set_up(self) -> None:
         for name, durable in ((CACHES[0], True), (CACHES[1], True), (EPHEMERAL, False)):
@@ -243,7 +243,7 @@ class FelixChecks:
             assert reply.status_code == 201, reply.text
 
     def check(self, *, has_restarted: bool) -> None:
-        ledger, client = self._felix.ledger, self._broker.client
+        ledger, client = self._namespace.ledger, self._broker.client
         for key in ledger.known_keys():
             ledger.found(key, *self._entry(CACHES[0], key))
         count, _ = self._entry(CACHES[1], "n")
@@ -257,22 +257,22 @@ class FelixChecks:
             path = f"{BASE}/caches/{EPHEMERAL}/entries/k{n}"
             if has_restarted:
                 value = client.get(path).json()["value"]
-                self._felix.model.claim(value is None, f"{path} outlived a restart")
+                self._namespace.model.claim(value is None, f"{path} outlived a restart")
             client.delete(path)
         self._check_registry()
-        self._felix.model.violations += ledger.violations
+        self._namespace.model.violations += ledger.violations
         ledger.violations.clear()
 
     def _check_registry(self) -> None:
         reply = self._broker.client.get("/v1/tenants")
         assert reply.status_code == 200, reply.text
         there = set(json.dumps(reply.json()).split('"'))
-        for name, is_there in self._felix.tenants.items():
+        for name, is_there in self._namespace.tenants.items():
             if is_there is None:
-                self._felix.tenants[name] = name in there
+                self._namespace.tenants[name] = name in there
             else:
                 told = f"{name} was {'made' if is_there else 'deleted'}: {reply.text}"
-                self._felix.model.claim((name in there) == is_there, told)
+                self._namespace.model.claim((name in there) == is_there, told)
 
     def _entry(self, cache: str, key: str) -> tuple[bytes | None, int]:
         reply = self._broker.client.get(f"{BASE}/caches/{cache}/entries/{key}")

@@ -1,4 +1,4 @@
-"""A batch is stored as a lot: what that saves must not be seen. Only its price differs."""
+"""A batch is stored as one: what that saves must not be seen. Only its price differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.api.messages import Produce
 from penstock.core.image import take_image
 from penstock.core.invariants import check
-from penstock.engine.ledger import LOT_BYTES
+from penstock.engine.append_batch import BATCH_BYTES
 from penstock.engine.window import CHUNK_BYTES, CHUNK_MSGS
 from penstock.model.envelope import Envelope
 from penstock.model.errors import Unavailable
@@ -25,7 +25,7 @@ SPACE_CHECK_MS = 1001
 ONCE = Envelope(idempotency_key="once")
 
 SMALL = [Produce("t", f"key {n}", f"value {n}") for n in range(3 * CHUNK_MSGS)]
-LARGE = [Produce("t", f"key {n}", "x" * (LOT_BYTES // 3 + n)) for n in range(20)]
+LARGE = [Produce("t", f"key {n}", "x" * (BATCH_BYTES // 3 + n)) for n in range(20)]
 MANY = [Produce("other", "", "x" * (10 * KIB + n)) for n in range(300)]
 HUGE = [Produce("t", "", "x" * (CHUNK_BYTES + n)) for n in range(3)]
 MIXED = [
@@ -60,7 +60,7 @@ def chunks(broker: Broker) -> list[list[tuple[Any, ...]]]:
     logs = [window.log(topic.id, p.index) for topic in topics for p in topic.partitions]
     return [
         [
-            (c.first, c.base, c.last, c.last_ts, c.msgs, c.bytes, list(c.places), c.messages)
+            (c.first, c.base, c.last, c.last_ts, c.msgs, c.bytes, list(c.positions), c.messages)
             for c in log.chunks
         ]
         for log in logs
