@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cluster.shared import Entry
+from penstock.cluster.shared import StoredKey
 from tests.cluster.simulated_keys import KeysHandle, SimulatedKeys
 from tests.cluster.simulated_service import Faults
 from tests.cluster.simulated_stream import SimulatedStream, StreamHandle
@@ -53,7 +53,7 @@ class HeardKeys:
     def __init__(self) -> None:
         self.changes: list[tuple[str, bytes | None]] = []
 
-    def changed(self, key: str, entry: Entry | None) -> None:
+    def changed(self, key: str, entry: StoredKey | None) -> None:
         self.changes.append((key, None if entry is None else entry.value))
 
     def values(self) -> list[bytes | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.cluster.shared import Conflict, Entry, Unanswered
+from penstock.cluster.shared import Conflict, StoredKey, Unanswered
 from tests.cluster.simulated_service import Faults, Feed, Reply, Service
 from tests.cluster.simulation import SimulatedProcess, Simulation
 
@@ -20,12 +20,12 @@ class SimulatedKeys(Service):
 
     def __init__(self, simulation: Simulation, faults: Faults | None = None) -> None:
         super().__init__(simulation, faults)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, StoredKey] = {}
         self.history: list[tuple[int, str, bytes | None]] = []
         self.has_quorum = True
         self._revision = 0
         self._proposed: list[tuple[str, bytes, Reply]] = []
-        self._seen_by_isolated: dict[SimulatedProcess, dict[str, Entry]] = {}
+        self._seen_by_isolated: dict[SimulatedProcess, dict[str, StoredKey]] = {}
         self._watches: list[_Watch] = []
 
     def handle(self, process: SimulatedProcess) -> KeysHandle:
@@ -36,7 +36,7 @@ class SimulatedKeys(Service):
     def set(self, key: str, value: bytes) -> int:
         """Sets a value at once, whatever was there. Returns the new revision."""
         self._revision += 1
-        self.entries[key] = Entry(value, self._revision)
+        self.entries[key] = StoredKey(value, self._revision)
         self.history.append((self.simulation.now_ms, key, value))
         self._changed(key)
         return self._revision
@@ -68,7 +68,7 @@ class SimulatedKeys(Service):
         self._revision = 0
         self._proposed.clear()
 
-    def isolate(self, process: SimulatedProcess, seen: dict[str, Entry] | None = None) -> None:
+    def isolate(self, process: SimulatedProcess, seen: dict[str, StoredKey] | None = None) -> None:
         """From now on this process talks to an old leader: it reads old values (`seen`, or those
         of now), and what it puts is lost."""
         self._seen_by_isolated[process] = dict(self.entries if seen is None else seen)
@@ -105,7 +105,7 @@ class SimulatedKeys(Service):
 
     # -- what handles and watches use -----------------------------------------------------------
 
-    def seen_by(self, process: SimulatedProcess) -> dict[str, Entry]:
+    def seen_by(self, process: SimulatedProcess) -> dict[str, StoredKey]:
         return self._seen_by_isolated.get(process, self.entries)
 
     def get(self, process: SimulatedProcess, key: str, reply: Reply) -> None:
@@ -126,7 +126,10 @@ class SimulatedKeys(Service):
             self._proposed.append((key, value, reply))
 
     def open_watch(
-        self, process: SimulatedProcess, prefix: str, changed: Callable[[str, Entry | None], None]
+        self,
+        process: SimulatedProcess,
+        prefix: str,
+        changed: Callable[[str, StoredKey | None], None],
     ) -> _Watch:
         watch = _Watch(self, process, prefix, changed)
         self._watches.append(watch)
@@ -146,7 +149,7 @@ class KeysHandle:
         self.keys = keys
         self.process = process
 
-    def get(self, key: str, done: Callable[[Entry | Unanswered | None], None]) -> None:
+    def get(self, key: str, done: Callable[[StoredKey | Unanswered | None], None]) -> None:
         self.keys.request(
             self.process, f"get {key}", lambda reply: self.keys.get(self.process, key, reply), done
         )
@@ -163,7 +166,7 @@ class KeysHandle:
 
         self.keys.request(self.process, f"put {key}", work, done)
 
-    def watch(self, prefix: str, changed: Callable[[str, Entry | None], None]) -> _Watch:
+    def watch(self, prefix: str, changed: Callable[[str, StoredKey | None], None]) -> _Watch:
         return self.keys.open_watch(self.process, prefix, changed)
 
 
@@ -175,7 +178,7 @@ class _Watch(Feed):
         keys: SimulatedKeys,
         process: SimulatedProcess,
         prefix: str,
-        changed: Callable[[str, Entry | None], None],
+        changed: Callable[[str, StoredKey | None], None],
     ) -> None:
         super().__init__(keys, process)
         self._keys = keys
@@ -196,5 +199,5 @@ class _Watch(Feed):
         for key in news:
             self._send(key, seen.get(key))
 
-    def _send(self, key: str, entry: Entry | None) -> None:
+    def _send(self, key: str, entry: StoredKey | None) -> None:
         self.arrive(lambda: self._tell(key, entry))

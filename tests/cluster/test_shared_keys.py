@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.shared import Conflict, Entry, Unanswered
+from penstock.cluster.shared import Conflict, StoredKey, Unanswered
 from tests.cluster.contract_world import ContractWorld
 from tests.cluster.service_world import HeardKeys
 
@@ -23,7 +23,7 @@ def test_a_key_changes_only_at_the_revision_that_was_read(world: ContractWorld) 
     assert second > first
     assert world.call(keys.put, "k", b"late", first) == Conflict()
     assert world.call(keys.put, "k", b"early", second + 1) == Conflict()
-    assert world.call(keys.get, "k") == Entry(b"two", second)
+    assert world.call(keys.get, "k") == StoredKey(b"two", second)
 
 
 def test_a_key_that_was_never_set_conflicts_with_any_revision(world: ContractWorld) -> None:
@@ -36,7 +36,7 @@ def test_revisions_rise_over_all_keys(world: ContractWorld) -> None:
     keys = world.broker().keys
     revisions = [world.call(keys.put, name, b"", 0) for name in ("a", "b", "c")]
     assert revisions == sorted(set(revisions))
-    assert world.call(keys.get, "b") == Entry(b"", revisions[1])
+    assert world.call(keys.get, "b") == StoredKey(b"", revisions[1])
 
 
 def test_of_two_brokers_that_read_one_revision_one_puts(world: ContractWorld) -> None:
@@ -44,7 +44,7 @@ def test_of_two_brokers_that_read_one_revision_one_puts(world: ContractWorld) ->
     first = world.call(one.keys.put, "lease", b"nobody", 0)
     second = world.call(other.keys.put, "lease", b"other", first)
     assert world.call(one.keys.put, "lease", b"one", first) == Conflict()
-    assert world.call(one.keys.get, "lease") == Entry(b"other", second)
+    assert world.call(one.keys.get, "lease") == StoredKey(b"other", second)
 
 
 def test_a_put_whose_answer_is_lost_makes_the_next_one_conflict(world: ContractWorld) -> None:
@@ -61,7 +61,7 @@ def test_a_put_whose_request_is_lost_changes_nothing(world: ContractWorld) -> No
     first = world.call(broker.keys.put, "k", b"one", 0)
     outcome = world.call_losing_request(broker, broker.keys.put, "k", b"two", first)
     assert isinstance(outcome, Unanswered)
-    assert world.call(broker.keys.get, "k") == Entry(b"one", first)
+    assert world.call(broker.keys.get, "k") == StoredKey(b"one", first)
 
 
 def test_while_the_store_is_away_requests_are_unanswered(world: ContractWorld) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.shared import Conflict, Entry, Unanswered
+from penstock.cluster.shared import Conflict, StoredKey, Unanswered
 from tests.cluster.service_world import HeardKeys, World
 
 
@@ -53,7 +53,7 @@ def test_keys_without_quorum_are_read_and_not_changed(world: World, committed: i
     world.keys.lose_quorum()
     assert isinstance(world.call(keys.put, "k", b"two", first), Unanswered)
     assert world.call(keys.put, "k", b"two", first) == Conflict()
-    assert world.call(keys.get, "k") == Entry(b"one", first)
+    assert world.call(keys.get, "k") == StoredKey(b"one", first)
     world.keys.regain_quorum(committed)
     assert world.call(keys.get, "k").value == (b"two" if committed else b"one")
 
@@ -67,7 +67,7 @@ def test_an_old_leader_of_the_keys_shows_old_values(world: World) -> None:
     world.simulation.pass_ms(5)
     world.keys.isolate(process)
     world.call(others.put, "k", b"two", first)
-    assert world.call(keys.get, "k") == Entry(b"one", first)
+    assert world.call(keys.get, "k") == StoredKey(b"one", first)
     assert isinstance(world.call(keys.put, "k", b"vain", first), Unanswered)
     world.keys.rejoin(process)
     assert world.call(keys.get, "k").value == b"two"

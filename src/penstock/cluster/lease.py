@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.cluster.shared import Entry
+from penstock.cluster.shared import StoredKey
 
 MIN_TTL_MS = 300
 """With a shorter lease, one slow answer of the store would end it."""
@@ -87,7 +87,7 @@ def encode_lease(lease: Lease) -> bytes:
     return msgspec.json.encode(lease)
 
 
-def read_lease(entry: Entry | None) -> HeldLease:
+def read_lease(entry: StoredKey | None) -> HeldLease:
     if entry is None:
         return HeldLease(None, 0)
     try:

@@ -12,7 +12,7 @@ from functools import partial
 
 from penstock.cluster.availability import Standstill
 from penstock.cluster.lease import HeldLease, Lease, lease_key, read_lease
-from penstock.cluster.shared import Entry, Tail, Unanswered
+from penstock.cluster.shared import StoredKey, Tail, Unanswered
 from penstock.cluster.surroundings import Surroundings
 from penstock.engine.scheduler import Cancellable
 
@@ -91,7 +91,7 @@ class LeaseReader:
         self._timer = None
         self._around.keys.get(self._key, self._found)
 
-    def _found(self, outcome: Entry | Unanswered | None) -> None:
+    def _found(self, outcome: StoredKey | Unanswered | None) -> None:
         if self._is_closed:
             return
         if self._timer is None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.cluster.lease import HeldLease, Lease, read_lease, shard_of_key
-from penstock.cluster.shared import Entry, KeyStore, Tail
+from penstock.cluster.shared import KeyStore, StoredKey, Tail
 
 logger = logging.getLogger("penstock.cluster")
 
@@ -40,7 +40,7 @@ class LeaseTable:
         held = self._held.get(shard)
         return None if held is None else held.lease
 
-    def _told(self, key: str, entry: Entry | None) -> None:
+    def _told(self, key: str, entry: StoredKey | None) -> None:
         shard = shard_of_key(key)
         if shard is None:
             return

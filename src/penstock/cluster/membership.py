@@ -30,7 +30,7 @@ from penstock.cluster.roster import (
     Standing,
     decode_announcement,
 )
-from penstock.cluster.shared import Conflict, Entry, KeyStore, Unanswered
+from penstock.cluster.shared import Conflict, KeyStore, StoredKey, Unanswered
 from penstock.engine.clock import Clock
 from penstock.engine.scheduler import Cancellable, Scheduler
 from penstock.model.errors import FailedPrecondition, InvalidArgument, PenstockError
@@ -107,7 +107,7 @@ class Membership:
     def _read_agreement(self) -> None:
         self._keys.get(AGREEMENT_KEY, self._compare)
 
-    def _compare(self, outcome: Entry | Unanswered | None) -> None:
+    def _compare(self, outcome: StoredKey | Unanswered | None) -> None:
         if self._is_over:
             return
         if isinstance(outcome, Unanswered):
@@ -149,7 +149,7 @@ class Membership:
 
         self._keys.put(AGREEMENT_KEY, encode_agreement(self._agreement), revision, done)
 
-    def _check_agreement(self, outcome: Entry | Unanswered | None) -> None:
+    def _check_agreement(self, outcome: StoredKey | Unanswered | None) -> None:
         """As a member: a person may have removed the agreement, or another broker replaced it that
         does not see this one."""
         if self._is_over:
@@ -174,7 +174,7 @@ class Membership:
     def _read_name(self) -> None:
         self._keys.get(self._key, self._take_name)
 
-    def _take_name(self, outcome: Entry | Unanswered | None) -> None:
+    def _take_name(self, outcome: StoredKey | Unanswered | None) -> None:
         if self._is_over:
             return
         if isinstance(outcome, Unanswered):
@@ -228,12 +228,12 @@ class Membership:
         else:
             self._timer = self._scheduler.later(RETRY_MS, self._beat)
 
-    def _look_who(self, outcome: Entry | Unanswered | None) -> None:
+    def _look_who(self, outcome: StoredKey | Unanswered | None) -> None:
         """Somebody has changed our announcement: this broker, by a request whose answer was lost,
         a person who removed it, or another broker of this name."""
         if self._is_over:
             return
-        found = decode_announcement(outcome.value) if isinstance(outcome, Entry) else None
+        found = decode_announcement(outcome.value) if isinstance(outcome, StoredKey) else None
         if found is not None and not found.is_of(self._me):
             self._refuse(_name_taken(self._me.name, found.url))
             return

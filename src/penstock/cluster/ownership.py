@@ -25,7 +25,7 @@ import msgspec
 from penstock.api.outcomes import Done
 from penstock.cluster.lease import HeldLease, Lease, encode_lease, lease_key, read_lease
 from penstock.cluster.lease_reading import RETRY_MS, LeaseReader
-from penstock.cluster.shared import Conflict, Entry, Unanswered
+from penstock.cluster.shared import Conflict, StoredKey, Unanswered
 from penstock.cluster.succession import takers
 from penstock.cluster.surroundings import Surroundings
 from penstock.engine.scheduler import Cancellable
@@ -292,7 +292,7 @@ class Ownership:
         else:
             self._renew_later(RETRY_MS)
 
-    def _look_who(self, revision: int, outcome: Entry | Unanswered | None) -> None:
+    def _look_who(self, revision: int, outcome: StoredKey | Unanswered | None) -> None:
         """The lease has changed: by a request whose answer was lost, by a person who removed it, or
         because another broker has taken over. Or a leader without a quorum refuses in vain."""
         if self.role not in HOLDING:
@@ -365,7 +365,7 @@ class Ownership:
         else:
             self._around.keys.get(self._key, self._look_whether_released)
 
-    def _look_whether_released(self, outcome: Entry | Unanswered | None) -> None:
+    def _look_whether_released(self, outcome: StoredKey | Unanswered | None) -> None:
         if self.role not in (ShardRole.RELEASING, ShardRole.STANDBY):
             return
         before = self._reader.held.revision

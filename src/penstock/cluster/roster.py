@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.api.outcomes import Done
 from penstock.cluster.lease import Identity
-from penstock.cluster.shared import Conflict, Entry, KeyStore, Tail, Unanswered
+from penstock.cluster.shared import Conflict, KeyStore, StoredKey, Tail, Unanswered
 from penstock.model.errors import FailedPrecondition, NotFound, OutcomeUnknown, Unavailable
 
 PREFIX = "broker."
@@ -128,7 +128,7 @@ class Roster:
             return
         key = PREFIX + name
 
-        def found(outcome: Entry | Unanswered | None) -> None:
+        def found(outcome: StoredKey | Unanswered | None) -> None:
             if isinstance(outcome, Unanswered):
                 done(Unavailable(f"NATS does not answer: {outcome.reason}"))
             elif outcome is None or decode_announcement(outcome.value) is None:
@@ -154,7 +154,7 @@ class Roster:
         """Returns whether this broker was seen to announce itself, and not only found there."""
         return name in self._seen and self._seen[name].is_fresh
 
-    def _told(self, key: str, entry: Entry | None) -> None:
+    def _told(self, key: str, entry: StoredKey | None) -> None:
         name = key.removeprefix(PREFIX)
         announcement = None if entry is None else decode_announcement(entry.value)
         if announcement is None or announcement.name != name:

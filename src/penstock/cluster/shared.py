@@ -138,7 +138,7 @@ class SharedPieces(Protocol):
         ...
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoredKey(msgspec.Struct, frozen=True):
     """The value of a key. `revision` rises with each change of the store."""
 
     value: bytes
@@ -152,7 +152,7 @@ class Conflict(msgspec.Struct, frozen=True):
 class KeyStore(Protocol):
     """Keys with values, changed by compare-and-set."""
 
-    def get(self, key: str, done: Callable[[Entry | Unanswered | None], None]) -> None:
+    def get(self, key: str, done: Callable[[StoredKey | Unanswered | None], None]) -> None:
         """Reads a key where changes are decided. None if it has no value."""
         ...
 
@@ -167,7 +167,7 @@ class KeyStore(Protocol):
         Gives the new revision."""
         ...
 
-    def watch(self, prefix: str, changed: Callable[[str, Entry | None], None]) -> Tail:
+    def watch(self, prefix: str, changed: Callable[[str, StoredKey | None], None]) -> Tail:
         """Tells of every key that begins with `prefix`: first of those that are there, then of
         each change. Of changes of one key in quick succession it may tell the last only."""
         ...

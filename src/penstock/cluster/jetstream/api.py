@@ -72,7 +72,7 @@ class ConsumerAnswer(ApiAnswer, frozen=True):
     name: str = ""
 
 
-class StreamConfig(msgspec.Struct, frozen=True):
+class JetStreamConfig(msgspec.Struct, frozen=True):
     """Members of a stream's configuration that Penstock sets or checks, named as in JetStream."""
 
     name: str = ""
@@ -119,8 +119,8 @@ class PlacementReport(msgspec.Struct, frozen=True):
     replicas: tuple[PeerReport, ...] = ()
 
 
-class StreamAnswer(ApiAnswer, frozen=True):
-    config: StreamConfig = StreamConfig()
+class StreamInfo(ApiAnswer, frozen=True):
+    config: JetStreamConfig = JetStreamConfig()
     created: str = ""
     state: StreamState = StreamState()
     cluster: PlacementReport | None = None

@@ -17,7 +17,7 @@ from penstock.cluster.jetstream.api import JetStreamApi, MessageAnswer, PublishA
 from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S
 from penstock.cluster.jetstream.tail import RepeatedConsumer
 from penstock.cluster.jetstream.wire import NatsMessage
-from penstock.cluster.shared import Conflict, Entry, Tail, Unanswered
+from penstock.cluster.shared import Conflict, StoredKey, Tail, Unanswered
 
 REMOVED = (b"KV-Operation: DEL", b"KV-Operation: PURGE")
 """Headers of a message that says that a key has no value. Tools write them, Penstock does not."""
@@ -42,8 +42,8 @@ class JetStreamKeys:
         self._prefix = f"$KV.{bucket}."
         self._timeout_s = timeout_s
 
-    def get(self, key: str, done: Callable[[Entry | Unanswered | None], None]) -> None:
-        def answered(found: Entry | int | Unanswered) -> None:
+    def get(self, key: str, done: Callable[[StoredKey | Unanswered | None], None]) -> None:
+        def answered(found: StoredKey | int | Unanswered) -> None:
             done(None if isinstance(found, int) else found)
 
         self._read(key, answered)
@@ -57,7 +57,7 @@ class JetStreamKeys:
             else:
                 done(outcome)
 
-        def unset(found: Entry | int | Unanswered) -> None:
+        def unset(found: StoredKey | int | Unanswered) -> None:
             """A key without a value may have had one: then the message about that comes first."""
             if isinstance(found, int) and found:
                 self._write(key, value, found, done)
@@ -66,12 +66,12 @@ class JetStreamKeys:
 
         self._write(key, value, revision, answered)
 
-    def watch(self, prefix: str, changed: Callable[[str, Entry | None], None]) -> Tail:
+    def watch(self, prefix: str, changed: Callable[[str, StoredKey | None], None]) -> Tail:
         return KeyWatch(self._api, self._stream, self._prefix, prefix, changed)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _read(self, key: str, done: Callable[[Entry | int | Unanswered], None]) -> None:
+    def _read(self, key: str, done: Callable[[StoredKey | int | Unanswered], None]) -> None:
         """Gives the entry, or the revision at which the key lost its value (0: it never had)."""
 
         def answered(answer: MessageAnswer | Unanswered) -> None:
@@ -80,7 +80,7 @@ class JetStreamKeys:
             elif answer.message is not None:
                 seq = answer.message.seq
                 is_removed = any(each in answer.message.hdrs for each in REMOVED)
-                done(seq if is_removed else Entry(answer.message.data, seq))
+                done(seq if is_removed else StoredKey(answer.message.data, seq))
             elif answer.error is not None and answer.error.err_code == api.MESSAGE_NOT_FOUND:
                 done(0)
             else:
@@ -115,7 +115,7 @@ class KeyWatch:
         stream: str,
         subjects: str,
         prefix: str,
-        changed: Callable[[str, Entry | None], None],
+        changed: Callable[[str, StoredKey | None], None],
     ) -> None:
         self._subjects = subjects
         self._key_prefix = prefix
@@ -138,7 +138,7 @@ class KeyWatch:
             return True
         self._told[key] = seq
         is_removed = any(each in message.headers for each in REMOVED)
-        self._changed(key, None if is_removed else Entry(message.data, seq))
+        self._changed(key, None if is_removed else StoredKey(message.data, seq))
         return True
 
 

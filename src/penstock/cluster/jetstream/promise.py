@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import httpx
 import msgspec
 
-from penstock.cluster.jetstream.api import StreamAnswer, StreamConfig
+from penstock.cluster.jetstream.api import JetStreamConfig, StreamInfo
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.jetstream.setup import CLUSTER_ID, REPLICAS
 
@@ -66,7 +66,7 @@ def check_names(accept: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def check_config(found: StreamAnswer, wanted: StreamConfig, cluster_id: str) -> None:
+def check_config(found: StreamInfo, wanted: JetStreamConfig, cluster_id: str) -> None:
     """Raises ClusterRefused if a stream under this name is none of this cluster's, or was changed
     so that it could lose or invent messages. Its size may be another one."""
     config = found.config
@@ -92,7 +92,7 @@ def check_config(found: StreamAnswer, wanted: StreamConfig, cluster_id: str) -> 
         )
 
 
-def check_replicas(found: StreamAnswer, accept: frozenset[str]) -> None:
+def check_replicas(found: StreamInfo, accept: frozenset[str]) -> None:
     count = found.config.num_replicas
     if count < REPLICAS and "replicas" not in accept:
         raise ClusterRefused(
@@ -165,7 +165,7 @@ def check_sync(
     )
 
 
-def holders_of(found: StreamAnswer, connected_server: str) -> set[str]:
+def holders_of(found: StreamInfo, connected_server: str) -> set[str]:
     """Returns the names of the servers that hold replicas of a stream."""
     if found.cluster is None:
         return {connected_server}
@@ -173,7 +173,7 @@ def holders_of(found: StreamAnswer, connected_server: str) -> set[str]:
     return {name for name in names if name} or {connected_server}
 
 
-def _expected(wanted: StreamConfig) -> dict[str, object]:
+def _expected(wanted: JetStreamConfig) -> dict[str, object]:
     """The configuration that must not have changed since the stream was made. Leaves out the
     subject of a shard, which has its stream's own id."""
     names = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.api.cluster import LogReport, LogServer
 from penstock.api.outcomes import Done
-from penstock.cluster.jetstream.api import JetStreamApi, PeerReport, StreamAnswer
+from penstock.cluster.jetstream.api import JetStreamApi, PeerReport, StreamInfo
 from penstock.cluster.jetstream.connection import NatsConnection
 from penstock.cluster.shared import Unanswered
 from penstock.model.errors import Unavailable
@@ -15,7 +15,7 @@ REPORT_TIMEOUT_S = 2.0
 def describe_stream(connection: NatsConnection, name: str, done: Done[LogReport]) -> None:
     """Gives Unavailable if the stream has no leader, or NATS does not answer."""
 
-    def answered(answer: StreamAnswer | Unanswered) -> None:
+    def answered(answer: StreamInfo | Unanswered) -> None:
         if isinstance(answer, Unanswered):
             done(Unavailable(f"NATS does not answer: {answer.reason}"))
         elif answer.error is not None:
@@ -24,11 +24,11 @@ def describe_stream(connection: NatsConnection, name: str, done: Done[LogReport]
             done(_report(answer))
 
     JetStreamApi(connection).call(
-        StreamAnswer, f"STREAM.INFO.{name}", None, answered, REPORT_TIMEOUT_S
+        StreamInfo, f"STREAM.INFO.{name}", None, answered, REPORT_TIMEOUT_S
     )
 
 
-def _report(answer: StreamAnswer) -> LogReport:
+def _report(answer: StreamInfo) -> LogReport:
     bounds, servers = answer.bounds(), []
     if answer.cluster is not None:
         if answer.cluster.leader:

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.cluster.jetstream import api, promise, setup
 from penstock.cluster.jetstream.addresses import NatsAddress
-from penstock.cluster.jetstream.api import JetStreamApi, StreamAnswer, StreamConfig
+from penstock.cluster.jetstream.api import JetStreamApi, JetStreamConfig, StreamInfo
 from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S, NatsConnection
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.jetstream.keys import JetStreamKeys
@@ -103,7 +103,7 @@ class JetStreamServices:
     async def close(self) -> None:
         await self.connection.close()
 
-    async def _check(self, found: StreamAnswer, wanted: StreamConfig) -> ClusterPromise:
+    async def _check(self, found: StreamInfo, wanted: JetStreamConfig) -> ClusterPromise:
         connection, accept = self.connection, self._accept
         promise.check_config(found, wanted, self.cluster_id)
         promise.check_replicas(found, accept)

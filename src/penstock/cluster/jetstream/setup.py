@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.cluster.jetstream import api
-from penstock.cluster.jetstream.api import ApiAnswer, JetStreamApi, StreamAnswer, StreamConfig
+from penstock.cluster.jetstream.api import ApiAnswer, JetStreamApi, JetStreamConfig, StreamInfo
 from penstock.cluster.jetstream.connection import NoResponders, NotPermitted
 from penstock.cluster.jetstream.errors import ClusterRefused
 from penstock.cluster.shared import Unanswered
@@ -75,12 +75,12 @@ class ClusterNames:
 
 def stream_config(
     names: ClusterNames, purpose: str, cluster_id: str, max_bytes: int, replicas: int
-) -> StreamConfig:
+) -> JetStreamConfig:
     """A log. It refuses what is over `max_bytes` (`discard: new`) rather than forget what nobody
     has sealed; nothing ages. Single messages cannot be deleted, which would leave holes; its
     beginning is purged. Direct reads are off: any replica answers those."""
     stream_id = secrets.token_hex(8)
-    return StreamConfig(
+    return JetStreamConfig(
         name=names.stream(purpose),
         subjects=(names.subject(purpose, stream_id),),
         discard="new",
@@ -93,7 +93,7 @@ def stream_config(
 
 def pieces_config(
     names: ClusterNames, purpose: str, cluster_id: str, max_bytes: int, replicas: int
-) -> StreamConfig:
+) -> JetStreamConfig:
     """Staged pieces: a subject for each part, which keeps its last message. What is over
     `max_bytes` is refused."""
     config = stream_config(names, purpose, cluster_id, max_bytes, replicas)
@@ -101,9 +101,9 @@ def pieces_config(
     return msgspec.structs.replace(config, subjects=subjects, max_msgs_per_subject=1)
 
 
-def bucket_config(names: ClusterNames, replicas: int) -> StreamConfig:
+def bucket_config(names: ClusterNames, replicas: int) -> JetStreamConfig:
     """A bucket as tools for buckets expect it, but for direct reads."""
-    return StreamConfig(
+    return JetStreamConfig(
         name=names.keys_stream,
         subjects=(f"$KV.{names.bucket}.>",),
         discard="new",
@@ -117,14 +117,14 @@ def bucket_config(names: ClusterNames, replicas: int) -> StreamConfig:
 
 
 async def find_or_make(
-    stream_api: JetStreamApi, wanted: StreamConfig, accept: frozenset[str]
-) -> StreamAnswer:
+    stream_api: JetStreamApi, wanted: JetStreamConfig, accept: frozenset[str]
+) -> StreamInfo:
     """Finds the stream of that name or makes it, with one replica only if that is accepted. Waits
     while JetStream has no leader. Raises ClusterRefused."""
     name = wanted.name
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        found = await ask_for(stream_api, StreamAnswer, f"STREAM.INFO.{name}")
+        found = await ask_for(stream_api, StreamInfo, f"STREAM.INFO.{name}")
         if found.error is None:
             return found
         is_absent = found.error.err_code == api.STREAM_NOT_FOUND
@@ -192,7 +192,7 @@ def _is_passing(error: api.ApiError) -> bool:
     return error.code == 503 and error.err_code != api.INSUFFICIENT_RESOURCES
 
 
-async def _make_patiently(stream_api: JetStreamApi, wanted: StreamConfig) -> StreamAnswer:
+async def _make_patiently(stream_api: JetStreamApi, wanted: JetStreamConfig) -> StreamInfo:
     """Servers that start at the same time do not all know each other yet."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -210,15 +210,15 @@ async def _make_patiently(stream_api: JetStreamApi, wanted: StreamConfig) -> Str
         await asyncio.sleep(PAUSE_S)
 
 
-async def _make(stream_api: JetStreamApi, wanted: StreamConfig) -> StreamAnswer:
+async def _make(stream_api: JetStreamApi, wanted: JetStreamConfig) -> StreamInfo:
     # What has its default is left out: an older server refuses a field that it does not know.
-    plain = msgspec.to_builtins(StreamConfig())
+    plain = msgspec.to_builtins(JetStreamConfig())
     body = {k: v for k, v in msgspec.to_builtins(wanted).items() if v != plain[k]}
     body |= {"retention": wanted.retention, "storage": wanted.storage}
-    return await ask_for(stream_api, StreamAnswer, f"STREAM.CREATE.{wanted.name}", body)
+    return await ask_for(stream_api, StreamInfo, f"STREAM.CREATE.{wanted.name}", body)
 
 
-def _has_too_few_servers(made: StreamAnswer) -> bool:
+def _has_too_few_servers(made: StreamInfo) -> bool:
     error = made.error
     return (
         error is not None
@@ -227,7 +227,7 @@ def _has_too_few_servers(made: StreamAnswer) -> bool:
     )
 
 
-def _explain(wanted: StreamConfig, error: api.ApiError) -> tuple[str, str]:
+def _explain(wanted: JetStreamConfig, error: api.ApiError) -> tuple[str, str]:
     """Returns the refusal, and what the operator could accept instead."""
     if error.err_code == api.NOT_CLUSTERED or (
         error.err_code == api.NO_SUITABLE_PEERS and "insufficient" not in error.description

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.cluster.jetstream import api
-from penstock.cluster.jetstream.api import JetStreamApi, PublishAnswer, StreamAnswer
+from penstock.cluster.jetstream.api import JetStreamApi, PublishAnswer, StreamInfo
 from penstock.cluster.jetstream.connection import REQUEST_TIMEOUT_S
 from penstock.cluster.jetstream.tail import StreamPlace, StreamTail
 from penstock.cluster.jetstream.wire import NatsMessage
@@ -104,7 +104,7 @@ class JetStreamStream:
         self._api.call(api.MessageAnswer, name, {"seq": seq}, answered, self._look_up_timeout_s)
 
     def bounds(self, done: Callable[[BoundsOutcome], None]) -> None:
-        def answered(answer: StreamAnswer | Unanswered) -> None:
+        def answered(answer: StreamInfo | Unanswered) -> None:
             if isinstance(answer, Unanswered):
                 done(answer)
             elif answer.error is not None:
@@ -113,7 +113,7 @@ class JetStreamStream:
                 done(answer.bounds())
 
         name = f"STREAM.INFO.{self.place.name}"
-        self._api.call(StreamAnswer, name, None, answered, self._timeout_s)
+        self._api.call(StreamInfo, name, None, answered, self._timeout_s)
 
     def follow(self, seq: int, listener: TailListener) -> Tail:
         tail = StreamTail(self._api, self.place, seq, listener, self.bounds)

@@ -36,7 +36,7 @@ PLAIN = re.compile(
 Headers = list[tuple[bytes, bytes]]
 
 
-class AnswerHead(msgspec.Struct, frozen=True):
+class OwnerAnswerHead(msgspec.Struct, frozen=True):
     """`length` of the body; None if it comes in chunks. `is_misdirected`: not the owner's."""
 
     status: int
@@ -64,7 +64,7 @@ class BadAnswer(Exception):
     """The owner's answer is not one that a broker gives."""
 
 
-def read_head(status: int, headers: Headers, *, is_bodyless: bool, closes: bool) -> AnswerHead:
+def read_head(status: int, headers: Headers, *, is_bodyless: bool, closes: bool) -> OwnerAnswerHead:
     """Takes names in lower case. `is_bodyless`: the request was HEAD, so no body follows."""
     lengths = [value.strip() for name, value in headers if name == b"content-length"]
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
@@ -73,7 +73,7 @@ def read_head(status: int, headers: Headers, *, is_bodyless: bool, closes: bool)
         length = length or 0
     going = [each for each in headers if each[0] not in _STAY and each != (b"vary", b"origin")]
     is_misdirected = status == 503 and any(name == OWNER_HEADER for name, _ in headers)
-    return AnswerHead(status, going, length, closes, is_misdirected)
+    return OwnerAnswerHead(status, going, length, closes, is_misdirected)
 
 
 def _length_of(status: int, lengths: list[bytes], codings: list[bytes]) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.model.errors import Unavailable
-from penstock.server.forwarding.answer_heads import AnswerHead
+from penstock.server.forwarding.answer_heads import OwnerAnswerHead
 from penstock.server.http.feeds import END_GRACE_S
 from penstock.server.http.responses import encode_json, typed_error
 from penstock.server.http.tcp_liveness import give_up_when_unreachable, probe_when_idle, reset
@@ -50,7 +50,7 @@ _LINES = AnswerForm(is_endless=True, ending=b"\n", tells_reason=True)
 _EVENTS = AnswerForm(is_endless=True, ending=b"\n\n", tells_reason=True, is_sse=True)
 
 
-def format_of(path: bytes, head: AnswerHead) -> AnswerForm:
+def format_of(path: bytes, head: OwnerAnswerHead) -> AnswerForm:
     if head.length is not None:
         return _WHOLE
     if path == CONSUME_PATH:
@@ -65,7 +65,7 @@ class AnswerStream:
     has come of it waits in `_early`."""
 
     def __init__(
-        self, exchange: Exchange, reply: Reply, head: AnswerHead, form: AnswerForm
+        self, exchange: Exchange, reply: Reply, head: OwnerAnswerHead, form: AnswerForm
     ) -> None:
         self.form = form
         self.is_started = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.model.errors import OutcomeUnknown, PenstockError
 from penstock.model.limits import KIB
-from penstock.server.forwarding.answer_heads import AnswerHead
+from penstock.server.forwarding.answer_heads import OwnerAnswerHead
 from penstock.server.forwarding.answer_stream import AnswerStream, format_of
 from penstock.server.http.requests import Request
 
@@ -100,7 +100,7 @@ class Exchange:
         self.next: Exchange | None = None
         """The next request of the same client's connection, if it waits for this one."""
         self._tries = 0
-        self._head: AnswerHead | None = None
+        self._head: OwnerAnswerHead | None = None
         self._collected: list[bytes] = []
         self._stream: AnswerStream | None = None
 
@@ -147,7 +147,7 @@ class Exchange:
         if self._finish():
             self.reply.send_forwarded(head, body)
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: OwnerAnswerHead) -> None:
         """The head of the answer has come."""
         is_small = head.length is not None and head.length <= SMALL_ANSWER_BYTES
         if self.is_dropped:

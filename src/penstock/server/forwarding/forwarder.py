@@ -20,7 +20,7 @@ from penstock.model.principals import UNVERIFIED
 from penstock.server.forwarding.answer_heads import OWNER_HEADER
 from penstock.server.forwarding.exchange import Exchange
 from penstock.server.forwarding.pool import UpstreamPool
-from penstock.server.forwarding.socket_exchange import SocketExchange
+from penstock.server.forwarding.socket_exchange import ForwardedSocket
 from penstock.server.http.requests import Request
 from penstock.server.http.responses import (
     JSON_TYPE,
@@ -106,7 +106,7 @@ class Forwarder:
             hand_over.connection.flow.resume_reading()
             self._refuse_misdirected(hand_over.reply)
             return
-        self._start(SocketExchange(self, hand_over, self._loop.time() + self._wait_s))
+        self._start(ForwardedSocket(self, hand_over, self._loop.time() + self._wait_s))
 
     def has(self, reply: Reply) -> bool:
         """Returns whether the answer is to come from an owner."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.model.errors import PenstockError
-from penstock.server.forwarding.answer_heads import AnswerHead
+from penstock.server.forwarding.answer_heads import OwnerAnswerHead
 from penstock.server.forwarding.exchange import Exchange
 from penstock.server.forwarding.tunnel import open_tunnel
 from penstock.server.websocket.upgrade import PATH
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _UPGRADE = b"connection: upgrade\r\nupgrade: websocket\r\n"
 
 
-class SocketExchange(Exchange):
+class ForwardedSocket(Exchange):
     def __init__(self, forwarder: Forwarder, hand_over: HandOver, until: float) -> None:
         super().__init__(forwarder, hand_over.request, hand_over.reply, until)
         # Sent twice, it might be two sockets for a moment; the client can ask again.
@@ -56,7 +56,7 @@ class SocketExchange(Exchange):
         self._close_after()
         super().answered(head, body)
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: OwnerAnswerHead) -> None:
         if not head.is_misdirected:
             self._close_after()
         super().begin(head)
