@@ -249,3 +249,8 @@ def test_the_control_planes_token_comes_from_its_file_or_there_is_none(tmp_path:
         with pytest.raises(InvalidArgument, match="control_plane_token_file") as refused:
             read_control_plane_token(settings)
         assert not text or text not in refused.value.message
+
+
+def test_a_cluster_may_accept_less_by_name() -> None:
+    settings, _ = load(environ={"PENSTOCK_CLUSTER_ACCEPT": "replicas, unread-sync"})
+    assert settings.cluster_accept == ("replicas", "unread-sync")
