@@ -1,9 +1,9 @@
 """Commands on caches: decide, record, apply, answer, and tell watches.
 
 Invariant: every answer about a durable cache, also a refusal or a miss, waits until all that was
-decided before it is durable; an ephemeral cache is in no log and answers at once, unless another
-broker may serve it meanwhile. The records of one command on durable caches are one frame. A TTL
-counts from the moment its put is answered. Must not know the wire.
+decided before it is durable; an ephemeral cache answers at once, unless another broker may serve.
+The records of one command on durable caches are one frame. A TTL counts from the moment its put is
+answered. Must not know the wire.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Caches:
         self._state = state
         self._ledger = ledger
         self._now_ms = ledger.now_ms
-        self._is_shared = ledger.log.is_shared
+        self._is_current = ledger.log.is_current
         self.watches = Watches(state.limits.event_queue_bytes, opened)
 
     def start(self) -> None:
@@ -90,8 +90,7 @@ class Caches:
     def get(self, path: Path, key: str, done: Done[CacheValue | None]) -> None:
         registered = self._state.registry.caches.get(path)
         cache = self._state.caches[registered.id] if registered is not None else None
-        may_answer = not self._is_shared or not self._ledger.is_doubtful()
-        if cache is not None and not cache.is_durable and may_answer:
+        if cache is not None and not cache.is_durable and self._is_current():
             entry = cache.entries.get(key)
             if entry is not None:
                 expires = entry.expires
@@ -176,8 +175,7 @@ class Caches:
     def put(self, command: Put, done: Done[Written]) -> None:
         registered = self._state.registry.caches.get(command.path)
         cache = self._state.caches[registered.id] if registered is not None else None
-        may_answer = not self._is_shared or not self._ledger.is_doubtful()
-        is_plain = not self.watches.count and not self._quotas.is_active and may_answer
+        is_plain = not self.watches.count and not self._quotas.is_active and self._is_current()
         if cache is not None and not cache.is_durable and is_plain:
             record = decide_replace(self._state, cache, command, self._now_ms())
             if record is not None:

@@ -273,17 +273,13 @@ class Ledger:
             self._scheduler.soon(self._turn)
             self._is_awake = True
 
-    def is_doubtful(self) -> bool:
-        """Says whether another broker may have taken over meanwhile."""
-        return self.log.is_shared and not self.log.is_current()
-
     def answer_unlogged(self, done: Done[T], outcome: T | PenstockError) -> None:
         """Gives an outcome that depends on nothing in the log: at once, unless another broker may
         have taken over."""
-        if self.is_doubtful():
-            self.answer(done, outcome)
-        else:
+        if self.log.is_current():
             done(outcome)
+        else:
+            self.answer(done, outcome)
 
     def _confirm(self) -> int:
         """Begins to find out whether another broker has taken over, with a record that changes

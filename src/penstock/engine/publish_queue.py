@@ -210,7 +210,7 @@ class PublishQueue:
         if must_hold is None:
             self._ledger.answer(publish.done, publish.offset)
         else:
-            self._enqueue(publish, must_hold or self._ledger.is_doubtful())
+            self._enqueue(publish, must_hold or not self._ledger.log.is_current())
 
     def is_full(self) -> bool:
         return self.events >= self._settings.pub_queue_depth

@@ -89,6 +89,44 @@ class RequestVerdict(msgspec.Struct):
         return self.content_length > 0 or self.is_chunked or self.is_ambiguous
 
 
+class _Found:
+    """The headers that a verdict is about."""
+
+    def __init__(self) -> None:
+        self.hosts: list[bytes] = []
+        self.lengths: list[bytes] = []
+        self.codings: list[bytes] = []
+        self.origin: bytes | None = None
+        self.credentials: list[bytes] = []
+        self.noted: dict[bytes, bytes] = {}
+        self.scoping: Headers = []
+        self.via = b""
+        self.size = 0
+
+    def read(self, headers: Headers, verdict: RequestVerdict) -> None:
+        noted = self.noted
+        for name, value in headers:
+            self.size += len(name) + len(value)
+            if name == b"host":
+                self.hosts.append(value)
+            elif name == b"origin":
+                self.origin = value
+            elif name == b"authorization":
+                self.credentials.append(value)
+            elif name == b"content-length":
+                self.lengths.append(value)
+            elif name == b"transfer-encoding":
+                self.codings.append(value)
+            elif name in _NOTED:
+                noted[name] = noted[name] + b", " + value if name in noted else value
+            elif name in SCOPE_HEADERS:
+                self.scoping.append((name, value))
+            elif name == VIA_HEADER:
+                self.via = value.strip() or b"?"
+            else:
+                _note(verdict, name, value)
+
+
 class Admission:
     """Checks the heads of requests, and finds out who sends them. With an `authenticator` every
     request needs a credential, and has a principal. Without one, requests need the `token`, if
@@ -146,51 +184,25 @@ class Admission:
         Until `until_ms` the verdict depends on nothing but the arguments, the settings and what
         credentials are valid, whose changes `generation` counts: `AdmissionCache` relies on it."""
         verdict = RequestVerdict()
-        hosts: list[bytes] = []
-        lengths: list[bytes] = []
-        codings: list[bytes] = []
-        origin: bytes | None = None
-        credentials: list[bytes] = []
-        noted: dict[bytes, bytes] = {}
-        scoping: Headers = []
-        via = b""
-        size = 0
-        for name, value in headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"origin":
-                origin = value
-            elif name == b"authorization":
-                credentials.append(value)
-            elif name == b"content-length":
-                lengths.append(value)
-            elif name == b"transfer-encoding":
-                codings.append(value)
-            elif name in _NOTED:
-                noted[name] = noted[name] + b", " + value if name in noted else value
-            elif name in SCOPE_HEADERS:
-                scoping.append((name, value))
-            elif name == VIA_HEADER:
-                via = value.strip() or b"?"
-            else:
-                _note(verdict, name, value)
-        framing = _read_framing(verdict, lengths, codings, http_version)
-        if size > MAX_HEADER_BYTES:
+        found = _Found()
+        found.read(headers, verdict)
+        origin, credentials, noted = found.origin, found.credentials, found.noted
+        framing = _read_framing(verdict, found.lengths, found.codings, http_version)
+        if found.size > MAX_HEADER_BYTES:
             verdict.refusal = InvalidArgument(f"headers are over {MAX_HEADER_BYTES} bytes")
         else:
             verdict.refusal = (
                 framing
-                or self._check_host(hosts, http_version)
-                or self._check_origin(origin, hosts)
+                or self._check_host(found.hosts, http_version)
+                or self._check_origin(origin, found.hosts)
             )
         # Another broker's certificate says nothing about the client whose request it forwards.
-        outcome = self._authenticate(credentials, None if via else certificate)
+        outcome = self._authenticate(credentials, None if found.via else certificate)
         credential = outcome if isinstance(outcome, Credential) else None
         principal = None if credential is None else credential.principal
         if outcome is None and self._authenticator is not None:
             principal = UNVERIFIED
-        scope = _scope_of(verdict, scoping, principal)
+        scope = _scope_of(verdict, found.scoping, principal)
         accept = noted.get(b"accept", b"").lower()
         cors_head = self._cors_head(origin) if verdict.refusal is None else b""
         verdict.notes = Notes(
@@ -202,14 +214,14 @@ class Admission:
             is_preflight=b"access-control-request-method" in noted
             and cors_head.startswith(b"access-control"),
             cors_head=cors_head,
-            host=hosts[0] if hosts else b"",
+            host=found.hosts[0] if found.hosts else b"",
             token_refusal=outcome if isinstance(outcome, PenstockError) else None,
             scope=scope.scope,
             tenant=scope.tenant,
             namespace=scope.namespace,
             principal=principal,
             credential=credential,
-            via=via,
+            via=found.via,
             forwarded_head=forwarded_head(headers) if self._is_forwarding else b"",
             sender=self._sender_of(scope, outcome),
         )
