@@ -21,7 +21,7 @@ FILES = (
     "test_durable_streams.py",
     "test_streams_http.py",
     "test_caches_conditions.py",
-    "test_writes.py",
+    "test_writes_streams.py",
 )
 TIMEOUT_S = 1200
 

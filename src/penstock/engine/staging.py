@@ -206,7 +206,8 @@ class PieceStaging:
             raise ResourceExhausted(
                 "too many pieces are sent at once; send fewer in parallel", limit="checking_bytes"
             )
-        if not self._ledger.can_store(nbytes):
+        # A piece is not one frame, whose size is limited in a cluster.
+        if not self._ledger.can_store(min(nbytes, self._ledger.log.max_frame_bytes // 2)):
             raise self._ledger.no_room("pieces are staged when there is room")
 
     def _place(
