@@ -97,6 +97,7 @@ class Demo:
         owners = ", ".join(f"{each.owner} owns the shard" for each in seen.shards)
         show(f"  nobody answered for {load.longest_s * 1000:,.0f} ms; {owners}")
         victim.start()
+        await asyncio.to_thread(self._processes.wait_until_ready, victim)
         await self._whole()
         show(f"  {victim.name} is back")
 

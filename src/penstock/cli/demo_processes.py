@@ -127,6 +127,12 @@ class DemoProcesses:
             each.start()
         self._wait_for(self.brokers, "/v1/readyz", "the brokers")
 
+    def wait_until_ready(self, process: DemoProcess) -> None:
+        """Blocks until a process that was started again takes part. Until others have noticed that
+        it was gone, they still show it as it was."""
+        path = "/healthz" if process in self.nats else "/v1/readyz"
+        self._wait_for([process], path, process.name)
+
     def find(self, name: str) -> DemoProcess:
         return next(each for each in (*self.nats, *self.brokers) if each.name == name)
 
@@ -170,7 +176,7 @@ class DemoProcesses:
                         raise _PortTaken
                     raise CommandFailed(f"{each.name} has ended: {each.log[-500:].strip()}")
             if time.monotonic() > until:
-                raise CommandFailed(f"{what} were not ready within {START_S:.0f} s")
+                raise CommandFailed(f"not ready within {START_S:.0f} s: {what}")
             time.sleep(0.05)
 
 
